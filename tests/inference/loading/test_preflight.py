@@ -147,9 +147,8 @@ def test_what_a_spec_means_on_a_device_and_devices_that_cannot_be_used() -> None
     assert devices.earlier_loads_on(asked, torch.device("cuda:1")) is earlier
 
 
-@each_case(("asked", "used"), [(["cuda:1"], "cuda:1"), (["cuda"], "cuda:0")])
 def test_a_card_becomes_the_current_one_before_anything_is_loaded(
-    asked: list[str], used: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Kernels are launched on the current one, whatever they are given."""
     current: list[str] = []
@@ -157,9 +156,10 @@ def test_a_card_becomes_the_current_one_before_anything_is_loaded(
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: current.append(str(device)))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(loader, "free_memory_bytes", lambda device: 1)
-    with pytest.raises(MissingFileError):
-        opened(tmp_path / "none.gguf", tmp_path, devices=asked)
-    assert current == [used]
+    for asked in ("cuda:1", "cuda"):
+        with pytest.raises(MissingFileError):
+            opened(tmp_path / "none.gguf", tmp_path, devices=[asked])
+    assert current == ["cuda:1", "cuda:0"]
 
 
 def test_a_card_with_the_kernels_keeps_experts_and_projections_packed(
@@ -191,9 +191,12 @@ def test_a_card_with_the_kernels_keeps_experts_and_projections_packed(
     assert widened == 2 * (2 * 64 + 2 * 32) * 64 * (9 - 6.5) / 8
 
 
-def test_automatic_is_bytes_where_the_cpu_multiplies_them_and_on_torch_what_it_computes_in(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+NOT_NATIVE = "kv_dtype {} is not built for the native decoder .* fp32, bf16, int8"
+NO_FP8 = r"needs a card of compute capability 8\.9 or more, and this one has 8\.6; set it to int8"
+
+
+def test_a_kv_format_is_had_or_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Automatic is bytes where the CPU multiplies them, and on torch what it computes in."""
     for device, fields, is_native, features, chosen in (
         (CPU, {}, True, b"flags : avx2 avx512_vnni", "int8"),
         (CPU, {}, True, b"flags : avx2", "bf16"),
@@ -203,43 +206,22 @@ def test_automatic_is_bytes_where_the_cpu_multiplies_them_and_on_torch_what_it_c
         monkeypatch.setattr(library, "_cpu", lambda features=features: features)
         assert devices.planned_kv_format(spec(**fields), device, is_native=is_native) == chosen
     assert set(get_args(KVDtype)) == {"auto", *get_args(KVFormat)}
-
-
-NOT_NATIVE = "kv_dtype {} is not built for the native decoder .* fp32, bf16, int8"
-NO_FP8 = (
-    r"kv_dtype fp8 needs a card of compute capability 8\.9 or more, and this one has 8\.6; set it "
-    "to int8"
-)
-
-
-@each_case(
-    ("device", "kv_dtype", "capability", "refusal"),
-    [
+    monkeypatch.setattr(loader, "fetch_files", None)  # a fetch would fail
+    for device, kv_dtype, capability, refusal in (
         *((CPU, kv_dtype, None, None) for kv_dtype in ("fp32", "bf16", "int8")),
         *((CPU, kv_dtype, None, NOT_NATIVE.format(kv_dtype)) for kv_dtype in ("fp8", "fp16")),
         *((CUDA, kv_dtype, (8, 6), None) for kv_dtype in set(get_args(KVFormat)) - {"fp8"}),
-        (CUDA, "fp8", (8, 6), NO_FP8),
-        (CUDA, "fp8", (8, 9), None),
-        (CUDA, "fp8", (9, 0), None),
-    ],
-)
-def test_a_format_is_had_or_refused_by_name(
-    monkeypatch: pytest.MonkeyPatch,
-    device: torch.device,
-    kv_dtype: KVDtype,
-    capability: tuple[int, int] | None,
-    refusal: str | None,
-) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(loader, "fetch_files", None)  # a fetch would fail
-    with nullcontext() if refusal is None else pytest.raises(BadSourceError, match=refusal):
-        assert (
-            devices.planned_kv_format(spec(kv_dtype=kv_dtype), device, is_native=device is CPU)
-            == kv_dtype
-        )
-    if refusal is not None and device is CPU and library.find_compiler() is not None:
-        with pytest.raises(BadSourceError, match=f"kv_dtype {kv_dtype}"):
-            open_model(spec(kv_dtype=kv_dtype, devices=["cpu"]), Path("/nowhere"), lambda _: None)
+        (CUDA, "fp8", (8, 6), f"kv_dtype fp8 {NO_FP8}"),
+        *((CUDA, "fp8", capability, None) for capability in ((8, 9), (9, 0))),
+    ):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, has=capability: has)
+        asked = spec(kv_dtype=kv_dtype, devices=["cpu"])
+        with nullcontext() if refusal is None else pytest.raises(BadSourceError, match=refusal):
+            found = devices.planned_kv_format(asked, device, is_native=device is CPU)
+            assert found == kv_dtype
+        if refusal is not None and device is CPU and library.find_compiler() is not None:
+            with pytest.raises(BadSourceError, match=f"kv_dtype {kv_dtype}"):
+                open_model(asked, Path("/nowhere"), lambda _: None)
 
 
 MIB = 2**20
@@ -317,9 +299,8 @@ def test_every_weight_is_counted_once() -> None:
     tied = costs_of(COSTED | {"tie_word_embeddings": True})
     assert tied.outer_bytes.cuda == 2 * (TABLE + 64)
     assert tied.head_bytes == costs.head_bytes
-    config, packed = parse_config(COSTED, {}), costs_of(COSTED, kv_dtype="int8")
-    held = sum(layer.kv_token_bytes.cuda for layer in packed.layers)
-    assert held == kv_bytes_per_token(config, "int8")
+    held = sum(one.kv_token_bytes.cuda for one in costs_of(COSTED, kv_dtype="int8").layers)
+    assert held == kv_bytes_per_token(parse_config(COSTED, {}), "int8")
     assert costs.context_tokens == 4096
     assert costs_of(COSTED, max_context_tokens=512).context_tokens == 512
     mixture, experts = costs_of(MIXTURE), 8 * 3 * 64 * 32
@@ -328,22 +309,15 @@ def test_every_weight_is_counted_once() -> None:
         assert layer.expert_bytes.cuda == 2 * experts
     assert mixture.active_share == 0.25
     assert all(layer.num_expert_weights == 0 for layer in costs.layers)
-
-
-@each_case("quantization", ["q4", "q8"])
-def test_a_load_that_quantises_takes_what_its_formats_take(quantization: str) -> None:
-    costs = costs_of(COSTED, quantization)
-    least = FORMATS[quantization].card / 8 * (ATTENTION + MLP)
-    # torch's kernel for 8 bits takes a little more than the card's own.
-    assert least <= costs.layers[0].weight_bytes.cuda - 2 * NORMS <= 1.07 * least
-    packed = {"q4": 0.625, "q8": 1.0625}[quantization]
-    assert costs.layers[0].weight_bytes.cpu == packed * (ATTENTION + MLP) + 4 * NORMS
+    for quantization, packed in (("q4", 0.625), ("q8", 1.0625)):
+        taken = costs_of(COSTED, quantization).layers[0].weight_bytes
+        least = FORMATS[quantization].card / 8 * (ATTENTION + MLP)
+        # torch's kernel for 8 bits takes a little more than the card's own.
+        assert least <= taken.cuda - 2 * NORMS <= 1.07 * least
+        assert taken.cpu == packed * (ATTENTION + MLP) + 4 * NORMS
     awq = COSTED | {"quantization_config": {"quant_method": "awq", "bits": 4}}
     declared = FORMATS["INT4"].native / 8 * (ATTENTION + MLP) + 4 * NORMS
     assert costs_of(awq).layers[0].weight_bytes.cpu == declared
-
-
-def test_a_module_of_transformers_has_no_layer_costs() -> None:
     sizes = {"vocab_size": 100, "n_embd": 64, "n_head": 4, "n_layer": 2}
     with pytest.raises(BadSourceError, match="known only once it is loaded"):
         costs_of({"model_type": "gpt2", "n_positions": 128} | sizes)

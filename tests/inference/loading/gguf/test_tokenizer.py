@@ -238,19 +238,6 @@ def based(pre: str, **changes: Any) -> dict[str, Any]:
     return own | more | {"general.base_model.count": 1} | url | changes
 
 
-class Repositories:
-    """Has the base repository where that has a folder, and no others."""
-
-    def __init__(self, base: Path | None = None) -> None:
-        self.base, self.asked = base, list[str]()
-
-    def fetch(self, repo: str) -> Path:
-        self.asked.append(repo)
-        if repo != "org/base" or self.base is None:
-            raise DownloadFailedError(f"{repo} cannot be had")
-        return self.base
-
-
 def header(folder: Path, contents: dict[str, Any]) -> GGUFHeader:
     path = folder / "model.gguf"
     path.write_bytes(json.dumps(contents).encode())
@@ -260,18 +247,6 @@ def header(folder: Path, contents: dict[str, Any]) -> GGUFHeader:
 
 def config_of(directory: Path) -> Any:
     return json.loads((directory / "tokenizer_config.json").read_text())
-
-
-@pytest.fixture
-def base(tmp_path: Path) -> Repositories:
-    """Its tokenizer has the file's vocabulary, and a rule of its own."""
-    folder = tmp_path / "base"
-    folder.mkdir()
-    tokenizer, config = convert_tokenizer(byte_level("qwen2"))
-    tokenizer.save(str(folder / "tokenizer.json"))
-    config |= {"chat_template": TEMPLATE, "model_max_length": 512}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    return Repositories(folder)
 
 
 def test_repositories_that_the_metadata_names() -> None:
@@ -287,67 +262,67 @@ def test_repositories_that_the_metadata_names() -> None:
         assert base_repositories(given) == expected
 
 
-def test_an_unknown_rule_takes_the_tokenizer_of_the_base_and_keeps_it(
-    base: Repositories, tmp_path: Path
-) -> None:
+OTHERWISE = [*BYTE_ALPHABET, "abc", "ab", "<|end|>", "<think>", "[PAD]"]
+
+
+def test_what_a_file_lacks_is_its_bases(tmp_path: Path) -> None:
+    """The base's tokenizer has the file's vocabulary, and a rule of its own."""
+    base, asked = tmp_path / "base", list[str]()
+    base.mkdir()
+    tokenizer, config = convert_tokenizer(byte_level("qwen2"))
+    tokenizer.save(str(base / "tokenizer.json"))
+    config |= {"chat_template": TEMPLATE, "model_max_length": 512}
+    (base / "tokenizer_config.json").write_text(json.dumps(config))
+
+    def fetch(repo: str) -> Path:
+        asked.append(repo)
+        if repo != "org/base":
+            raise DownloadFailedError(f"{repo} cannot be had")
+        return base
+
+    def nothing(repo: str) -> Path:
+        return fetch(f"not {repo}")
+
     contents = based("superbpe", **{"tokenizer.ggml.add_bos_token": False})
-    directory = tokenizer_directory(header(tmp_path, contents), tmp_path, base.fetch)
+    directory = tokenizer_directory(header(tmp_path, contents), tmp_path, fetch)
     written = Tokenizer.from_file(str(directory / "tokenizer.json"))
     assert written.encode("ab<|end|>").ids == [256, 258]
     config = config_of(directory)
     assert config["model_max_length"] == 512, "a key that the file lacks is the base's"
     assert (config["add_bos_token"], config["eos_token"]) == (False, "<|end|>")
     assert config["chat_template"] == TEMPLATE
-    base.asked.clear()
-    assert tokenizer_directory(header(tmp_path, contents), tmp_path, base.fetch) == directory
-    assert base.asked == [], "converted once"
+    asked.clear()
+    assert tokenizer_directory(header(tmp_path, contents), tmp_path, fetch) == directory
+    assert asked == [], "converted once"
 
-
-@each_case("lacking", ["a known rule", "a vocabulary"])
-def test_a_downloaded_repository_falls_back_to_its_name_without_gguf(
-    lacking: str, base: Repositories, tmp_path: Path
-) -> None:
-    contents = {} if lacking == "a vocabulary" else based("superbpe")
-    contents.pop("general.base_model.count", None)
-    snapshot = tmp_path / "models--org--base-GGUF" / "snapshots" / "abc"
-    snapshot.mkdir(parents=True)
-    found = header(snapshot, contents)
-    directory = tokenizer_directory(found, tmp_path / "cache", base.fetch)
-    assert base.asked[0] == "org/base"
-    assert config_of(directory)["chat_template"] == TEMPLATE
-
-
-OTHERWISE = {
-    "tokenizer.ggml.tokens": [*BYTE_ALPHABET, "abc", "ab", "<|end|>", "<think>", "[PAD]"],
-}
-
-
-@each_case(
-    ("changes", "has_base", "words"),
-    [
-        (OTHERWISE, True, "token 256 is 'abc', which there is"),
-        ({}, False, r"'superbpe'.*org/base cannot be had.*beside the file"),
-        ({"general.base_model.count": 0}, False, "names no repository"),
-    ],
-)
-def test_what_was_tried_is_reported(
-    base: Repositories, tmp_path: Path, changes: dict[str, Any], has_base: bool, words: str
-) -> None:
-    found = header(tmp_path, based("superbpe", **changes))
-    with pytest.raises(BadFileError, match=words):
-        tokenizer_directory(found, tmp_path, (base if has_base else Repositories()).fetch)
-
-
-def test_a_missing_template_is_the_bases_or_asked_for_again_and_the_files_own_wins(
-    base: Repositories, tmp_path: Path
-) -> None:
+    # A missing template is asked for again, and the file's own wins.
     known = header(tmp_path, based("qwen2"))
-    without = tokenizer_directory(known, tmp_path, Repositories().fetch)
-    assert "chat_template" not in config_of(without)
-    directory = tokenizer_directory(known, tmp_path, base.fetch)
+    assert "chat_template" not in config_of(tokenizer_directory(known, tmp_path, nothing))
+    directory = tokenizer_directory(known, tmp_path, fetch)
     assert config_of(directory)["chat_template"] == TEMPLATE
     own = header(tmp_path, based("superbpe", **{"tokenizer.chat_template": "own"}))
-    assert config_of(tokenizer_directory(own, tmp_path, base.fetch))["chat_template"] == "own"
+    assert config_of(tokenizer_directory(own, tmp_path, fetch))["chat_template"] == "own"
+
+    # A downloaded repository falls back to its name without GGUF.
+    snapshot = tmp_path / "models--org--base-GGUF" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    nameless = based("superbpe")
+    del nameless["general.base_model.count"]
+    for number, contents in enumerate(({}, nameless)):
+        asked.clear()
+        directory = tokenizer_directory(header(snapshot, contents), tmp_path / str(number), fetch)
+        assert asked[0] == "org/base"
+        assert config_of(directory)["chat_template"] == TEMPLATE
+
+    changes: dict[str, Any]
+    for changes, fetched, words in (
+        ({"tokenizer.ggml.tokens": OTHERWISE}, fetch, "token 256 is 'abc', which there is"),
+        ({}, nothing, r"'superbpe'.*org/base cannot be had.*beside the file"),
+        ({"general.base_model.count": 0}, nothing, "names no repository"),
+    ):
+        with pytest.raises(BadFileError, match=words):
+            found = header(tmp_path, based("superbpe", **changes))
+            tokenizer_directory(found, tmp_path / "other", fetched)
 
 
 def test_a_slow_tokenizer_is_converted_once_with_its_directorys_template(tmp_path: Path) -> None:
