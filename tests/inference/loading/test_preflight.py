@@ -24,7 +24,6 @@ from inference.models.layer_configs import ExpertsConfig
 from inference.models.native import library
 from inference.protocol.load import EarlierLoads, KVDtype, LoadSpec
 from inference.protocol.load_errors import BadSourceError, DoesNotFitError, MissingFileError
-from tests.cases import each_case
 from tests.inference.loading.conftest import opened, save_directory
 from tests.inference.models.dense_weights import TINY
 
@@ -37,9 +36,8 @@ NATIVE, TORCH = {"dense_bytes": 4, "is_native": True}, {"dense_bytes": 4}
 MIXED = [("Q4_K", 25600), ("Q6_K", 25600), ("F32", 10)]
 
 
-@each_case(
-    ("role", "tensors", "kernels", "expected"),
-    [
+def test_a_weight_takes_what_its_role_has_kernels_for() -> None:
+    for role, tensors, kernels, expected in (
         # The native decoder packs every format, and torch some, which may have copies.
         ("column", MIXED, NATIVE, (14800 + 21000 + 40, 51200)),
         ("column", MIXED, TORCH, (16000 + 4 * 25600 + 40, 51200)),
@@ -66,17 +64,13 @@ MIXED = [("Q4_K", 25600), ("Q6_K", 25600), ("F32", 10)]
         ("experts", [("Q4_K", 3200)], CARD, (6400, 0)),
         ("experts", [("Q4_K", 3200)], {}, (2000, 6400)),
         ("tower", [("Q8_0", 3200)], {}, (6400, 0)),
-    ],
-)
-def test_a_weight_takes_what_its_role_has_kernels_for(
-    role: Any, tensors: list[tuple[str, int]], kernels: dict[str, Any], expected: tuple[int, int]
-) -> None:
-    own = role.removeprefix("tied ")
-    weights = [preflight.Weight(own, format, number) for format, number in tensors]
-    found = preflight.Kernels(**{"dense_bytes": 2, **kernels}).bytes_of(
-        weights, is_tied=own != role
-    )
-    assert found == expected
+    ):
+        own = role.removeprefix("tied ")
+        weights = [preflight.Weight(own, format, number) for format, number in tensors]
+        found = preflight.Kernels(**{"dense_bytes": 2, **kernels}).bytes_of(
+            weights, is_tied=own != role
+        )
+        assert found == expected
 
 
 def test_what_a_step_and_a_short_context_take_and_what_fits() -> None:

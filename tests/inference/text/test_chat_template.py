@@ -66,9 +66,8 @@ def _render(source: str | None, messages: list[parts.ChatMessage], **kwargs: obj
     return ChatTemplate(TemplateSources(source), {"bos_token": "<s>"}).render(chat).text
 
 
-@each_case(
-    ("source", "kwargs", "expected"),
-    [
+def test_what_a_template_gets() -> None:
+    for source, kwargs, expected in (
         ("{{ bos_token }}{{ a }}", {"template_kwargs": {"a": False}}, "<s>False"),
         ("{{ reasoning_effort }}", {"reasoning_effort": "high"}, "high"),
         ("{{ tools is none }}", UNUSED, "True"),
@@ -89,10 +88,8 @@ def _render(source: str | None, messages: list[parts.ChatMessage], **kwargs: obj
                 ({"template_kwargs": {"thinking": True}}, "True"),
             )
         ),
-    ],
-)
-def test_what_a_template_gets(source: str | None, kwargs: dict[str, object], expected: str) -> None:
-    assert _render(source, [ASKED], **kwargs) == expected
+    ):
+        assert _render(source, [ASKED], **kwargs) == expected
 
 
 def test_calls_are_shown_as_the_template_needs_them() -> None:
@@ -140,9 +137,8 @@ def test_a_forced_call_needs_no_place_for_tools(source: str | None) -> None:
 FAMILIES = {"gemma": GEMMA, "llama": LLAMA, "mistral": MISTRAL, "qwen": QWEN}
 
 
-@each_case(
-    ("source", "messages", "in_one_turn"),
-    [
+def test_neighbours_are_joined_and_system_turns_go_where_they_can() -> None:
+    for source, messages, in_one_turn in (
         ("gemma", [ASKED, AGAIN], "user\nRain?\n\nAgain?<end_of_turn>"),
         ("gemma", [SYSTEM, ASKED, AGAIN], "user\nBe brief.\n\nRain?\n\nAgain?<end_of_turn>"),
         ("gemma", [SYSTEM], "user\nBe brief.<end_of_turn>"),
@@ -161,16 +157,12 @@ FAMILIES = {"gemma": GEMMA, "llama": LLAMA, "mistral": MISTRAL, "qwen": QWEN}
         (TURNS, [ASKED, LATE], "[system]Now in French.[user]Rain?"),
         (FIRST_SYSTEM_ONLY, [SYSTEM, ASKED, LATE], "<<Be brief.\n\nNow in French.>>[user]Rain?"),
         (REFUSES_SYSTEM, [SYSTEM, ASKED], "[user]Be brief.\n\nRain?"),
-    ],
-)
-def test_neighbours_are_joined_and_system_turns_go_where_they_can(
-    source: str, messages: list[parts.ChatMessage], in_one_turn: str
-) -> None:
-    for tools in [[], [TOOL]] if source in ("mistral", "qwen") else [[]]:
-        assert in_one_turn in _render(FAMILIES.get(source, source), messages, tools=tools)
-    twice = [parts.ChatMessage(role="system", content=text) for text in ("one", "two", "two")]
-    kept = [_keeps_system_texts(text, twice) for text in ("one two two", "one two", "two two")]
-    assert kept == [True, False, False], "one that was lost is missed"
+    ):
+        for tools in [[], [TOOL]] if source in ("mistral", "qwen") else [[]]:
+            assert in_one_turn in _render(FAMILIES.get(source, source), messages, tools=tools)
+        twice = [parts.ChatMessage(role="system", content=text) for text in ("one", "two", "two")]
+        kept = [_keeps_system_texts(text, twice) for text in ("one two two", "one two", "two two")]
+        assert kept == [True, False, False], "one that was lost is missed"
 
 
 def test_images_are_joined_with_the_texts_beside_them() -> None:
@@ -231,9 +223,8 @@ def test_what_cannot_be_shown_is_refused_by_name(
     assert refused.value.param == "tools" or problem != "no place for tools"
 
 
-@each_case(
-    ("sent", "written"),
-    [
+def test_it_continues_after_a_call_of_any_arguments() -> None:
+    for sent, written in (
         *((text, {}) for text in ("", " ", "null", "[]", '""')),
         ('{"city": "Köln"}', {"city": "Köln"}),
         (r'"{\"city\": \"Köln\"}"', {"city": "Köln"}),
@@ -245,13 +236,11 @@ def test_what_cannot_be_shown_is_refused_by_name(
                 *('{"a": NaN}', r'{"a": "\ud800"}', '{"a":' * 3000, "[" * 3000),
             )
         ),
-    ],
-)
-def test_it_continues_after_a_call_of_any_arguments(sent: str, written: dict[str, object]) -> None:
-    call = parts.ToolCall(id=CALL.id, name="weather", arguments=sent)
-    assert call.arguments_object == written
-    turns = [ASKED, parts.ChatMessage(role="assistant", tool_calls=[call]), RESULT, AGAIN]
-    for source in (QWEN, LLAMA, MISTRAL):
-        rendered = _render(source, turns, tools=[TOOL])
-        assert source == MISTRAL or json.dumps(written, ensure_ascii=False) in rendered
-        rendered.encode()
+    ):
+        call = parts.ToolCall(id=CALL.id, name="weather", arguments=sent)
+        assert call.arguments_object == written
+        turns = [ASKED, parts.ChatMessage(role="assistant", tool_calls=[call]), RESULT, AGAIN]
+        for source in (QWEN, LLAMA, MISTRAL):
+            rendered = _render(source, turns, tools=[TOOL])
+            assert source == MISTRAL or json.dumps(written, ensure_ascii=False) in rendered
+            rendered.encode()

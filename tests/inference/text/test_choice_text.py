@@ -4,7 +4,6 @@ that are one token each, blocks that a prompt opens, and the channels of gpt-oss
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tokenizers
@@ -20,7 +19,6 @@ from inference.text.reasoning import TokenKind
 from inference.text.tokenizer import Tokenizer
 from inference.text.tool_calls.call_parser import CallArguments, CallStarted, TextPart
 from inference.text.tool_calls.json_formats import HarmonyFormat
-from tests.cases import each_case
 from tests.inference.text.marked_calls import MarkedCalls, pieces_of
 
 
@@ -39,9 +37,8 @@ THOUGHT = ThoughtPart("so", "<think>", "</think>")
 CALLS = '<think><call>no {}</call></think>\nfirst<call>f {"a": 1}</call><call>g {}</call>'
 
 
-@each_case(
-    ("text", "given", "pieces"),
-    [
+def test_thinking_and_calls_are_taken_out(tokenizer: Tokenizer) -> None:
+    for text, given, pieces in (
         ("Straße", {}, [TextPart("Straße")]),
         ("\n\nStraße", {}, [TextPart("\n\nStraße")]),
         ("\n\n", {}, [TextPart("\n\n")]),
@@ -83,14 +80,10 @@ CALLS = '<think><call>no {}</call></think>\nfirst<call>f {"a": 1}</call><call>g 
         ),
         ("<call>f</call>", {}, [TextPart("f")]),
         ("a<call>f END", {"calls": True, "stop": ["END"]}, [TextPart("a<call>f ")]),
-    ],
-)
-def test_thinking_and_calls_are_taken_out(
-    tokenizer: Tokenizer, text: str, given: dict[str, Any], pieces: list[Piece]
-) -> None:
-    choice = _choice(tokenizer, **given)
-    assert pieces_of(choice, text) == pieces
-    assert choice.stop == ("END" if "stop" in given else None)
+    ):
+        choice = _choice(tokenizer, **given)
+        assert pieces_of(choice, text) == pieces
+        assert choice.stop == ("END" if "stop" in given else None)
 
 
 def test_the_marker_is_reported_at_once_and_not_counted(

@@ -58,9 +58,9 @@ def _read(phrases: PhraseMarkers, pieces: list[str], **more: bool) -> list[Run]:
     return joined
 
 
-@each_case(
-    ("phrases", "text", "expected"),
-    [
+def test_between_phrases() -> None:
+    """A text without a kind is a thought where the block is open, else of the answer."""
+    for phrases, text, expected in (
         (SPOKEN, f"{OPENS}\nSo.\n\n{CLOSES}\nYes.", [OPENED, "\nSo.\n\n", CLOSED, "\nYes."]),
         (
             SPOKEN,
@@ -82,18 +82,13 @@ def _read(phrases: PhraseMarkers, pieces: list[str], **more: bool) -> list[Run]:
         (TAGS, "<think>So.</think> Yes </response>", [*TAGGED, " Yes </response>"]),
         (TAGS, "<response>Yes", ["<response>Yes"]),
         (TAGS, "<think>So.</think><resp", [*TAGGED, "<resp"]),
-    ],
-)
-def test_between_phrases(
-    phrases: PhraseMarkers, text: str, expected: list[str | tuple[str, str]]
-) -> None:
-    """A text without a kind is a thought where the block is open, else of the answer."""
-    kind, runs = "answer", []
-    for one in expected:
-        if not isinstance(one, str):
-            kind = {"opens": "thought", "closes": "answer"}.get(one[0], kind)
-        runs.append((kind, one) if isinstance(one, str) else one)
-    assert [(found.value, run) for found, run in _read(phrases, list(text))] == runs
+    ):
+        kind, runs = "answer", []
+        for one in expected:
+            if not isinstance(one, str):
+                kind = {"opens": "thought", "closes": "answer"}.get(one[0], kind)
+            runs.append((kind, one) if isinstance(one, str) else one)
+        assert [(found.value, run) for found, run in _read(phrases, list(text))] == runs
 
 
 WORDS = (

@@ -24,7 +24,6 @@ from inference.loading.tokenizer_files import (
 )
 from inference.protocol.load_errors import BadFileError, DownloadFailedError, MissingFileError
 from inference.text.template_sources import find_templates
-from tests.cases import each_case
 from tests.inference.loading.conftest import save_gguf
 
 BYTE_ALPHABET = [
@@ -46,9 +45,8 @@ def byte_level(pre: str, **changes: Any) -> dict[str, Any]:
     } | changes
 
 
-@each_case(
-    ("pre", "expected"),
-    [
+def test_text_is_cut_as_the_models_were_trained() -> None:
+    for pre, expected in (
         ("gpt-2", "Don|'t| add| 12345|+|x|  | y|\n|\n|z| I|'|LLaB世カc"),
         ("smollm", "Don|'t| add| |1|2|3|4|5|+|x|  | y|\n|\n|z| I|'|LLaB世カc"),
         ("llama-bpe", "Don|'t| add| |123|45|+x|  | y|\n\n|z| I|'LL|aB世カc"),
@@ -67,12 +65,10 @@ def byte_level(pre: str, **changes: Any) -> dict[str, Any]:
         ("deepseek-llm", "Don|'|t| add| |12345|+|x|  | y|\n|\n|z| I|'|LLaB|世カ|c"),
         ("deepseek-coder", "Don|'|t| add| |1|2|3|4|5|+|x|  | y|\n|\n|z| I|'|LLaB|世カ|c"),
         ("deepseek-v3", "Don|'t| add| |123|45|+x|  | y|\n\n|z| I|'LLaB|世カ|c"),
-    ],
-)
-def test_text_is_cut_as_the_models_were_trained(pre: str, expected: str) -> None:
-    text = "Don't add 12345+x   y\n\nz I'LLaB世カc"
-    cuts = PRE_TOKENIZERS[pre]().pre_tokenize_str(text)
-    assert [text[start:end] for _, (start, end) in cuts] == expected.split("|")
+    ):
+        text = "Don't add 12345+x   y\n\nz I'LLaB世カc"
+        cuts = PRE_TOKENIZERS[pre]().pre_tokenize_str(text)
+        assert [text[start:end] for _, (start, end) in cuts] == expected.split("|")
 
 
 def test_whole_words_come_before_merges_and_control_tokens_are_one_id() -> None:
@@ -185,28 +181,23 @@ SENTENCEPIECE = {
 }  # fmt: skip
 
 
-@each_case(
-    ("text", "tokens", "changes"),
-    [
+def test_sentencepiece_merges_the_best_score_first_and_spells_the_rest_in_bytes() -> None:
+    for text, tokens, changes in (
         # bc (-1) before ab (-2): the space and the first a are left, and join.
         ("abc", "<s> \u2581a bc", {}),
         ("bcab abc", "<s> \u2581 bc ab \u2581a bc", {}),
         ("a é\n", "<s> \u2581a \u2581 <0xC3> <0xA9> <0x0A>", {}),
         ("ab", "<s> ab", {"tokenizer.ggml.add_space_prefix": False}),
-    ],
-)
-def test_sentencepiece_merges_the_best_score_first_and_spells_the_rest_in_bytes(
-    text: str, tokens: str, changes: dict[str, Any]
-) -> None:
-    tokenizer, config = convert_tokenizer(SENTENCEPIECE | changes)
-    assert config["add_bos_token"] is True
-    encoded = tokenizer.encode(text)
-    assert encoded.tokens == tokens.split(" ")
-    assert tokenizer.decode(encoded.ids) == text
-    untyped = {"tokenizer.ggml.token_type": [2, 1, 1] + [6] * 256 + [1] * 8}
-    tokenizer, config = convert_tokenizer(SENTENCEPIECE | untyped)
-    assert tokenizer.encode("ab</s>", add_special_tokens=False).tokens[-1] == "</s>"
-    assert "</s>" in config[WARNING], "declared tokens are single too"
+    ):
+        tokenizer, config = convert_tokenizer(SENTENCEPIECE | changes)
+        assert config["add_bos_token"] is True
+        encoded = tokenizer.encode(text)
+        assert encoded.tokens == tokens.split(" ")
+        assert tokenizer.decode(encoded.ids) == text
+        untyped = {"tokenizer.ggml.token_type": [2, 1, 1] + [6] * 256 + [1] * 8}
+        tokenizer, config = convert_tokenizer(SENTENCEPIECE | untyped)
+        assert tokenizer.encode("ab</s>", add_special_tokens=False).tokens[-1] == "</s>"
+        assert "</s>" in config[WARNING], "declared tokens are single too"
 
 
 def test_the_directory_is_written_once_and_transformers_reads_it(

@@ -23,7 +23,6 @@ from inference.protocol.load_errors import (
     MissingFileError,
     QuantizationNotFoundError,
 )
-from tests.cases import each_case
 
 GB = 10**9
 QUANTS = {
@@ -40,9 +39,8 @@ MORE = QUANTS | dict.fromkeys(("tiny-UD-Q6_K.gguf", "tiny-UD-Q5_K_XL.gguf", "tin
 BOTH = QUANTS | {"model.safetensors": GB, "consolidated.safetensors": GB}
 
 
-@each_case(
-    ("sizes", "wanted", "free_gb", "found"),
-    [
+def test_weights_are_chosen() -> None:
+    for sizes, wanted, free_gb, found in (
         *((QUANTS, name, 1, "tiny-Q8_0.gguf") for name in ("q8_0", "tiny-Q8_0.gguf", "tiny-Q8_0")),
         # By the names of Ollama and the like.
         (MORE, "q4k", 1, "tiny-Q4_K_M.gguf"),
@@ -61,13 +59,9 @@ BOTH = QUANTS | {"model.safetensors": GB, "consolidated.safetensors": GB}
         (BOTH, "model.safetensors", 1, "model.safetensors"),
         # Parts come together and in order.
         *((SHARDS, name, 1, sorted(SHARDS)) for name in ("Q4_0", min(SHARDS))),
-    ],
-)
-def test_weights_are_chosen(
-    sizes: dict[str, int], wanted: str | None, free_gb: int, found: str | list[str]
-) -> None:
-    expected = (found,) if isinstance(found, str) else tuple(found)
-    assert choose_weights(sizes, wanted, free_gb * GB) == expected
+    ):
+        expected = (found,) if isinstance(found, str) else tuple(found)
+        assert choose_weights(sizes, wanted, free_gb * GB) == expected
 
 
 def test_quants_are_read_off_names_and_weights_that_cannot_be_chosen_are_named() -> None:
