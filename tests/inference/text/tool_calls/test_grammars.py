@@ -192,17 +192,6 @@ def test_text_of_harmony_is_in_its_channel(vocabulary: Vocabulary) -> None:
     assert not enforced.accepts("Yes.")
 
 
-def test_a_value_of_two_types_shows_which_it_is(vocabulary: Vocabulary) -> None:
-    either = tool("f", {"a": {"type": ["string", "integer"]}, "b": {"enum": ["x", 1]}}, strict=True)
-    enforced = Enforced("dsml", vocabulary, [either], REQUIRED)
-    for arguments in ({"a": "x"}, {"a": 1}, {"a": "1", "b": "x"}, {"b": 1}):
-        answer = written("dsml", ("f", arguments))
-        assert enforced.accepts(answer), arguments
-        ((_, parsed),) = read(FORMATS["dsml"], answer, [either])
-        assert json.loads(parsed) == arguments
-    assert not enforced.accepts(written("dsml", ("f", {"b": "1"})))
-
-
 @each_case("keyword", ["pattern", "minLength"])
 @each_case("name", ["qwen_coder", "glm", "gemma_4", "dsml", "minimax", "seed"])
 def test_what_tags_cannot_hold_is_refused(name: str, keyword: str, vocabulary: Vocabulary) -> None:
@@ -213,49 +202,55 @@ def test_what_tags_cannot_hold_is_refused(name: str, keyword: str, vocabulary: V
     assert caught.value.tool is held
 
 
-def test_references_of_tags_start_at_the_tools_schema(vocabulary: Vocabulary) -> None:
+def test_values_of_tags_follow_their_schema(vocabulary: Vocabulary) -> None:
+    """References start at the tool's schema; a value of two types shows which it is."""
     properties = {
         "size": {"type": "integer", "maximum": 9},
         "depth": {"allOf": [{"$ref": "#/properties/size"}]},
         "children": {"type": "array", "items": {"$ref": "#"}},
         "never": False,
     }
-    nested = tool("tree", properties, required=["size"], strict=True)
-    enforced = Enforced("qwen_coder", vocabulary, [nested], REQUIRED)
+    nested = tool("f", properties, required=["size"], strict=True)
+    either = tool("f", {"a": {"type": ["string", "integer"]}, "b": {"enum": ["x", 1]}}, strict=True)
     child = {"size": 1, "children": []}
-    for arguments, is_accepted in (
-        ({"size": 3}, True),
-        ({"size": 3, "depth": 2, "children": [child]}, True),
-        ({"size": 3, "depth": 10}, False),
-        ({"size": 3, "children": [[]]}, False),
-        ({"size": 3, "never": 1}, False),
-        ({}, False),
+    for name, offered, arguments, is_accepted in (
+        ("qwen_coder", nested, {"size": 3}, True),
+        ("qwen_coder", nested, {"size": 3, "depth": 2, "children": [child]}, True),
+        ("qwen_coder", nested, {"size": 3, "depth": 10}, False),
+        ("qwen_coder", nested, {"size": 3, "children": [[]]}, False),
+        ("qwen_coder", nested, {"size": 3, "never": 1}, False),
+        ("qwen_coder", nested, {}, False),
+        *(
+            ("dsml", either, arguments, True)
+            for arguments in ({"a": "x"}, {"a": 1}, {"a": "1", "b": "x"}, {"b": 1})
+        ),
+        ("dsml", either, {"b": "1"}, False),
     ):
-        answer = written("qwen_coder", ("tree", arguments))
+        enforced = Enforced(name, vocabulary, [offered], REQUIRED)
+        answer = written(name, ("f", arguments))
         assert enforced.accepts(answer) is is_accepted, arguments
+        if is_accepted:
+            ((_, parsed),) = read(FORMATS[name], answer, [offered])
+            assert json.loads(parsed) == arguments
 
 
-@each_case("key", ["Straße 🙂", 'a"b', "a\\b", "a/b#c%d~e", "a\tb", "\x7f", "\u2028"])
-def test_any_key_and_value_can_be_enforced(key: str, vocabulary: Vocabulary) -> None:
-    properties = {key: {"type": "integer"}, "e": {"enum": [key]}}
-    strict = tool("f", properties, required=list(properties), strict=True)
-    enforced = Enforced("qwen_coder", vocabulary, [strict], REQUIRED)
-    answer = written("qwen_coder", ("f", {key: 3, "e": key}))
-    assert enforced.accepts(answer)
-    ((_, arguments),) = read(FORMATS["qwen_coder"], answer, [strict])
-    assert json.loads(arguments) == {key: 3, "e": key}
-
-
-@each_case("key", ["", "a>b", "<a", "a\nb", " a", "a" * 301])
-def test_keys_that_no_tag_can_hold_and_what_is_no_schema(key: str, vocabulary: Vocabulary) -> None:
+def test_any_key_and_value_that_a_tag_can_hold_is_enforced(vocabulary: Vocabulary) -> None:
+    for key in ("Straße 🙂", 'a"b', "a\\b", "a/b#c%d~e", "a\tb", "\x7f", "\u2028"):
+        properties = {key: {"type": "integer"}, "e": {"enum": [key]}}
+        strict = tool("f", properties, required=list(properties), strict=True)
+        answer = written("qwen_coder", ("f", {key: 3, "e": key}))
+        assert Enforced("qwen_coder", vocabulary, [strict], REQUIRED).accepts(answer), key
+        ((_, arguments),) = read(FORMATS["qwen_coder"], answer, [strict])
+        assert json.loads(arguments) == {key: 3, "e": key}
+    for key in ("", "a>b", "<a", "a\nb", " a", "a" * 301):
+        with pytest.raises(UnsupportedSchemaError):
+            Enforced("qwen_coder", vocabulary, [tool("f", {key: {}}, strict=True)], REQUIRED)
+        loose = Enforced("qwen_coder", vocabulary, [tool("f", {key: {}})], REQUIRED)
+        assert loose.accepts(written("qwen_coder", ("f", {}))), key
     for keyword in ("required", "properties"):
         broken = ToolDefinition(name="f", path="tools.f", parameters={keyword: 7})
         with pytest.raises(UnsupportedSchemaError, match="properties an object"):
             Enforced("qwen_coder", vocabulary, [broken], REQUIRED)
-    with pytest.raises(UnsupportedSchemaError):
-        Enforced("qwen_coder", vocabulary, [tool("f", {key: {}}, strict=True)], REQUIRED)
-    loose = Enforced("qwen_coder", vocabulary, [tool("f", {key: {}})], REQUIRED)
-    assert loose.accepts(written("qwen_coder", ("f", {})))
 
 
 SNIPPETS = [
