@@ -7,11 +7,9 @@ from collections.abc import Iterator
 from decimal import Context, Decimal
 from typing import Any
 
-import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
-from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
+from llguidance import LLMatcher, LLTokenizer
 
 from inference.text.errors import SchemaError
 from inference.text.grammars import grammar_text, json_part
@@ -47,6 +45,30 @@ def _matches(schema: dict[str, Any], value: Decimal) -> bool:
         and all(_matches(option, value) for option in schema.get("allOf", ()))
         and ("anyOf" not in schema or any(_matches(option, value) for option in schema["anyOf"]))
     )
+
+
+TOKENIZER = LLTokenizer("byte")
+MAX_BYTES = 60
+
+
+def answers(schema: Any, *, seed: int, num_walks: int, preferred: str) -> Iterator[str]:
+    """Returns those of ``num_walks`` answers that end within ``MAX_BYTES``. ``preferred``
+    characters are chosen more often."""
+    start, chosen = LLMatcher(TOKENIZER, grammar_text([json_part(schema)])), random.Random(seed)
+    assert not start.is_error(), start.get_error()
+    for _ in range(num_walks):
+        matcher, answer = start.deep_copy(), ""
+        while len(answer) < MAX_BYTES and not matcher.is_stopped():
+            bias = matcher.compute_logit_bias()
+            tokens = [token for token in range(128) if bias[token]]
+            if matcher.is_accepting() and (not tokens or chosen.random() < 0.15):
+                break
+            liked = [token for token in tokens if chr(token) in preferred]
+            token = chosen.choice(liked if liked and chosen.random() < 0.6 else tokens)
+            assert matcher.consume_token(token), matcher.get_error()
+            answer += chr(token)
+        if matcher.is_accepting() or matcher.is_stopped():
+            yield answer
 
 
 def _check(schema: dict[str, Any], *, seed: int = 1, num_walks: int = 15) -> None:
@@ -114,48 +136,3 @@ def test_any_numbers_that_are_accepted_are_enforced(schema: dict[str, Any], seed
         _check(schema, seed=seed, num_walks=3)
     except SchemaError:
         return
-
-
-END = 256
-MAX_BYTES = 60
-
-
-class _Bytes:
-    eos_token_id = END
-    bos_token_id = None
-    tokens = (*(bytes([byte]) for byte in range(END)), b"<end>")
-    special_token_ids = (END,)
-
-    def __call__(self, text: str | bytes) -> list[int]:
-        return list(text.encode() if isinstance(text, str) else text)
-
-
-TOKENIZER = LLTokenizer(TokenizerWrapper(_Bytes()))
-
-
-def answers(schema: Any, *, seed: int, num_walks: int, preferred: str) -> Iterator[str]:
-    """Returns those of ``num_walks`` answers that end within ``MAX_BYTES``. ``preferred``
-    characters are chosen more often."""
-    matcher = LLMatcher(TOKENIZER, grammar_text([json_part(schema)]))
-    assert not matcher.is_error(), matcher.get_error()
-    chosen = random.Random(seed)
-    for _ in range(num_walks):
-        answer = _walk(matcher.deep_copy(), chosen, preferred.encode())
-        if answer is not None:
-            yield answer.decode()
-
-
-def _walk(matcher: LLMatcher, chosen: random.Random, preferred: bytes) -> bytes | None:
-    answer = bytearray()
-    mask = allocate_token_bitmask(1, END + 1)
-    while len(answer) < MAX_BYTES and not matcher.is_stopped():
-        fill_next_token_bitmask(matcher, mask)
-        allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
-        tokens = [int(token) for token in allowed if token < 128]
-        if END in allowed and (not tokens or chosen.random() < 0.15):
-            return bytes(answer)
-        liked = [token for token in tokens if token in preferred]
-        token = chosen.choice(liked if liked and chosen.random() < 0.6 else tokens)
-        assert matcher.consume_token(token), matcher.get_error()
-        answer.append(token)
-    return bytes(answer) if matcher.is_stopped() and not matcher.is_error() else None
