@@ -37,6 +37,12 @@ RANDOM_VALUE = 0.04
 """Root mean square of random weights in formats that gguf cannot make."""
 
 
+@pytest.fixture(autouse=True)
+def no_cache_of_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HF_HUB_CACHE", "HF_HOME", "HF_TOKEN", "HELEXA_HF_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+
+
 @pytest.fixture
 def tiny_directory(tmp_path: Path) -> Path:
     return save_directory(tmp_path / "tiny", "llama")

@@ -294,7 +294,7 @@ KEPT: dict[str, list[str]] = {
     "hunyuan": ["A <tool_calls> is"],
     "functools": ["Use functools.wraps [1].", "functools[0]"],
     "lfm2": ["A <|tool_call_start|> is"],
-    "plain": ["No call."],
+    "plain": ["No call.", " \n ", "```json\n{}\n```<|"],
     "qwen_coder": [
         "Write <function=fly>\n</function> then",
         "Write <tool_call> and then",
