@@ -85,7 +85,6 @@ class EditableGGUF:
 
 
 def _number(format: str, value: int) -> bytes:
-    """Integers wrap around."""
     size = struct.calcsize(f"<{format}")
     return (value & (256**size - 1)).to_bytes(size, "little")
 

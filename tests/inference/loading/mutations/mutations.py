@@ -27,6 +27,7 @@ TEXTS = (
     *("F32", "BF16", "I8", "U8", "F8_E4M3", "C64", "x" * 5000),
 )
 OTHERS = (None, True, False, [], {}, [[[]]], [None], {"a": 1}, "128", 1e300)
+ANYTHING = (*INTEGERS, *FLOATS, *TEXTS, *OTHERS)
 ADDED_KEYS = (
     *("head_dim", "num_key_value_heads", "sliding_window", "rope_scaling", "rope_parameters"),
     *("partial_rotary_factor", "layer_types", "quantization_config", "eos_token_id", "num_experts"),
@@ -110,8 +111,8 @@ def _damage(path: Path, content: bytes, header_bytes: int, rng: random.Random) -
 
 def _change(document: Any, rng: random.Random, *, is_record: bool = False) -> None:
     """One value, or what holds it. ``is_record``: the keys stay, and each value's type."""
-    holder, key = rng.choice(list(_places(document)))
-    others = [place for place in _places(document) if type(place[0][place[1]]) is type(holder[key])]
+    places = list(_places(document))
+    holder, key = rng.choice(places)
     match rng.randrange(8):
         case 0 if isinstance(holder, list) or not is_record:
             del holder[key]
@@ -120,10 +121,11 @@ def _change(document: Any, rng: random.Random, *, is_record: bool = False) -> No
         case 1 if not is_record:
             holder[key + rng.choice(("x", ".bias", "_scale"))] = holder.pop(key)
         case 2:
-            other, other_key = rng.choice(others)
+            alike = [place for place in places if type(place[0][place[1]]) is type(holder[key])]
+            other, other_key = rng.choice(alike)
             holder[key], other[other_key] = other[other_key], holder[key]
         case 3 if not is_record:
-            document[rng.choice(ADDED_KEYS)] = _value(None, rng, is_record)
+            document[rng.choice(ADDED_KEYS)] = rng.choice(ANYTHING)
         case _:
             holder[key] = _value(holder[key], rng, is_record)
 
@@ -140,7 +142,7 @@ def _places(document: Any) -> Iterator[tuple[Any, Any]]:
 
 def _value(value: Any, rng: random.Random, is_record: bool) -> Any:
     """Shapes have often as many elements as before, so that only the model is contradicted."""
-    near: tuple[Any, ...] = INTEGERS if is_record else ()
+    near: tuple[Any, ...] = INTEGERS if is_record else ANYTHING
     match value:
         case str():
             near = TEXTS
@@ -148,12 +150,10 @@ def _value(value: Any, rng: random.Random, is_record: bool) -> Any:
             near = (value + 1, value - 1, value * 2, value // 2, -value, *INTEGERS)
         case float():
             near = (value / 2, -value, *FLOATS)
-        case dict():
+        case dict() if is_record:
             near = (value,)
+        case [int() as first, *others, int() as last]:
+            near = (value[:-1], value[::-1], [*value, 1], [first * 2, *others, last // 2])
         case list():
             near = (value[:-1], value + value[:1], value[::-1], [*value, 1])
-            if value and all(isinstance(item, int) for item in value):
-                near += ([value[0] * 2, *value[1:-1], value[-1] // 2],)
-    if near and (is_record or rng.random() < 0.5):
-        return rng.choice(near)
-    return rng.choice((*INTEGERS, *FLOATS, *TEXTS, *OTHERS))
+    return rng.choice(near if is_record or rng.random() < 0.5 else ANYTHING)
