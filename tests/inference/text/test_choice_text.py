@@ -33,8 +33,14 @@ def _choice(tokenizer: Tokenizer, *, calls: bool = False, **kwargs: object) -> C
     )
 
 
-THOUGHT = ThoughtPart("so", "<think>", "</think>")
-CALLS = '<think><call>no {}</call></think>\nfirst<call>f {"a": 1}</call><call>g {}</call>'
+def thought(text: str) -> ThoughtPart:
+    return ThoughtPart(text, "<think>", "</think>")
+
+
+THOUGHT = thought("so")
+STOPS = ["END", "\n\n"]
+CALLED = [CallStarted("f"), CallArguments('{"a":1}')]
+CALLS = '<think><call>no {}</call></think>\nfirst<call>f {"a": 1}</call><call>f {"a": 1}</call>'
 
 
 def test_thinking_and_calls_are_taken_out(tokenizer: Tokenizer) -> None:
@@ -43,41 +49,24 @@ def test_thinking_and_calls_are_taken_out(tokenizer: Tokenizer) -> None:
         ("\n\nStraße", {}, [TextPart("\n\nStraße")]),
         ("\n\n", {}, [TextPart("\n\n")]),
         ("<think>so</think>yes", {}, [THOUGHT, TextPart("yes")]),
-        (
-            "\n<think>\nso\n</think>\n\n yes\n",
-            {},
-            [ThoughtPart("so\n", "<think>", "</think>"), TextPart("yes\n")],
-        ),
-        ("<think>\n\n</think>\n\n", {}, [ThoughtPart("", "<think>", "</think>")]),
+        ("\n<think>\nso\n</think>\n\n yes\n", {}, [thought("so\n"), TextPart("yes\n")]),
+        ("<think>\n\n</think>\n\n", {}, [thought("")]),
         ("<think>for ever", {}, [ThoughtPart("for ever", "<think>", None, "</think>")]),
         ("<think>", {}, [ThoughtPart("", "<think>", None, "</think>")]),
         (
-            "<think></think><think>so</think>yes</think>",
+            "<think></think><think>so</think>a</think>",
             {},
-            [ThoughtPart("", "<think>", "</think>"), THOUGHT, TextPart("yes</think>")],
+            [thought(""), THOUGHT, TextPart("a</think>")],
         ),
-        (
-            "<think>s<think>o</think>yes",
-            {},
-            [ThoughtPart("s<think>o", "<think>", "</think>"), TextPart("yes")],
-        ),
+        ("<think>s<think>o</think>yes", {}, [thought("s<think>o"), TextPart("yes")]),
         ("a <think>b</think>", {}, [TextPart("a <think>b</think>")]),
         ("\nso</think>\n\nyes", {"starts_thinking": True}, [THOUGHT, TextPart("yes")]),
         (
-            "<think>END</think>\n\nyes END no",
+            "<think>END</think>\n\na END b",
             {"stop": ["END", "\n\n"]},
-            [ThoughtPart("END", "<think>", "</think>"), TextPart("yes ")],
+            [thought("END"), TextPart("a ")],
         ),
-        (
-            CALLS,
-            {"calls": True},
-            [
-                ThoughtPart("no {}", "<think>", "</think>"),
-                TextPart("first"),
-                *(CallStarted("f"), CallArguments('{"a":1}')),
-                *(CallStarted("g"), CallArguments("{}")),
-            ],
-        ),
+        (CALLS, {"calls": True}, [thought("no {}"), TextPart("first"), *CALLED, *CALLED]),
         ("<call>f</call>", {}, [TextPart("f")]),
         ("a<call>f END", {"calls": True, "stop": ["END"]}, [TextPart("a<call>f ")]),
     ):
@@ -151,7 +140,6 @@ OPENS = "<|channel|>analysis<|message|>"
 TOOL = ToolDefinition(name="f", path="tools.0", parameters={"properties": {"a": {}}})
 PREAMBLE = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
 SEEN = ThoughtPart("Let me see.", OPENS, "<|end|>")
-CALLED = [CallStarted("f"), CallArguments('{"a":1}')]
 HARMONY_ROWS: list[tuple[str, dict[str, bool], list[Piece]]] = [
     (f"{OF_THOUGHT}{FINAL}Yes.", {}, [SEEN, TextPart("Yes.")]),
     (f"{FINAL}Yes.", {}, [TextPart("Yes.")]),

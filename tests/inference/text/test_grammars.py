@@ -80,27 +80,17 @@ NODE = {"type": "object", "properties": {"next": {"$ref": "#"}}, "additionalProp
 
 
 def test_json_and_bare_calls(accepts: Accepts) -> None:
+    objects = ("{}", '{"a": [1, {"b": null}]}', '{\n  "a": 1\n}', '{"a":"🙂"}')
+    others = ("", "[1]", '"a"', "{", '{"a": 1} so', '{\n\n\n"a": 1}', "yes")
+    bare = [*(bare_call_part(tool, "parameters") for tool in (STRICT, TOOLS[1])), json_part(SCHEMA)]
+    calls = ('{"name": "f", "parameters": {"id": 1}}', '{"name": "g", "parameters": {"any": []}}')
+    bad = ('{"name": "f", "parameters": {"id": "1"}}', '{"name": "h", "parameters": {}}')
     for parts, allowed, not_allowed in (
-        (
-            [json_part(None)],
-            ("{}", '{"a": [1, {"b": null}]}', '{\n  "a": 1\n}', '{"a":"🙂"}'),
-            ("", "[1]", '"a"', "{", '{"a": 1} so', '{\n\n\n"a": 1}', "yes"),
-        ),
+        ([json_part(None)], objects, others),
         ([json_part(SCHEMA)], (ROME,), ('{"city": 1}', '{"city": "Rome", "b": 1}', "{}")),
         ([json_part(True)], ("[1]",), ()),
         ([json_part(NODE)], ('{"next": {"next": {}}}',), ('{"next": {"other": {}}}',)),
-        (
-            [
-                *(bare_call_part(tool, "parameters") for tool in (STRICT, TOOLS[1])),
-                json_part(SCHEMA),
-            ],
-            (
-                ROME,
-                '{"name": "f", "parameters": {"id": 1}}',
-                '{"name": "g", "parameters": {"any": []}}',
-            ),
-            ('{"name": "f", "parameters": {"id": "1"}}', '{"name": "h", "parameters": {}}'),
-        ),
+        (bare, (ROME, *calls), bad),
     ):
         grammar = answer_grammar(parts)
         for text in (*allowed, *not_allowed):

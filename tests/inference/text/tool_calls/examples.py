@@ -44,6 +44,11 @@ def in_file(arguments: str) -> str:
     return wrapped(f"<function=write_file>\n{arguments}</function>")
 
 
+def in_call(arguments: str) -> Merged:
+    return [("write_file", arguments)]
+
+
+EMPTY = in_call('{"path":"","mode":""}')
 IN_HERMES: list[tuple[str, Merged]] = [
     (f"{WEATHER}\n{WEATHER}", [TO_PARIS, TO_PARIS]),
     (f"[{WEATHER}, {WEATHER}]", [TO_PARIS, TO_PARIS]),  # as SmolLM2 writes it
@@ -155,27 +160,18 @@ READ: dict[str, list[tuple[str, Merged]]] = {
         (f"I look.\n\n{QWEN_LS}", ["I look.", LS]),
         (f"I look.\n{QWEN_LS}\n</tool_call>", ["I look.", LS]),
         (f"<tool_call>\n{QWEN_LS}", [LS]),
-        (
-            "<tool_call><function=bash><parameter=command>ls</parameter></tool_call> ok",
-            [LS, "ok"],
-        ),
-        (in_file("<parameter=path>a</parameter>\n"), [("write_file", '{"path":"a"}')]),
+        ("<tool_call><function=bash><parameter=command>ls</parameter></tool_call> a", [LS, "a"]),
+        (in_file("<parameter=path>a</parameter>\n"), in_call('{"path":"a"}')),
         # One newline at either end is the format's.
-        (
-            in_file("<parameter=path>\n\n a \n\n</parameter>\n"),
-            [("write_file", '{"path":"\\n a \\n"}')],
-        ),
-        (
-            in_file("<parameter=path>\n</parameter>\n<parameter=mode></parameter>"),
-            [("write_file", '{"path":"","mode":""}')],
-        ),
+        (in_file("<parameter=path>\n\n a \n\n</parameter>\n"), in_call(r'{"path":"\n a \n"}')),
+        (in_file("<parameter=path>\n</parameter>\n<parameter=mode></parameter>"), EMPTY),
         (
             in_file(
                 "<parameter=mode>\n420\n</parameter>\n"
                 "<parameter=tags>\n[\"a\", 'b']\n</parameter>\n"
                 "<parameter=options>\n{'a': True}\n</parameter>\n"
             ),
-            [("write_file", '{"mode":420,"tags":["a","b"],"options":{"a":true}}')],
+            in_call('{"mode":420,"tags":["a","b"],"options":{"a":true}}'),
         ),
         # What fits no type is a text, and so is an argument that no schema has.
         (
@@ -183,19 +179,14 @@ READ: dict[str, list[tuple[str, Merged]]] = {
                 "<parameter=mode>\nrw\n</parameter>\n<parameter=options>\n{a\n</parameter>\n"
                 "<parameter=depth>\n3\n</parameter>\n"
             ),
-            [("write_file", '{"mode":"rw","options":"{a","depth":"3"}')],
+            in_call('{"mode":"rw","options":"{a","depth":"3"}'),
         ),
         (
             in_file(
                 "<parameter=content>\n<function=demo>\n</function>\n</tool_call>\n</parameter>\n"
                 "<parameter=path>\na\n</parameter>\n"
             ),
-            [
-                (
-                    "write_file",
-                    '{"content":"<function=demo>\\n</function>\\n</tool_call>","path":"a"}',
-                )
-            ],
+            in_call(r'{"content":"<function=demo>\n</function>\n</tool_call>","path":"a"}'),
         ),
     ],
     "dsml": [
@@ -206,13 +197,10 @@ READ: dict[str, list[tuple[str, Merged]]] = {
             f'<{DSML}parameter name="mode" string="true">420</{DSML}parameter>\n'
             f'<{DSML}parameter name="tags" string="false">["a", "b"]</{DSML}parameter>\n'
             f"</{DSML}invoke>",
-            [("write_file", '{"mode":"420","tags":["a","b"]}')],
+            in_call('{"mode":"420","tags":["a","b"]}'),
         ),
         (DSML_LS.replace('"true">ls', '"false">"ls"'), [LS]),
-        (
-            DSML_PARIS.replace(">3<", ">three<"),
-            [("get_weather", '{"city":"Paris","days":"three"}')],
-        ),
+        (DSML_PARIS.replace(">3<", ">x<"), [("get_weather", '{"city":"Paris","days":"x"}')]),
         (DSML_PARIS.replace(' string="true"', "").replace(' string="false"', ""), [PARIS]),
     ],
     "glm": [
@@ -220,7 +208,7 @@ READ: dict[str, list[tuple[str, Merged]]] = {
         (
             "<tool_call>write_file\n<arg_key>mode</arg_key><arg_value> 420 </arg_value>"
             '<arg_key>tags</arg_key><arg_value>["a", "b"]</arg_value></tool_call>',
-            [("write_file", '{"mode":420,"tags":["a","b"]}')],
+            in_call('{"mode":420,"tags":["a","b"]}'),
         ),
         (f"<tool_call>{JSON_LS}</tool_call>", [LS]),
     ],
