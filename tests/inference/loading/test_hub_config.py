@@ -174,35 +174,29 @@ def test_gguf_rope_divisors_become_the_llama3_rule(tmp_path: Path) -> None:
 
 
 CHANNELS = ("<|end|>", "<|return|>", "<|call|>", "<|channel|>")
-
-
-@each_case(
-    ("metadata", "named", "ends"),
-    [
-        ({}, (), (2,)),
-        ({"tokenizer.ggml.eot_token_id": 5}, (), (2, 5)),
-        ({"tokenizer.ggml.eot_token_id": 5}, ("<|im_end|>",), (2, 5, 3)),
-        # With channels it ends with its answer, and not with its thought.
-        ({}, CHANNELS, (2, 4, 5)),
-    ],
-)
-def test_gguf_ends_turns_where_its_chat_template_does(
-    tmp_path: Path, metadata: dict[str, Any], named: tuple[str, ...], ends: tuple[int, ...]
-) -> None:
-    header = read_header(save_gguf(tmp_path / "x.gguf", TABLE, metadata=metadata))
-    tokens = ["<unk>", "<s>", "</s>", *named, *(f"t{i}" for i in range(61 - len(named)))]
-    own: dict[str, Any] = {"tokenizer.ggml.tokens": tokens}
-    found = read_gguf_config(replace(header, metadata=dict(header.metadata) | own))
-    assert found.eos_token_ids == ends
-
-
 SCALING = "llama.rope.scaling."
 SCALED = {f"{SCALING}factor": 8.0}
 
 
-@each_case(
-    ("metadata", "named"),
-    [
+def test_gguf_metadata_is_read_or_refused_where_it_would_be_computed_wrongly(
+    tmp_path: Path,
+) -> None:
+    """Turns end where the chat template ends them: with channels it ends with its answer, and not
+    with its thought."""
+    header = read_header(save_gguf(tmp_path / "x.gguf", TABLE))
+
+    def read(own: dict[str, Any]) -> ModelConfig:
+        return read_gguf_config(replace(header, metadata=dict(header.metadata) | own))
+
+    for own, named, ends in (
+        ({}, (), (2,)),
+        ({"tokenizer.ggml.eot_token_id": 5}, (), (2, 5)),
+        ({"tokenizer.ggml.eot_token_id": 5}, ("<|im_end|>",), (2, 5, 3)),
+        ({}, CHANNELS, (2, 4, 5)),
+    ):
+        tokens = ["<unk>", "<s>", "</s>", *named, *(f"t{i}" for i in range(61 - len(named)))]
+        assert read({**own, "tokenizer.ggml.tokens": tokens}).eos_token_ids == ends
+    for own, words in (
         ({"general.architecture": "rwkv"}, "rwkv"),
         ({"llama.expert_count": 8}, r"llama\.expert_count"),
         ({"llama.rope.dimension_count": 8}, r"llama\.rope\.dimension_count is 8"),
@@ -210,15 +204,9 @@ SCALED = {f"{SCALING}factor": 8.0}
         ({f"{SCALING}type": "longrope"}, "longrope"),
         (SCALED | {f"{SCALING}type": "llama3"}, r"rope_freqs\.weight, which the file lacks"),
         (SCALED | {f"{SCALING}type": "dynamic"}, "'dynamic' is not supported; known: linear"),
-    ],
-)
-def test_gguf_metadata_that_would_be_computed_wrongly_is_refused(
-    tmp_path: Path, metadata: dict[str, Any], named: str
-) -> None:
-    header = read_header(save_gguf(tmp_path / "x.gguf", TABLE))
-    header = replace(header, metadata=dict(header.metadata) | metadata)
-    with pytest.raises((BadFileError, UnknownArchitectureError), match=named):
-        read_gguf_config(header)
+    ):
+        with pytest.raises((BadFileError, UnknownArchitectureError), match=words):
+            read(own)
 
 
 FEW = {"vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 2}

@@ -78,9 +78,8 @@ def test_a_file_a_directory_and_a_relative_path(shelf: Path, tmp_path: Path) -> 
 SCHEMES = "huggingface:, path:, pypi:"
 
 
-@each_case(
-    ("source", "changes", "error", "words"),
-    [
+def test_refusals(shelf: Path, tmp_path: Path) -> None:
+    for source, changes, error, words in (
         *(
             (source, {}, errors.BadSourceError, SCHEMES)
             for source in ("", "x", "path:", "path: ", "ftp:x", "org/name", ":x", "PATH:x")
@@ -96,20 +95,12 @@ SCHEMES = "huggingface:, path:, pypi:"
             (f"pypi:{name}", {}, errors.BadSourceError, "name==version")
             for name in ("--index-url=x", "a b", "x>=1", "x==", "../x", "x[extra]")
         ),
-    ],
-)
-def test_refusals(
-    shelf: Path,
-    tmp_path: Path,
-    source: str,
-    changes: dict[str, str],
-    error: type[errors.LoadError],
-    words: str,
-) -> None:
-    with pytest.raises(error, match=words) as caught:
-        fetched(source, tmp_path, **changes)
-    assert caught.value.failure.code == error.code
-    assert caught.value.failure.message == str(caught.value)
+    ):
+        with pytest.raises(errors.LoadError, match=words) as caught:
+            fetched(source, tmp_path, **changes)
+        assert type(caught.value) is error, source
+        assert caught.value.failure.code == error.code
+        assert caught.value.failure.message == str(caught.value)
 
 
 @each_case("size", [0, 4095, 4096, 50_000])

@@ -3,7 +3,6 @@ format of each weight, and the refusals."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
@@ -111,41 +110,29 @@ def test_what_is_not_to_be_quantised_is_left_alone(tiny_directory: Path, tmp_pat
         assert isinstance(model.weights.stored("lm_head"), DenseWeight) == (source != file)
 
 
-FP8 = {"quantization": "fp8"}
 NO_FP8 = r"capability 8\.9 or more, which {} is not; use q8"
 CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
 
 
-@each_case(
-    ("asked", "device", "capability", "refusal"),
-    [
-        (FP8, CPU, None, NO_FP8.format("cpu")),
-        (FP8, CUDA, (8, 0), NO_FP8.format("cuda:0")),
-        (FP8, CUDA, (8, 9), None),
-        # Float32 products on a card take dense weights.
+def test_what_a_device_multiplies(tiny_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Float32 products on a card take dense weights."""
+    files = SafetensorsFiles([tiny_directory / "model.safetensors"])
+    config = read_directory_config(tiny_directory)
+    for wanted, dtype, device, capability, refusal in (
+        ("fp8", "auto", CPU, None, NO_FP8.format("cpu")),
+        ("fp8", "auto", CUDA, (8, 0), NO_FP8.format("cuda:0")),
+        ("fp8", "auto", CUDA, (8, 9), None),
         *(
-            ({"quantization": bits, "dtype": "float32"}, device, (9, 0), refusal)
+            (bits, "float32", device, (9, 0), refusal)
             for bits in ("q4", "q5", "q6", "q8")
             for device, refusal in ((CPU, None), (CUDA, f"{bits} and dtype float32 exclude each"))
         ),
-    ],
-)
-def test_what_a_device_multiplies(
-    tiny_directory: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    asked: dict[str, Any],
-    device: torch.device,
-    capability: tuple[int, int] | None,
-    refusal: str | None,
-) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    files = SafetensorsFiles([tiny_directory / "model.safetensors"])
-    spec = LoadSpec(job_id="1", model="m", source="path:/m", **asked)
-    config = read_directory_config(tiny_directory)
-    with nullcontext() if refusal is None else pytest.raises(BadSourceError, match=refusal):
-        assert (
-            quantized_files.check_quantization(files, config, spec, device) == asked["quantization"]
-        )
+    ):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, has=capability: has)
+        given: dict[str, Any] = {"quantization": wanted, "dtype": dtype}
+        spec = LoadSpec(job_id="1", model="m", source="path:/m", **given)
+        with nullcontext() if refusal is None else pytest.raises(BadSourceError, match=refusal):
+            assert quantized_files.check_quantization(files, config, spec, device) == wanted
 
 
 def test_fp8_counts_a_byte_a_weight_and_leaves_tables_dense(tmp_path: Path) -> None:
@@ -191,10 +178,7 @@ FLOAT16_STEP = 2**-11
 """Half of float16's distance between neighbours, as a part of the number."""
 
 
-@pytest.fixture(scope="module")
-def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(2) as pool:
-        yield pool
+THREADS = ThreadPoolExecutor(2)
 
 
 def error(weight: torch.Tensor, grouped: GroupedWeight) -> torch.Tensor:
@@ -202,14 +186,12 @@ def error(weight: torch.Tensor, grouped: GroupedWeight) -> torch.Tensor:
 
 
 @each_case(("bits", "theirs"), [(4, "Q4_1"), (5, "Q5_0"), (8, "Q8_0")])
-def test_no_more_error_than_ggufs_own_reference(
-    threads: ThreadPoolExecutor, bits: int, theirs: str
-) -> None:
+def test_no_more_error_than_ggufs_own_reference(bits: int, theirs: str) -> None:
     """gguf quantises by the rules of llama.cpp. Of 8 bits ours has one code less."""
     weight = torch.randn(256, 512, generator=torch.Generator().manual_seed(2))
     type = Type[theirs]
     found = torch.from_numpy(dequantize(quantize_as_gguf(weight.numpy(), type), type))
-    grouped = quantized_files.quantize(weight, bits, threads)
+    grouped = quantized_files.quantize(weight, bits, THREADS)
     ours = (error(weight, grouped) ** 2).mean()
     assert ours <= (1.01 if bits == 8 else 0.95) * (found - weight).square().mean()
     if bits == 8:
@@ -219,9 +201,7 @@ def test_no_more_error_than_ggufs_own_reference(
 
 
 @each_case(("bits", "lowest", "highest"), [(4, 0, 15), (5, -16, 15), (6, -32, 31), (8, -127, 127)])
-def test_what_groups_can_hold_they_hold_exactly(
-    threads: ThreadPoolExecutor, bits: int, lowest: int, highest: int
-) -> None:
+def test_what_groups_can_hold_they_hold_exactly(bits: int, lowest: int, highest: int) -> None:
     generator = torch.Generator().manual_seed(3)
     scales = (torch.rand(40, 2, generator=generator) + 0.5).half()
     codes = torch.randint(lowest + 1, highest, (40, 64), generator=generator)
@@ -234,22 +214,22 @@ def test_what_groups_can_hold_they_hold_exactly(
         scales=scales,
         minimums=torch.randn(40, 2, generator=generator).half() if bits == 4 else None,
     )
-    grouped = quantized_files.quantize(source.dequantize(), bits, threads)
+    grouped = quantized_files.quantize(source.dequantize(), bits, THREADS)
     assert torch.equal(grouped.codes, source.codes)
     assert torch.equal(grouped.dequantize(), source.dequantize())
     for value in (0.0, -0.25, 3.0):
         weight = torch.full((2, 32), value)
-        off = error(weight, quantized_files.quantize(weight, bits, threads))
+        off = error(weight, quantized_files.quantize(weight, bits, THREADS))
         assert (off <= abs(value) * FLOAT16_STEP * 2).all(), "a group of one value"
 
 
 @each_case("bits", [4, 5, 6, 8])
-def test_chunks_do_not_show(threads: ThreadPoolExecutor, bits: int) -> None:
+def test_chunks_do_not_show(bits: int) -> None:
     features = 256
     num_rows = 2 * quantized_files.CHUNK_WEIGHTS // features + 3
     weight = torch.randn(num_rows, features, generator=torch.Generator().manual_seed(5))
-    whole = quantized_files.quantize(weight, bits, threads)
+    whole = quantized_files.quantize(weight, bits, THREADS)
     for rows in (slice(0, 7), slice(num_rows - 5, num_rows)):
-        part = quantized_files.quantize(weight[rows], bits, threads)
+        part = quantized_files.quantize(weight[rows], bits, THREADS)
         assert torch.equal(part.codes, whole.codes[rows])
         assert torch.equal(part.scales, whole.scales[rows])
