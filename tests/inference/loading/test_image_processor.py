@@ -41,8 +41,8 @@ def config_of(processor: dict[str, Any]) -> ModelConfig:
 def bounded(
     config: ModelConfig, device: str, least: int | None = None, most: int | None = None
 ) -> VisionConfig | None:
-    given = {"HELEXA_VISION_MIN_PIXELS": least, "HELEXA_VISION_MAX_PIXELS": most}
-    environment = {name: str(pixels) for name, pixels in given.items() if pixels is not None}
+    given = {"MIN": least, "MAX": most}
+    environment = {f"HELEXA_VISION_{k}_PIXELS": str(n) for k, n in given.items() if n is not None}
     return with_bounded_pixels(config, device, environment).vision
 
 
