@@ -19,44 +19,30 @@ from inference.text.tool_calls.call_parser import (
 )
 from inference.text.tool_calls.tag_formats import DSML
 
+TEXT, NUMBER = {"type": "string"}, {"type": "integer"}
+TEXTS, OBJECT = {"type": "array", "items": TEXT}, {"type": "object"}
+
 
 def tool(
     name: str,
     properties: dict[str, Any],
-    *,
     required: Sequence[str] = (),
+    *,
     strict: bool = False,
-    defs: dict[str, Any] | None = None,
+    **more: Any,
 ) -> ToolDefinition:
-    parameters = {
-        "type": "object",
-        "properties": properties,
-        "required": list(required),
-        "additionalProperties": False,
-        **({} if defs is None else {"$defs": defs}),
-    }
+    """``more``: of its schema."""
+    own = {"type": "object", "properties": properties, "required": list(required)}
+    parameters = own | {"additionalProperties": False} | more
     return ToolDefinition(name=name, path=f"tools.{name}", parameters=parameters, strict=strict)
 
 
+FILE = {"path": TEXT, "content": TEXT, "mode": {"type": ["integer", "null"]}, "tags": TEXTS}
 TOOLS = [
-    tool(
-        "get_weather",
-        {"city": {"type": "string"}, "days": {"type": "integer"}},
-        required=["city"],
-    ),
-    tool("bash", {"command": {"type": "string"}}, required=["command"]),
-    tool("create_user", {"name": {"type": "string"}, "age": {"type": "integer"}}),
-    tool(
-        "write_file",
-        {
-            "path": {"type": "string"},
-            "content": {"type": "string"},
-            "mode": {"type": ["integer", "null"]},
-            "tags": {"type": "array", "items": {"type": "string"}},
-            "options": {"type": "object"},
-        },
-        required=["path", "content"],
-    ),
+    tool("get_weather", {"city": TEXT, "days": NUMBER}, ["city"]),
+    tool("bash", {"command": TEXT}, ["command"]),
+    tool("create_user", {"name": TEXT, "age": NUMBER}),
+    tool("write_file", FILE | {"options": OBJECT}, ["path", "content"]),
     ToolDefinition(name="now", path="tools.now"),
 ]
 

@@ -65,7 +65,7 @@ PLACE = {
     "additionalProperties": False,
 }
 STRICT, LOOSE = (
-    tool("weather", PROPERTIES, required=["city"], strict=is_strict, defs={"Place": PLACE})
+    tool("weather", PROPERTIES, ["city"], strict=is_strict, **{"$defs": {"Place": PLACE}})
     for is_strict in (True, False)
 )
 NOW = ToolDefinition(name="now", path="tools.1", strict=True)
