@@ -34,8 +34,8 @@ LARGEST = {"longest_edge": 96 * 1024, "shortest_edge": 4 * 1024}
 SMALL = PROCESSOR | {"size": LARGEST, "image_mean": [0.5, 0.4, 0.3], "image_std": [0.5, 0.6, 0.7]}
 
 
-def config_of(processor: dict[str, Any]) -> ModelConfig:
-    return with_pixels(parse_config(QWEN3_VL_8B, {}), processor)
+def parsed(config: dict[str, Any], processor: dict[str, Any]) -> ModelConfig:
+    return with_pixels(parse_config(config, {}), processor)
 
 
 def bounded(
@@ -46,15 +46,11 @@ def bounded(
     return with_bounded_pixels(config, device, environment).vision
 
 
-def tiled() -> ModelConfig:
-    declared = tiny_idefics3.PROCESSOR
-    return with_pixels(parse_config(tiny_idefics3.idefics3().config.to_dict(), {}), declared)
-
-
 def test_images_are_bounded_on_a_cpu_and_by_the_operator(tmp_path: Path) -> None:
     """Those of one size are not, and those in tiles are by their longest side: each is scaled to
     it, so that no smallest size changes anything."""
-    qwen = config_of(PROCESSOR)
+    qwen = parsed(QWEN3_VL_8B, PROCESSOR)
+    tiled = parsed(tiny_idefics3.idefics3().config.to_dict(), tiny_idefics3.PROCESSOR)
     own = qwen.vision
     assert own is not None
     for device, given, least, most in (
@@ -71,19 +67,18 @@ def test_images_are_bounded_on_a_cpu_and_by_the_operator(tmp_path: Path) -> None
     assert with_bounded_pixels(qwen, "cpu", {"HELEXA_VISION_MAX_PIXELS": "0"}) == text
     assert with_bounded_pixels(text, "cuda", {"HELEXA_VISION_MAX_PIXELS": "4096"}) == text
     assert open_image_processor(tmp_path, text) == (None, "")
-    gemma = parse_config(tiny_gemma3.gemma3().config.to_dict(), {})
-    gemma = with_pixels(gemma, tiny_gemma3.PROCESSOR)
+    gemma = parsed(tiny_gemma3.gemma3().config.to_dict(), tiny_gemma3.PROCESSOR)
     for device in ("cpu", "cuda"):
         assert bounded(gemma, device, 100, 100) == gemma.vision
     assert bounded(gemma, "cpu", most=0) is None
     for most, columns in ((784, 3), (200, 2)):
-        vision = bounded(tiled(), "cpu", 1000, most)
+        vision = bounded(tiled, "cpu", 1000, most)
         assert vision is not None and (vision.min_pixels, vision.max_pixels) == (0, most)
         assert image_layout(100, 100, vision).columns == columns
     for config, least, most, words in (
         (qwen, None, 1000, "is 1000, and an image of one token has 1024"),
         (qwen, 100_352, 65_536, r"MIN_PIXELS is 100352, above .* 65536"),
-        (tiled(), None, 15, "15, and an image of one token has 16"),
+        (tiled, None, 15, "15, and an image of one token has 16"),
     ):
         with pytest.raises(BadSettingError, match=words):
             bounded(config, "cpu", least, most)
@@ -170,10 +165,10 @@ def opened(
 ) -> tuple[ImageFileProcessor, VisionConfig]:
     """``declared``: preprocessor_config.json."""
     (folder / "preprocessor_config.json").write_text(json.dumps(declared))
-    parsed = with_pixels(parse_config(config, {}), declared)
-    processor, _ = open_image_processor(folder, parsed)
-    assert processor is not None and parsed.vision is not None
-    return processor, parsed.vision
+    own = parsed(config, declared)
+    processor, _ = open_image_processor(folder, own)
+    assert processor is not None and own.vision is not None
+    return processor, own.vision
 
 
 def theirs(module: str, name: str, declared: dict[str, Any], data: bytes) -> Any:

@@ -21,15 +21,12 @@ from tests.cases import each_case
 from tests.inference.text.family_templates import LLAMA, MISTRAL, QWEN
 
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+CALL = ToolCall(id="abcdefghi", name="weather", arguments='{"city": "Köln"}')
 TURNS = plain_turns(
     [
         ChatMessage(role="user", content="Regnet es in <Köln> & Bonn?"),
-        ChatMessage(
-            role="assistant",
-            reasoning="I must look.",
-            tool_calls=[ToolCall(id="abcdefghi", name="weather", arguments='{"city": "Köln"}')],
-        ),
-        ChatMessage(role="tool", tool_call_id="abcdefghi", content='{"rain": true}'),
+        ChatMessage(role="assistant", reasoning="I must look.", tool_calls=[CALL]),
+        ChatMessage(role="tool", tool_call_id=CALL.id, content='{"rain": true}'),
         ChatMessage(role="assistant", content="Ja."),
         ChatMessage(role="user", content="Danke."),
     ]
