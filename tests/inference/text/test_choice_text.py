@@ -75,14 +75,22 @@ def test_thinking_and_calls_are_taken_out(tokenizer: Tokenizer) -> None:
         assert choice.stop == ("END" if "stop" in given else None)
 
 
-def test_the_marker_is_reported_at_once_and_not_counted(
-    tokenizer: Tokenizer,
+def test_open_blocks_and_their_markers(
+    tokenizer: Tokenizer, markers: reasoning.ReasoningMarkers
 ) -> None:
+    """A marker is reported at once, and not counted."""
     start, *thought = tokenizer.encode("<think>so it is", add_special_tokens=False)
     assert _choice(tokenizer).feed(start)[1] == [ThoughtPart("", "<think>", None)]
     for end in ("</think>yes", ""):
         pieces_of(choice := _choice(tokenizer), f"<think>so it is{end}")
         assert choice.num_thought_tokens == len(thought)
+    for prompt, is_open in (
+        *((f"Hi<think>{space}", True) for space in ("", "\n", "\n\n")),
+        *((one, False) for one in ("Hi<think>\n\n</think>\n\n", "Hi<think>so", "Hi", "")),
+    ):
+        token_ids = tokenizer.encode(prompt, add_special_tokens=False)
+        assert reasoning.opens_block(token_ids, markers, tokenizer) is is_open, prompt
+        assert not reasoning.opens_block(token_ids, None, tokenizer)
 
 
 def test_a_label_behind_the_marker_is_no_thought(byte_level_dir: Path) -> None:
@@ -118,16 +126,6 @@ def test_known_pairs_of_one_token_each(byte_level_dir: Path, sentencepiece_dir: 
     for template, opens in (("{{ '[THINK]' }}{{ '[/THINK]' }}", "[THINK]"), ("none", "<think>")):
         found = reasoning.find_markers(tokenizer, template)
         assert found is not None and found.opens == opens
-
-
-def test_open_blocks(tokenizer: Tokenizer, markers: reasoning.ReasoningMarkers) -> None:
-    for prompt, is_open in (
-        *((f"Hi<think>{space}", True) for space in ("", "\n", "\n\n")),
-        *((one, False) for one in ("Hi<think>\n\n</think>\n\n", "Hi<think>so", "Hi", "")),
-    ):
-        token_ids = tokenizer.encode(prompt, add_special_tokens=False)
-        assert reasoning.opens_block(token_ids, markers, tokenizer) is is_open, prompt
-        assert not reasoning.opens_block(token_ids, None, tokenizer)
 
 
 # The channels of gpt-oss.

@@ -140,14 +140,11 @@ def test_what_cannot_names_the_keyword(schema: dict[str, Any] | bool, path: str)
     assert str(refused.value)
 
 
-def test_what_forbids_nothing_is_left_out() -> None:
+def test_nullable_is_the_type_or_null_and_what_forbids_nothing_is_left_out() -> None:
     numbers = {"type": "array", "items": {"type": "integer"}}
     names = {"uniqueItems": {**numbers, "uniqueItems": False}, "x": {"nullable": False}}
     schema = {"properties": names, "propertyNames": {"type": "string"}}
     assert checked_schema(schema) == {"properties": {"uniqueItems": numbers, "x": {}}}
-
-
-def test_nullable_is_the_type_or_null() -> None:
     is_nullable, null, all_of = (
         {"nullable": True},
         {"type": "null"},

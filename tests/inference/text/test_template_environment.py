@@ -122,34 +122,31 @@ def rendered(model: Path, choice: str | None) -> str:
 
 
 def test_the_operators_file_comes_first_then_the_models_files(model: Path, tmp_path: Path) -> None:
+    """A template for tools is a named one or a further file."""
+    further = model / "additional_chat_templates" / "tool_use.jinja"
+    further.parent.mkdir()
+    further.write_text("{{ tools }}")
     (model / "chat_template.json").write_text(json.dumps({"chat_template": "json"}))
-    (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": "config"}))
+    named = [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "{{ tools }}"}]
+    (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
     assert rendered(model, None) == "own: Hello."
+    sources = find_templates(model, None)
+    assert (sources.default, sources.for_tools) == ("own: {{ messages[0].content }}", "{{ tools }}")
+    further.unlink()
     (model / "chat_template.jinja").unlink()
     assert rendered(model, None) == "json"
     (model / "chat_template.json").unlink()
+    assert rendered(model, None) == "d"
+    with_tools = msgspec.structs.replace(CHAT, tools=[ToolDefinition(name="f", path="tools[0]")])
+    template = ChatTemplate(find_templates(model, None), {})
+    assert "function" in template.render(with_tools).text
+    (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": "config"}))
     assert rendered(model, None) == "config"
     file = tmp_path / "mine.jinja"
     file.write_text("mine: {{ messages[0].content }}")
     assert rendered(model, f"file:{file}") == "mine: Hello."
     assert find_templates(model, "none").default is None
     assert rendered(model, "none").startswith("<|im_start|>user\nHello.<|im_end|>")
-
-
-def test_a_template_for_tools_is_a_named_one_or_a_further_file(model: Path) -> None:
-    named = [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "{{ tools }}"}]
-    further = model / "additional_chat_templates" / "tool_use.jinja"
-    further.parent.mkdir()
-    further.write_text("{{ tools }}")
-    sources = find_templates(model, None)
-    assert (sources.default, sources.for_tools) == ("own: {{ messages[0].content }}", "{{ tools }}")
-    (model / "chat_template.jinja").unlink()
-    (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
-    further.unlink()
-    template = ChatTemplate(find_templates(model, None), {})
-    assert template.render(CHAT).text == "d"
-    tool = ToolDefinition(name="f", path="tools[0]")
-    assert "function" in template.render(msgspec.structs.replace(CHAT, tools=[tool])).text
 
 
 def test_a_file_or_a_choice_that_cannot_be_used_is_named(model: Path, tmp_path: Path) -> None:

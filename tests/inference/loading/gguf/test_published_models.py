@@ -25,18 +25,11 @@ from inference.models.step_input import ALL_ROWS, StepInput
 from tests.inference.loading.conftest import values_of
 
 PROMPTS = ("<|im_start|>user\nWhat is the capital of France?<|im_end|>\n", "The capital of")
-LLAMA = LlamaConfig(
-    vocab_size=49152,
-    hidden_size=576,
-    intermediate_size=1536,
-    num_hidden_layers=30,
-    num_attention_heads=9,
-    num_key_value_heads=3,
-    max_position_embeddings=8192,
-    rms_norm_eps=1e-5,
-    rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
-    tie_word_embeddings=True,
-)
+SIZES = {"vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536}
+SIZES |= {"num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3}
+ROPE = {"rope_type": "default", "rope_theta": 100000.0}
+LLAMA = LlamaConfig(**SIZES, max_position_embeddings=8192, rms_norm_eps=1e-5, rope_parameters=ROPE)
+LLAMA.tie_word_embeddings = True
 BOUNDS = {"smollm2": 0.045, "gemma-3-270m": 0.042}
 """Nats, of the four texts' mean."""
 BOUND_OF_A_TEXT = 0.065
@@ -87,27 +80,6 @@ def test_gemmas_ids(gemma_gguf: Path, tmp_path: Path) -> None:
     assert found.tokens[2] == "  " and tokenizer.get_vocab_size() == 262_144
 
 
-@torch.inference_mode()
-def mean_errors(gguf: Path, cache_dir: Path, native_dir: Path) -> dict[str, float]:
-    """For each text, of the native decoder with keys and values in 8 bits, as a load on a CPU has
-    them."""
-    errors = {}
-    with measured_once.open_on_cpu(gguf, cache_dir) as opened:
-        model, _ = build_fastest_model(
-            opened.config, opened.weights, measured_once.MAX_TOKENS, native_dir, "int8"
-        )
-        for name, token_ids in measured_once.prompts(opened).items():
-            assert len(token_ids) > 100
-            ids = torch.tensor(token_ids, dtype=torch.int32)
-            step = StepInput.of_sequence(ids.numpy(), BLOCK_TOKENS, logit_rows=ALL_ROWS)
-            kv = model.new_kv(-(-measured_once.MAX_TOKENS // BLOCK_TOKENS), BLOCK_TOKENS)
-            found = measured_once.following(model.forward(step, kv), ids)
-            errors[name] = measured_once.mean_error(
-                found, measured_once.exact_log_probabilities(opened, token_ids)
-            )
-    return errors
-
-
 def test_the_log_probability_is_of_the_token_that_follows() -> None:
     logits = torch.log(torch.tensor([[0.5, 0.25, 0.25], [0.1, 0.1, 0.8], [1.0, 1.0, 1.0]]))
     found = measured_once.following(logits, torch.tensor([2, 1, 2], dtype=torch.int32))
@@ -117,10 +89,22 @@ def test_the_log_probability_is_of_the_token_that_follows() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
 @pytest.mark.parametrize("model", BOUNDS)
+@torch.inference_mode()
 def test_answers_are_as_likely_as_in_float32(
     model: str, default_gguf: Path, gemma_gguf: Path, tmp_path: Path, native_cache_dir: Path
 ) -> None:
-    file = {"smollm2": default_gguf, "gemma-3-270m": gemma_gguf}[model]
-    errors = mean_errors(file, tmp_path, native_cache_dir)
-    assert all(0 < error <= BOUND_OF_A_TEXT for error in errors.values()), errors
-    assert statistics.fmean(errors.values()) <= BOUNDS[model], errors
+    """Those of the native decoder with keys and values in 8 bits, as a load on a CPU has them."""
+    file, found = {"smollm2": default_gguf, "gemma-3-270m": gemma_gguf}[model], {}
+    with measured_once.open_on_cpu(file, tmp_path) as opened:
+        given = opened.config, opened.weights, measured_once.MAX_TOKENS, native_cache_dir, "int8"
+        decoder, _ = build_fastest_model(*given)
+        for name, token_ids in measured_once.prompts(opened).items():
+            assert len(token_ids) > 100
+            ids = torch.tensor(token_ids, dtype=torch.int32)
+            step = StepInput.of_sequence(ids.numpy(), BLOCK_TOKENS, logit_rows=ALL_ROWS)
+            kv = decoder.new_kv(-(-measured_once.MAX_TOKENS // BLOCK_TOKENS), BLOCK_TOKENS)
+            likely = measured_once.following(decoder.forward(step, kv), ids)
+            exact = measured_once.exact_log_probabilities(opened, token_ids)
+            found[name] = measured_once.mean_error(likely, exact)
+    assert all(0 < error <= BOUND_OF_A_TEXT for error in found.values()), found
+    assert statistics.fmean(found.values()) <= BOUNDS[model], found

@@ -200,23 +200,33 @@ def test_two_sources_share_neither_files_nor_tokens(
     assert of_helexa.weights[0].exists()
     with pytest.raises(errors.BadSourceError, match="nothing to delete"):
         cached.delete_cached(cache, "other:org/tiny", revision)
-
-
-def test_a_cache_may_lie_elsewhere_and_is_still_its_own(
-    hubs: Hubs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (lab, helexa), shared = hubs, tmp_path / "shared"
+    # A cache may lie elsewhere and is still the source's own.
+    shared = tmp_path / "shared"
     of_lab = f"lab={lab.url} token=LAB_TOKEN cache={shared}"
     monkeypatch.setenv(SOURCES, f"{of_lab},helexa={helexa.url} cache={shared}")
-    assert fetched(LAB, tmp_path, file="Q4_0").directory.is_relative_to(shared / "lab")
-    assert fetched(HELEXA, tmp_path, file="Q4_0").directory.is_relative_to(shared / "helexa")
-    directories = hub_sources.hub_directories(tmp_path / "cache")
+    for source, scheme in ((LAB, "lab"), (HELEXA, "helexa")):
+        found = fetched(source, tmp_path, file="Q4_0").directory
+        assert found.is_relative_to(shared / scheme)
+    directories = hub_sources.hub_directories(cache)
     assert len(set(directories.values())) == len(directories) == 3
     monkeypatch.delenv("LAB_TOKEN")
     with pytest.raises(
-        errors.RepoFetchFailedError, match=r"the source lab has no .* LAB_TOKEN may not"
+        errors.RepoFetchFailedError, match=r"lab has no .* LAB_TOKEN may not"
     ):
         fetched(LAB, tmp_path / "other", file="Q4_0")
+    known = "huggingface:, lab:, helexa:, path:, pypi: .* HELEXA_SOURCES"
+    with pytest.raises(errors.BadSourceError, match=f"'other:org/tiny' is not .* {known}"):
+        fetched("other:org/tiny", tmp_path)
+    with pytest.raises(errors.BadSourceError, match="other is no source"):
+        sources.fetch_tokenizer("other:org/tiny", tmp_path, lambda _: None)
+    assert sources.parse_source(LAB).scheme == "lab"
+    schemes = hub_sources.hub_schemes()
+    asked = ollama_models.parse_pull(b'{"model": "lab:org/tiny"}', named_sources=schemes)
+    assert (asked.source, asked.model) == (LAB, None)
+    # The original of a GGUF is asked of its own source: else anybody could put a template under
+    # that name elsewhere.
+    path = Path("/cache/sources/lab/models--org--tiny-GGUF/snapshots/a/x.gguf")
+    assert (original_of(path, "lab"), original_of(path)) == ([LAB], ["org/tiny"])
 
 
 def test_proxies_of_the_environment(
@@ -237,23 +247,6 @@ def test_proxies_of_the_environment(
     ):
         fetched(LAB, tmp_path / "other", file="Q4_0")
     assert sources.hub_identity(spec(LAB)) is None
-
-
-def test_what_names_a_source_and_what_is_none(hubs: Hubs, tmp_path: Path) -> None:
-    known = "huggingface:, lab:, helexa:, path:, pypi: .* HELEXA_SOURCES"
-    with pytest.raises(errors.BadSourceError, match=f"'other:org/tiny' is not .* {known}"):
-        fetched("other:org/tiny", tmp_path)
-    with pytest.raises(errors.BadSourceError, match="other is no source"):
-        sources.fetch_tokenizer("other:org/tiny", tmp_path, lambda _: None)
-    assert sources.parse_source(LAB).scheme == "lab"
-    asked = ollama_models.parse_pull(
-        b'{"model": "lab:org/tiny"}', named_sources=hub_sources.hub_schemes()
-    )
-    assert (asked.source, asked.model) == (LAB, None)
-    # The original of a GGUF is asked of its own source: else anybody could put a template under
-    # that name elsewhere.
-    path = Path("/cache/sources/lab/models--org--tiny-GGUF/snapshots/a/x.gguf")
-    assert (original_of(path, "lab"), original_of(path)) == ([LAB], ["org/tiny"])
 
 
 @pytest.mark.slow
