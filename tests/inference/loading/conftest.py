@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.gguf_files import random_blocks
-from inference.loading.loader import OpenedModel, open_model
+from inference.loading.loader import open_model
 from inference.protocol.load import LoadSpec
 from tests.inference.models.families import tiny_gguf
 
@@ -155,10 +155,8 @@ def gguf_name(name: str, architecture: str = "llama") -> str:
     return f"{next(filter(None, (names.get_name(stem) for names in tables)))}.{kind}"
 
 
-def opened(path: Path, cache_dir: Path, **changes: Any) -> OpenedModel:
-    """``changes``: of the load spec."""
+def opened(path: Path, cache_dir: Path, *, rank: int = 0, **changes: Any) -> Any:
+    """Returns an ``OpenedModel`` or an ``OpenedEmbeddingModel``. ``changes``: of the load spec."""
     given: dict[str, Any] = {"devices": ["cpu"], "source": f"path:{path}"} | changes
     spec = LoadSpec(job_id="1", model="tiny", **given)
-    found = open_model(spec, cache_dir, lambda progress: None)
-    assert isinstance(found, OpenedModel)
-    return found
+    return open_model(spec, cache_dir, lambda progress: None, rank=rank)

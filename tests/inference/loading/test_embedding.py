@@ -16,12 +16,12 @@ from transformers import AutoModel, AutoTokenizer
 from inference.loading import loader
 from inference.loading.embedding_loader import OpenedEmbeddingModel, check_embedding_fits
 from inference.loading.hub_config import EmbeddingConfig, read_embedding_config
-from inference.loading.loader import open_model
 from inference.models.embedding import EmbeddingModel
 from inference.protocol import load_errors as errors
-from inference.protocol.load import EarlierLoads, LoadSpec
+from inference.protocol.load import EarlierLoads
 from inference.text.tokenizer import Tokenizer
 from tests.cases import each_case
+from tests.inference.loading.conftest import opened
 
 Facts = dict[str, Any]
 BERT: Facts = {"model_type": "bert", "architectures": ["BertModel"], "vocab_size": 100}
@@ -161,18 +161,11 @@ TEXTS = [
 ]
 
 
-def opened(directory: Path, cache: Path, **fields: Any) -> OpenedEmbeddingModel:
-    spec = LoadSpec(job_id="1", model="m", source=f"path:{directory}", devices=["cpu"], **fields)
-    found = open_model(spec, cache, lambda progress: None)
+@pytest.fixture(scope="module")
+def minilm(embedding_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    found = opened(embedding_model_dir, tmp_path_factory.mktemp("cache"))
     assert isinstance(found, OpenedEmbeddingModel)
     return found
-
-
-@pytest.fixture(scope="module")
-def minilm(
-    embedding_model_dir: Path, tmp_path_factory: pytest.TempPathFactory
-) -> OpenedEmbeddingModel:
-    return opened(embedding_model_dir, tmp_path_factory.mktemp("cache"))
 
 
 @torch.inference_mode()

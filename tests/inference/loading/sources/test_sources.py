@@ -210,9 +210,7 @@ def test_two_sources_share_neither_files_nor_tokens(
     directories = hub_sources.hub_directories(cache)
     assert len(set(directories.values())) == len(directories) == 3
     monkeypatch.delenv("LAB_TOKEN")
-    with pytest.raises(
-        errors.RepoFetchFailedError, match=r"lab has no .* LAB_TOKEN may not"
-    ):
+    with pytest.raises(errors.RepoFetchFailedError, match=r"lab has no .* LAB_TOKEN may not"):
         fetched(LAB, tmp_path / "other", file="Q4_0")
     known = "huggingface:, lab:, helexa:, path:, pypi: .* HELEXA_SOURCES"
     with pytest.raises(errors.BadSourceError, match=f"'other:org/tiny' is not .* {known}"):

@@ -77,15 +77,12 @@ def test_stacks_are_cut_where_they_lie(tmp_path: Path) -> None:
     dense.close()
 
 
+TWO = {"devices": ["cpu"], "tensor_parallel": 2, "dtype": "float32", "kv_dtype": "fp32"}
+ALONE = TWO | {"tensor_parallel": 1}
+
+
 def part_spec(source: Path, **changes: Any) -> LoadSpec:
-    own = {"devices": ["cpu"], "tensor_parallel": 2, "dtype": "float32", "kv_dtype": "fp32"}
-    return LoadSpec(job_id="1", model="m", source=f"path:{source}", **own | changes)
-
-
-def part_opened(source: Path, folder: Path, rank: int = 0, **changes: Any) -> OpenedModel:
-    found = open_model(part_spec(source, **changes), folder, lambda _: None, rank=rank)
-    assert isinstance(found, OpenedModel)
-    return found
+    return LoadSpec(job_id="1", model="m", source=f"path:{source}", **TWO | changes)
 
 
 def test_each_rank_reads_its_rows_and_columns(tmp_path: Path) -> None:
@@ -93,8 +90,8 @@ def test_each_rank_reads_its_rows_and_columns(tmp_path: Path) -> None:
     kinds = GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q8_0
     types = dict(zip((f"{QUERIES}.weight", f"{DOWN}.weight"), kinds, strict=True))
     path = saved_gguf(tmp_path, types=types)
-    whole = part_opened(path, tmp_path, tensor_parallel=1)
-    parts = [part_opened(path, tmp_path, rank) for rank in (0, 1)]
+    whole = opened(path, tmp_path, **ALONE)
+    parts = [opened(path, tmp_path, rank=rank, **TWO) for rank in (0, 1)]
     assert [part.weights.stored(DOWN).shape for part in parts] == [(64, 64), (64, 32)]
     for name, axis in ((QUERIES, 0), (DOWN, 1)):
         found = torch.cat([part.weights.stored(name).dequantize() for part in parts], dim=axis)
@@ -109,7 +106,7 @@ def test_each_rank_reads_its_rows_and_columns(tmp_path: Path) -> None:
     follower = follower_spec(part_spec(path, revision="main", sha256="0" * 64), parts[0])
     assert follower.source == f"path:{path}", "others load what the first has chosen"
     assert follower.revision is None and follower.sha256 is None
-    dense = [part_opened(tmp_path / "hf", tmp_path, tensor_parallel=ranks) for ranks in (1, 2)]
+    dense = [opened(tmp_path / "hf", tmp_path, **one) for one in (ALONE, TWO)]
     share = dense[1].need.weight_bytes / dense[0].need.weight_bytes
     assert 0.5 <= share < 0.52, "norms are whole"
     for model in (whole, *parts, *dense):
@@ -122,7 +119,7 @@ def test_what_cannot_be_shared_is_refused_by_name(tiny_directory: Path, tmp_path
         ({"devices": ["cpu", "cpu"], "tensor_parallel": 4}, "set tensor_parallel to 2"),
     ):
         with pytest.raises(BadSourceError, match=message):
-            part_opened(tiny_directory, tmp_path, **changes)
+            opened(tiny_directory, tmp_path, **TWO | changes)
     for changes, message in (
         ({"prefix_disk_bytes": 1}, "prefix_disk_bytes is not built"),
         ({"speculation": "draft_model"}, "speculation draft_model is not built"),
