@@ -80,6 +80,7 @@ CHANGES: list[tuple[Change, str]] = [
     (array_of(8, 2**60), "strings in an array"),
     (array_of(77, 1), "an array of the kind 77"),
     (lambda f: f.pairs.append(Pair("x", 8, "a", length=2**63)), "bytes of text"),
+    (lambda f: f.pairs.append(Pair("x", 9, ["\udcff"], 8)), "can't decode byte 0xff"),
     (lambda f: setattr(f, "num_pairs", LARGEST), "metadata values"),
     (lambda f: setattr(f, "num_infos", LARGEST), "tensors where"),
     (lambda f: f.pairs.append(f.pairs[0]), "metadata key general.architecture twice"),
