@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gguf
@@ -18,8 +19,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.gguf_files import random_blocks
-from inference.loading.formats import GGUF_FORMATS
-from inference.loading.loader import OpenedModel, open_model
+from inference.loading.loader import open_model
 from inference.protocol.load import LoadSpec
 from tests.inference.models.families import tiny_gguf
 
@@ -35,9 +35,12 @@ SIZES: dict[str, Any] = (
 
 RANDOM_VALUE = 0.04
 """Root mean square of random weights in formats that gguf cannot make."""
-QUANTISED_TYPES = frozenset(
-    GGMLQuantizationType[type.name] for type in GGUF_FORMATS if type.native is not None
-)
+
+
+@pytest.fixture(autouse=True)
+def no_cache_of_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HF_HUB_CACHE", "HF_HOME", "HF_TOKEN", "HELEXA_HF_CACHE"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
@@ -46,14 +49,10 @@ def tiny_directory(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def tiny_weights(tiny_directory: Path) -> dict[str, torch.Tensor]:
-    return load_file(tiny_directory / "model.safetensors")
-
-
-@pytest.fixture
-def tiny_file(tmp_path: Path, tiny_weights: dict[str, torch.Tensor]) -> Path:
+def tiny_file(tiny_directory: Path) -> Path:
     """The tiny model as GGUF."""
-    return save_gguf(tmp_path / "tiny.gguf", tiny_weights)
+    weights = load_file(tiny_directory / "model.safetensors")
+    return save_gguf(tiny_directory.parent / "tiny.gguf", weights)
 
 
 def edit_json(path: Path, **changes: Any) -> None:
@@ -110,37 +109,20 @@ def save_gguf(
     """The same weights as llama.cpp's converter writes them: its names, its order of rotary rows.
     ``types``: by Hugging Face name, where not float32."""
     writer = gguf.GGUFWriter(path, architecture)
-    writer.add_context_length(sizes["max_position_embeddings"])
-    writer.add_embedding_length(sizes["hidden_size"])
-    writer.add_block_count(sizes["num_hidden_layers"])
-    writer.add_feed_forward_length(sizes["intermediate_size"])
-    writer.add_head_count(NUM_HEADS)
-    writer.add_head_count_kv(sizes["num_key_value_heads"])
-    writer.add_key_length(sizes["head_dim"])
-    writer.add_layer_norm_rms_eps(sizes["rms_norm_eps"])
-    writer.add_rope_freq_base(10000.0)
-    _add_vocabulary(writer)
-    for key, value in (metadata or {}).items():
+    keys = tiny_gguf.keys_of(SimpleNamespace(**sizes))
+    own = {f"{architecture}.{key}": value for key, value in keys.items()}
+    for key, value in (own | (metadata or {})).items():
         tiny_gguf.add_key(writer, key, value)
-    for name, weight in weights.items():
-        values = weight.float().numpy()
-        heads = NUM_HEADS if "q_proj" in name else NUM_KV_HEADS if "k_proj" in name else None
-        if architecture == "llama" and heads is not None:
-            values = _interleaved(values, heads)
-        type = (types or {}).get(name, GGMLQuantizationType.F32)
-        writer.add_tensor(gguf_name(name, architecture), blocks_of(values, type), raw_dtype=type)
-    return tiny_gguf.close(writer, path)
-
-
-def _add_vocabulary(writer: gguf.GGUFWriter) -> None:
-    tokens = ["<unk>", "<s>", "</s>", "a", "b", "ab", *(chr(0x100 + i) for i in range(58))]
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(tokens)
-    writer.add_token_types([3, 3, 3] + [1] * 61)
-    writer.add_token_merges(["a b"])
+    tiny_gguf.add_vocabulary(writer, 64, dict(enumerate(("<unk>", "<s>", "</s>", "1", "2"))))
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
+    for name, weight in weights.items():
+        if architecture == "llama" and ("q_proj" in name or "k_proj" in name):
+            weight = tiny_gguf.in_pairs(weight, sizes["head_dim"])
+        type = (types or {}).get(name, GGMLQuantizationType.F32)
+        blocks = blocks_of(weight.float().numpy(), type)
+        writer.add_tensor(gguf_name(name, architecture), blocks, raw_dtype=type)
+    return tiny_gguf.close(writer, path)
 
 
 def blocks_of(values: np.ndarray, type: GGMLQuantizationType) -> np.ndarray:
@@ -149,6 +131,15 @@ def blocks_of(values: np.ndarray, type: GGMLQuantizationType) -> np.ndarray:
         return gguf.quantize(values, type)
     except NotImplementedError:
         return random_blocks(np.random.default_rng(3), type, values.shape, RANDOM_VALUE)
+
+
+def values_of(tensor: gguf.ReaderTensor, num_heads: int, num_kv_heads: int) -> torch.Tensor:
+    """As gguf dequantises it; a llama's queries and keys in transformers' order of rows."""
+    values = gguf.dequantize(tensor.data, tensor.tensor_type)
+    if heads := {"attn_q": num_heads, "attn_k": num_kv_heads}.get(tensor.name.split(".")[-2]):
+        pairs = values.reshape(heads, -1, 2, values.shape[-1])
+        values = pairs.swapaxes(1, 2).reshape(values.shape)
+    return torch.tensor(values, dtype=torch.float32)
 
 
 @cache
@@ -164,15 +155,8 @@ def gguf_name(name: str, architecture: str = "llama") -> str:
     return f"{next(filter(None, (names.get_name(stem) for names in tables)))}.{kind}"
 
 
-def _interleaved(values: np.ndarray, heads: int) -> np.ndarray:
-    halves = values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:])
-    return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(values.shape))
-
-
-def opened(path: Path, cache_dir: Path, **changes: Any) -> OpenedModel:
-    """``changes``: of the load spec."""
+def opened(path: Path, cache_dir: Path, *, rank: int = 0, **changes: Any) -> Any:
+    """Returns an ``OpenedModel`` or an ``OpenedEmbeddingModel``. ``changes``: of the load spec."""
     given: dict[str, Any] = {"devices": ["cpu"], "source": f"path:{path}"} | changes
     spec = LoadSpec(job_id="1", model="tiny", **given)
-    found = open_model(spec, cache_dir, lambda progress: None)
-    assert isinstance(found, OpenedModel)
-    return found
+    return open_model(spec, cache_dir, lambda progress: None, rank=rank)

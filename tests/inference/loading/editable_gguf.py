@@ -67,8 +67,9 @@ class EditableGGUF:
 
     def set(self, key: str, value: Any, kind: int = UINT32) -> None:
         """Sets a value in place of the one that the file has, or as a new one."""
+        item_kind = next((pair.item_kind for pair in self.pairs if pair.key == key), 0)
         self.pairs = [pair for pair in self.pairs if pair.key != key]
-        self.pairs.append(Pair(key, kind, value))
+        self.pairs.append(Pair(key, kind, value, item_kind))
 
     def content(self) -> bytes:
         num_infos = len(self.infos) if self.num_infos is None else self.num_infos
@@ -84,7 +85,6 @@ class EditableGGUF:
 
 
 def _number(format: str, value: int) -> bytes:
-    """Integers wrap around."""
     size = struct.calcsize(f"<{format}")
     return (value & (256**size - 1)).to_bytes(size, "little")
 

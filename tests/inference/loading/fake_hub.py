@@ -22,7 +22,6 @@ class FakeHub(ThreadingHTTPServer):
     def __init__(
         self, files: dict[str, bytes], *, commit: str = COMMIT, token: str | None = None
     ) -> None:
-        """``token``: what it asks for; ``None``: nothing."""
         super().__init__(("127.0.0.1", 0), _Handler)
         self.files = files
         self.commit = commit
@@ -39,8 +38,6 @@ class FakeHub(ThreadingHTTPServer):
         """Each request's path with its Authorization header."""
         self.ranges: list[tuple[str, str]] = []
         """(file, Range header) of each GET of a file; the header is empty where there was none."""
-        self.authorizations: list[str] = []
-        """The header of each GET of a file."""
         self.is_closing = threading.Event()
 
     @property
@@ -109,7 +106,6 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {"ETag": f'"{hub.etag(name)}"'}
         if self.command == "GET":
             hub.ranges.append((name, wanted))
-            hub.authorizations.append(self.headers.get("Authorization", ""))
         if hub.store is not None:
             headers |= {"Location": f"{hub.store.url}/files/{name}"}
             self._send(302, b"", headers | {"X-Linked-Size": str(len(content))})

@@ -21,13 +21,8 @@ from inference.loading.weights.tensor_files import MadeTensor, TensorFiles
 from inference.models.config import ModelConfig
 from inference.models.families.registry import family_of
 from inference.models.layer_configs import ExpertsConfig, MambaConfig
+from inference.protocol import load_errors as errors
 from inference.protocol.load import LoadSpec
-from inference.protocol.load_errors import (
-    BadFileError,
-    LoadError,
-    MissingTensorError,
-    WrongShapeError,
-)
 from inference.protocol.load_report import LoadFailure
 from tests.cases import each_case
 from tests.inference.loading.conftest import edit_json, edit_tensors, opened, save_gguf
@@ -39,32 +34,6 @@ from tests.inference.models.vision.tiny_qwen import QWEN3_VL
 LAYER = "model.layers.0."
 
 
-@each_case(
-    ("name", "shape", "words"),
-    [
-        (f"{LAYER}self_attn.k_proj.weight", (16, 64), "16 x 64 and should be 32 x 64"),
-        (f"{LAYER}mlp.down_proj.weight", (64, 64), "64 x 64 and should be 64 x 96"),
-        (f"{LAYER}input_layernorm.weight", (63,), "63 and should be 64"),
-        ("lm_head.weight", (60, 64), "60 x 64 and should be 64 x 64"),
-        # No family declares it; it is checked because it is read.
-        (f"{LAYER}self_attn.q_proj.bias", (48,), "48 and should be 64"),
-    ],
-)
-def test_a_tensor_of_another_shape_is_named(
-    name: str, shape: tuple[int, ...], words: str, tiny_directory: Path, tmp_path: Path
-) -> None:
-    directory = copytree(tiny_directory, tmp_path / "model")
-    edit_tensors(directory, {name: torch.zeros(shape)})
-    sources = [directory]
-    if not name.endswith("bias"):
-        weights = load_file(directory / "model.safetensors")
-        sources.append(save_gguf(tmp_path / "x.gguf", weights))
-    for source in sources:
-        with pytest.raises(BadFileError, match=f"{name} is {words}") as caught:
-            opened(source, tmp_path)
-        assert caught.value.failure.code == "bad_file"
-
-
 def declared_files(shapes: dict[str, tuple[int, ...]]) -> TensorFiles:
     return TensorFiles(
         {name: MadeTensor(shape, "F32", 0, torch.Tensor) for name, shape in shapes.items()}
@@ -72,16 +41,9 @@ def declared_files(shapes: dict[str, tuple[int, ...]]) -> TensorFiles:
 
 
 EXPERTS = ExpertsConfig(num_experts=2, experts_per_token=1, intermediate_size=32)
-CONFIG = replace(
-    TINY,
-    architecture="mixtral",
-    vocab_size=8,
-    intermediate_size=64,
-    num_layers=1,
-    tie_embeddings=True,
-    mlps=("sparse",),
-    experts=EXPERTS,
-)
+SIZES: dict[str, Any] = {"vocab_size": 8, "intermediate_size": 64, "num_layers": 1}
+SPARSE: dict[str, Any] = {"architecture": "mixtral", "mlps": ("sparse",), "experts": EXPERTS}
+CONFIG = replace(TINY, tie_embeddings=True, **SIZES, **SPARSE)
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -132,11 +94,13 @@ STATE = f"{LAYER}mamba."
 def test_each_tensor_is_checked_by_itself(
     config: ModelConfig, changes: Shapes, words: str | None
 ) -> None:
-    with nullcontext() if words is None else pytest.raises(WrongShapeError, match=words):
+    with nullcontext() if words is None else pytest.raises(errors.WrongShapeError, match=words):
         check_tensors(config, declared_files(shapes_of(config) | changes))
     if not changes:
         fewer = {name: one for name, one in shapes_of(config).items() if ".experts.1." not in name}
-        with pytest.raises(MissingTensorError, match=r"lack .*experts\.1\.gate_proj.* and 2 more"):
+        with pytest.raises(
+            errors.MissingTensorError, match=r"lack .*experts\.1\.gate_proj.* and 2 more"
+        ):
             check_tensors(config, declared_files(fewer))
 
 
@@ -145,51 +109,56 @@ def test_tensors_that_a_module_calls_alike_hold_as_many_numbers() -> None:
     declared = {"wte.weight": (8, 64), "h.0.attn.weight": (64, 192)}
     files = {"transformer.wte.weight": (8, 64), "h.0.attn.weight": (192, 64), "h.0.mask": (9,)}
     check_module_tensors(declared, declared_files(files), "transformer")
-    with pytest.raises(WrongShapeError, match=r"transformer\.wte\.weight is 7 x 64"):
+    with pytest.raises(errors.WrongShapeError, match=r"transformer\.wte\.weight is 7 x 64"):
         check_module_tensors(
             declared, declared_files(files | {"transformer.wte.weight": (7, 64)}), "transformer"
         )
 
 
-MXFP4_DOWN = "model.layers.0.mlp.experts.down_proj_bias"
-
-
-def test_a_tensor_of_another_size_is_named(tmp_path: Path) -> None:
-    """A stack of experts has three axes."""
-    for subject, name, shape, words in (
+@each_case(
+    ("subject", "name", "shape", "words"),
+    [
+        ("llama", "lm_head.weight", (60, 64), "60 x 64 and should be 64 x 64"),
+        # No family declares it; it is checked because it is read.
+        ("llama", f"{LAYER}self_attn.q_proj.bias", (48,), "48 and should be 64"),
         ("bert", "embeddings.word_embeddings.weight", (63, 32), "63 x 32 and should be 64 x 32"),
         ("bert", "encoder.layer.1.output.dense.weight", (32, 63), "should be 32 x 64"),
         ("a transformers module", "gpt_neox.embed_in.weight", (60, 64), "should be 64 x 64"),
-        ("mxfp4", MXFP4_DOWN, (2, 64), "and should be 2 x 64"),
-    ):
-        source = SUBJECTS[subject].save(tmp_path / name)
-        edit_tensors(source, {name: torch.zeros(shape)})
-        with pytest.raises(WrongShapeError, match=words):
-            opened(source, tmp_path)
-    (tmp_path / "stack").mkdir()
-    file = EditableGGUF.read(SUBJECTS["qwen3moe.gguf"].save(tmp_path / "stack"))
+        ("mxfp4", f"{LAYER}mlp.experts.down_proj_bias", (2, 64), "and should be 2 x 64"),
+    ],
+)
+def test_a_tensor_of_another_size_is_named(
+    tmp_path: Path, subject: str, name: str, shape: tuple[int, ...], words: str
+) -> None:
+    source = SUBJECTS[subject](tmp_path)
+    edit_tensors(source, {name: torch.zeros(shape)})
+    with pytest.raises(errors.WrongShapeError, match=words):
+        opened(source, tmp_path)
+
+
+def test_a_stack_of_experts_has_three_axes(tmp_path: Path) -> None:
+    file = EditableGGUF.read(SUBJECTS["qwen3moe.gguf"](tmp_path))
     info = next(info for info in file.infos if "ffn_down_exps" in info.name)
     info.sizes = [info.sizes[0], info.sizes[1] * info.sizes[2]]
-    with pytest.raises(BadFileError, match=r"cannot be read|no stack of experts"):
+    with pytest.raises(errors.BadFileError, match=r"cannot be read|no stack of experts"):
         opened(file.write(tmp_path / "y.gguf"), tmp_path)
 
 
-@each_case(
-    ("changes", "words"),
-    [
-        ({"pad_token_id": 64}, "padding token 64 is outside the vocabulary of 64"),
-        ({"max_position_embeddings": 0}, "max_position_embeddings is 0"),
-        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000"),
-        ({"architectures": [3]}, "cannot be read"),
-        ({"num_attention_heads": 2.0}, "builds no 'bert'"),
-        ({"hidden_size": 48}, "is 32 and should be 48"),
-    ],
-)
-def test_an_embedding_models_config(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
-    source = SUBJECTS["bert"].save(tmp_path)
-    edit_json(source / "config.json", **changes)
-    with pytest.raises(BadFileError, match=words):
-        opened(source, tmp_path)
+def test_an_embedding_models_config(tmp_path: Path) -> None:
+    for number, (changes, words) in enumerate(
+        (
+            ({"pad_token_id": 64}, "padding token 64 is outside the vocabulary of 64"),
+            ({"max_position_embeddings": 0}, "max_position_embeddings is 0"),
+            ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000"),
+            ({"architectures": [3]}, "cannot be read"),
+            ({"num_attention_heads": 2.0}, "builds no 'bert'"),
+            ({"hidden_size": 48}, "is 32 and should be 48"),
+        )
+    ):
+        source = SUBJECTS["bert"](tmp_path / str(number))
+        edit_json(source / "config.json", **changes)
+        with pytest.raises(errors.BadFileError, match=words):
+            opened(source, tmp_path)
 
 
 def _cut_off(directory: Path) -> None:
@@ -219,7 +188,7 @@ def _checked(path: Path, weights: tuple[Path, ...] = (), **spec: object) -> Load
 def _check_refused(source: Path, cache_dir: Path, code: str, words: str = "") -> None:
     """As its load refuses it."""
     spec = LoadSpec(job_id="j", model="m", source=f"path:{source}", devices=["cpu"])
-    with pytest.raises(LoadError) as refused:
+    with pytest.raises(errors.LoadError) as refused:
         open_model(spec, cache_dir, lambda _: None)
     failure = _checked(source)
     assert failure == refused.value.failure
@@ -227,13 +196,11 @@ def _check_refused(source: Path, cache_dir: Path, code: str, words: str = "") ->
 
 
 @each_case("case", BREAKS)
-def test_a_directory_is_refused_as_by_its_load(
-    tiny_directory: Path, tmp_path: Path, case: str
-) -> None:
-    directory = copytree(tiny_directory, tmp_path / "broken")
+def test_a_directory_is_refused_as_by_its_load(tiny_directory: Path, case: str) -> None:
+    directory = copytree(tiny_directory, tiny_directory.parent / case)
     assert _checked(directory) is None
     BREAKS[case](directory)
-    _check_refused(directory, tmp_path, case.partition(":")[0])
+    _check_refused(directory, directory.parent, case.partition(":")[0])
 
 
 def _gguf(tiny_directory: Path, name: str) -> Path:
@@ -263,23 +230,9 @@ HUB = "huggingface:a/b"
 
 
 def test_of_downloaded_files_each_model_s_own_are_read(tiny_directory: Path) -> None:
+    """A draft model's too, where its drafts can be used."""
     own, draft = _gguf(tiny_directory, "own.gguf"), _gguf(tiny_directory, "draft.gguf")
     safetensors = tiny_directory / "model.safetensors"
-    draft.write_bytes(b"GGUF")
-    for weights, is_refused in (
-        ((own, draft), False),  # a file that this load does not name
-        ((draft, own), True),
-        ((safetensors, draft), False),
-    ):
-        failure = _checked(own, weights, source=HUB)
-        assert (failure is not None and failure.code == "bad_file") is is_refused, weights
-    _cut_off(tiny_directory)
-    failure = _checked(own, (safetensors, draft), source=HUB)
-    assert failure is not None and failure.code == "bad_file"
-
-
-def test_a_draft_model_s_files_are_read_where_its_drafts_can_be_used(tiny_directory: Path) -> None:
-    own, draft = _gguf(tiny_directory, "own.gguf"), _gguf(tiny_directory, "draft.gguf")
     named = [
         {"speculation": "draft_model", "draft_model": source}
         for source in ("huggingface:a/drafts", f"path:{draft}")
@@ -289,6 +242,15 @@ def test_a_draft_model_s_files_are_read_where_its_drafts_can_be_used(tiny_direct
     for one in named:
         failure = _checked(own, (own, draft), source=HUB, **one)
         assert failure is not None and failure.code == "bad_file" and "draft" in failure.message
+    for weights, is_refused in (
+        ((own, draft), False),  # a file that this load does not name
+        ((draft, own), True),
+        ((safetensors, draft), False),
+    ):
+        failure = _checked(own, weights, source=HUB)
+        assert (failure is not None and failure.code == "bad_file") is is_refused, weights
     edit_json(tiny_directory / "config.json", model_type="mistral", sliding_window=16)
-    weights = tiny_directory / "model.safetensors", draft
-    assert _checked(own, weights, source=HUB, **named[0]) is None
+    assert _checked(own, (safetensors, draft), source=HUB, **named[0]) is None
+    _cut_off(tiny_directory)
+    failure = _checked(own, (safetensors, draft), source=HUB)
+    assert failure is not None and failure.code == "bad_file"

@@ -16,29 +16,17 @@ from transformers import AutoModel, AutoTokenizer
 from inference.loading import loader
 from inference.loading.embedding_loader import OpenedEmbeddingModel, check_embedding_fits
 from inference.loading.hub_config import EmbeddingConfig, read_embedding_config
-from inference.loading.loader import open_model
 from inference.models.embedding import EmbeddingModel
-from inference.protocol.load import EarlierLoads, LoadSpec
-from inference.protocol.load_errors import (
-    BadFileError,
-    BadSourceError,
-    DoesNotFitError,
-    LoadError,
-    UnknownArchitectureError,
-)
+from inference.protocol import load_errors as errors
+from inference.protocol.load import EarlierLoads
 from inference.text.tokenizer import Tokenizer
 from tests.cases import each_case
+from tests.inference.loading.conftest import opened
 
 Facts = dict[str, Any]
-BERT: Facts = {
-    "model_type": "bert",
-    "architectures": ["BertModel"],
-    "vocab_size": 100,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "max_position_embeddings": 512,
-    "pad_token_id": 0,
-}
+BERT: Facts = {"model_type": "bert", "architectures": ["BertModel"], "vocab_size": 100}
+BERT |= {"hidden_size": 32, "intermediate_size": 64}
+BERT |= {"max_position_embeddings": 512, "pad_token_id": 0}
 QWEN = BERT | {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
 ROBERTA = BERT | {"model_type": "xlm-roberta", "architectures": ["XLMRobertaModel"]}
 ROBERTA |= {"max_position_embeddings": 514, "pad_token_id": 1}
@@ -48,6 +36,8 @@ SCORER = CLASSIFIER | {"id2label": {"0": "LABEL_0"}}
 TRANSFORMER = {"path": "", "type": "sentence_transformers.models.Transformer"}
 POOLING = {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}
 NORMALIZE = {"path": "2_Normalize", "type": "sentence_transformers.models.Normalize"}
+SHORTER, SIZES = {"is_matryoshka": True}, "matryoshka_dimensions"
+SQUARE_ROOT = "pooling_mode_mean_sqrt_len_tokens"
 MEAN = {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
 
 
@@ -63,16 +53,19 @@ def read(folder: Path, config: dict[str, Any] = BERT, **files: Any) -> Embedding
 MODULES = {"modules": [TRANSFORMER, POOLING, NORMALIZE], "pooling": MEAN}
 LAST = {"modules": [TRANSFORMER, POOLING], "pooling": {"pooling_mode_lasttoken": True}}
 LOWERED = MODULES | {"sentence_bert": {"do_lower_case": True}}
-LOWERS = {"type": "BertNormalizer", "lowercase": True}
-SHORTER = {"is_matryoshka": True}
-INPUT = "max_input_tokens"
-IDENTITY = "torch.nn.modules.linear.Identity"
+LOWERS = {"tokenizer": {"normalizer": {"type": "BertNormalizer", "lowercase": True}}}
+PROMPTS = {"config_sentence_transformers": {"prompts": {"query": "query: ", "document": ""}}}
+LENGTH, IDENTITY = "max_input_tokens", "torch.nn.modules.linear.Identity"
+
+
+def declares(model_max_length: int) -> Facts:
+    return MODULES | {"tokenizer_config": {"model_max_length": model_max_length}}
 
 
 @each_case(
     ("config", "files", "expected"),
     [
-        (BERT, {}, {"pooling": "mean", "normalize": True, "max_input_tokens": 512}),
+        (BERT, {}, {"pooling": "mean", "normalize": True, LENGTH: 512}),
         (QWEN | {"architectures": ["Qwen3Model"]}, {}, {"pooling": "last", "normalize": True}),
         (QWEN, LAST, {"architecture": "qwen3", "pooling": "last", "normalize": False}),
         *(
@@ -85,19 +78,13 @@ IDENTITY = "torch.nn.modules.linear.Identity"
             )
         ),
         # Where sentence-transformers would cut, we know the limit to refuse at.
-        (BERT, MODULES | {"sentence_bert": {"max_seq_length": 256}}, {"max_input_tokens": 256}),
-        *(
-            (BERT, MODULES | {"tokenizer_config": {"model_max_length": length}}, {INPUT: expected})
-            for length, expected in ((300, 300), (10**30, 512))
-        ),
-        (ROBERTA, {}, {"max_input_tokens": 512}),
+        (BERT, MODULES | {"sentence_bert": {"max_seq_length": 256}}, {LENGTH: 256}),
+        (BERT, declares(300), {LENGTH: 300}),
+        (BERT, declares(10**30), {LENGTH: 512}),
+        (ROBERTA, {}, {LENGTH: 512}),
         # Shorter vectors are for models that declare them.
-        (
-            BERT | {"matryoshka_dimensions": [16, 8]},
-            {},
-            SHORTER | {"matryoshka_dimensions": (8, 16)},
-        ),
-        (BERT | {"is_matryoshka": True}, {}, SHORTER | {"matryoshka_dimensions": ()}),
+        (BERT | {"matryoshka_dimensions": [16, 8]}, {}, SHORTER | {SIZES: (8, 16)}),
+        (BERT | {"is_matryoshka": True}, {}, SHORTER | {SIZES: ()}),
         # Cross encoders.
         (SCORER, {}, {"activation": "sigmoid", "dimensions": 1}),
         *(
@@ -108,29 +95,24 @@ IDENTITY = "torch.nn.modules.linear.Identity"
                 ({"sentence_transformers": {"activation_fn": "torch.nn.Sigmoid"}}, "sigmoid"),
             )
         ),
-        (BERT, LOWERED | {"tokenizer": {"normalizer": LOWERS}}, {"pooling": "mean"}),
+        (BERT, LOWERED | LOWERS, {"pooling": "mean"}),
+        # Prompts are not applied.
+        (BERT, MODULES | PROMPTS, {"prompt_names": ("query",)}),
+        # A model that generates.
+        (QWEN, {}, None),
+        ({key: value for key, value in QWEN.items() if key != "architectures"}, {}, None),
     ],
 )
 def test_what_a_directory_declares(
-    tmp_path: Path, config: Facts, files: Facts, expected: Facts
+    tmp_path: Path, config: Facts, files: Facts, expected: Facts | None
 ) -> None:
     found = read(tmp_path, config, **files)
-    assert found is not None
+    if expected is None or found is None:
+        assert found is expected
+        return
     assert {name: getattr(found, name) for name in expected} == expected
     assert ("score" in found.describe()) is (config["architectures"] == SCORER["architectures"])
-
-
-def test_a_model_that_generates_is_none_and_prompts_are_not_applied(tmp_path: Path) -> None:
-    for folder in "ab":
-        (tmp_path / folder).mkdir()
-    assert read(tmp_path / "a", QWEN) is None
-    nameless = {key: QWEN[key] for key in QWEN if key != "architectures"}
-    (tmp_path / "a" / "config.json").write_text(json.dumps(nameless))
-    assert read_embedding_config(tmp_path / "a") is None
-    prompts = {"prompts": {"query": "query: ", "document": ""}}
-    config = read(tmp_path / "b", **MODULES, config_sentence_transformers=prompts)
-    assert config is not None and config.prompt_names == ("query",)
-    assert "query" in config.describe()
+    assert ("query" in found.describe()) is (PROMPTS.items() <= files.items())
 
 
 ANSWERER = BERT | {"architectures": ["BertForQuestionAnswering"]}
@@ -138,7 +120,7 @@ TANH = {"sentence_transformers": {"activation_fn": "x.Tanh"}}
 REMOTE = {"auto_map": {"AutoModelForSequenceClassification": "m.M"}}
 DENSE = {"path": "2_Dense", "type": "x.Dense"}
 ELSEWHERE = TRANSFORMER | {"path": "0_Transformer"}
-UNKNOWN, BAD = UnknownArchitectureError, BadFileError
+UNKNOWN, BAD = errors.UnknownArchitectureError, errors.BadFileError
 
 
 @each_case(
@@ -156,20 +138,15 @@ UNKNOWN, BAD = UnknownArchitectureError, BadFileError
         (BERT, MODULES | {"modules": [ELSEWHERE, POOLING]}, BAD, "0_Transformer"),
         (BERT, {"modules": {}}, BAD, "list of modules"),
         (BERT, LOWERED | {"tokenizer": {"normalizer": None}}, BAD, "lower case"),
-        *(
-            (BERT, MODULES | {"pooling": pooling}, BAD, "pooling")
-            for pooling in (
-                {},
-                MEAN | {"pooling_mode_cls_token": True},
-                {"pooling_mode_weightedmean_tokens": True},
-                MEAN | {"pooling_mode_mean_sqrt_len_tokens": True},
-                {"pooling_mode": "weightedmean"},
-            )
-        ),
+        (BERT, MODULES | {"pooling": {}}, BAD, "pooling"),
+        (BERT, MODULES | {"pooling": MEAN | {"pooling_mode_cls_token": True}}, BAD, "pooling"),
+        (BERT, MODULES | {"pooling": {"pooling_mode_weightedmean_tokens": True}}, BAD, "pooling"),
+        (BERT, MODULES | {"pooling": MEAN | {SQUARE_ROOT: True}}, BAD, "pooling"),
+        (BERT, MODULES | {"pooling": {"pooling_mode": "weightedmean"}}, BAD, "pooling"),
     ],
 )
 def test_refusals(
-    tmp_path: Path, config: Facts, files: Facts, error: type[LoadError], message: str
+    tmp_path: Path, config: Facts, files: Facts, error: type[errors.LoadError], message: str
 ) -> None:
     with pytest.raises(error, match=message):
         read(tmp_path, config, **files)
@@ -184,18 +161,11 @@ TEXTS = [
 ]
 
 
-def opened(directory: Path, cache: Path, **fields: Any) -> OpenedEmbeddingModel:
-    spec = LoadSpec(job_id="1", model="m", source=f"path:{directory}", devices=["cpu"], **fields)
-    found = open_model(spec, cache, lambda progress: None)
+@pytest.fixture(scope="module")
+def minilm(embedding_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    found = opened(embedding_model_dir, tmp_path_factory.mktemp("cache"))
     assert isinstance(found, OpenedEmbeddingModel)
     return found
-
-
-@pytest.fixture(scope="module")
-def minilm(
-    embedding_model_dir: Path, tmp_path_factory: pytest.TempPathFactory
-) -> OpenedEmbeddingModel:
-    return opened(embedding_model_dir, tmp_path_factory.mktemp("cache"))
 
 
 @torch.inference_mode()
@@ -220,38 +190,32 @@ def test_the_vectors_are_transformers_mean(minilm: OpenedEmbeddingModel) -> None
     torch.testing.assert_close(ours, alone, rtol=0, atol=2e-6)
 
 
-@each_case(
-    ("setting", "value"),
-    [
+def test_settings_of_text_are_refused(embedding_model_dir: Path, tmp_path: Path) -> None:
+    for setting, value in (
         *(("kv_memory_bytes", 1000), ("chat_template", "x"), ("max_output_tokens", 5)),
         *(("kv_dtype", "bf16"), ("speculation", "prompt_lookup"), ("quantization", "q8")),
         ("tensor_parallel", 2),
-    ],
-)
-def test_settings_of_text_are_refused(
-    embedding_model_dir: Path, tmp_path: Path, setting: str, value: object
-) -> None:
-    with pytest.raises(BadSourceError, match=setting):
-        opened(embedding_model_dir, tmp_path, **{setting: value})
+    ):
+        with pytest.raises(errors.BadSourceError, match=setting):
+            opened(embedding_model_dir, tmp_path, **{setting: value})
 
 
 def test_what_does_not_fit_is_refused(
-    minilm: OpenedEmbeddingModel,
-    embedding_model_dir: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    minilm: OpenedEmbeddingModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on_cuda = replace(minilm, device=torch.device("cuda"))
     a_lot = EarlierLoads(device_kind="cpu", memory_correction_bytes=2 * 10**9)
-    with pytest.raises(DoesNotFitError, match=r"needs 2\.15 GB"):  # with a largest step
+    with pytest.raises(errors.DoesNotFitError, match=r"needs 2\.15 GB"):  # with a largest step
         check_embedding_fits(minilm, 2 * 10**9, a_lot)
-    with pytest.raises(DoesNotFitError, match=r"needs 2\.09 GB"):  # it ran in the earlier load
+    with pytest.raises(
+        errors.DoesNotFitError, match=r"needs 2\.09 GB"
+    ):  # it ran in the earlier load
         check_embedding_fits(on_cuda, 2 * 10**9, a_lot)
     nothing = EarlierLoads(device_kind="cuda", memory_correction_bytes=0)
     check_embedding_fits(on_cuda, minilm.weight_bytes, nothing)
     monkeypatch.setattr(loader, "free_memory_bytes", lambda device: 10**9)
     for asked, most in ((100, 100), (1000, 256)):
-        found = opened(embedding_model_dir, tmp_path, max_context_tokens=asked)
+        found = opened(minilm.directory, tmp_path, max_context_tokens=asked)
         assert found.config.max_input_tokens == most
-    with pytest.raises(DoesNotFitError, match=r"1\.00 GB are free"):
-        opened(embedding_model_dir, tmp_path, earlier_loads=a_lot)
+    with pytest.raises(errors.DoesNotFitError, match=r"1\.00 GB are free"):
+        opened(minilm.directory, tmp_path, earlier_loads=a_lot)

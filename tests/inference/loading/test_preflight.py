@@ -1,37 +1,30 @@
-"""What a load takes of memory, told from configs and headers, and the devices that it may use."""
+"""What a load takes of memory, told from configs and headers; its devices and KV formats; and what
+a host has: as much as its control group leaves, and what Triton needs."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+import psutil
 import pytest
 import torch
-from gguf.constants import GGMLQuantizationType
-from msgspec.structs import replace as replace_spec
 
-from inference.loading import loader
-from inference.loading.devices import choose_device, choose_dtype, earlier_loads_on
+from inference.loading import devices, loader, preflight
 from inference.loading.formats import FORMATS
+from inference.loading.host import host_memory, triton_problem
 from inference.loading.hub_config import parse_config
+from inference.loading.loader import open_model
 from inference.loading.model_costs import ModelCosts
-from inference.loading.preflight import (
-    Kernels,
-    MemoryNeed,
-    Weight,
-    check_fits,
-    shortest_context_bytes,
-    step_bytes,
-)
 from inference.loading.read_costs import config_tensors, model_costs
-from inference.models.kv_format import kv_bytes_per_token
+from inference.models.kv_format import KVFormat, kv_bytes_per_token
 from inference.models.layer_configs import ExpertsConfig
-from inference.models.layers.kernels import has_fast_bfloat16
-from inference.protocol.load import EarlierLoads, LoadSpec
+from inference.models.native import library
+from inference.protocol.load import EarlierLoads, KVDtype, LoadSpec
 from inference.protocol.load_errors import BadSourceError, DoesNotFitError, MissingFileError
-from tests.cases import each_case
-from tests.inference.loading.conftest import opened, save_directory, saved_gguf
+from tests.inference.loading.conftest import opened, save_directory
 from tests.inference.models.dense_weights import TINY
 
 CONFIG = replace(TINY, vocab_size=8, intermediate_size=64)
@@ -43,9 +36,8 @@ NATIVE, TORCH = {"dense_bytes": 4, "is_native": True}, {"dense_bytes": 4}
 MIXED = [("Q4_K", 25600), ("Q6_K", 25600), ("F32", 10)]
 
 
-@each_case(
-    ("role", "tensors", "kernels", "expected"),
-    [
+def test_a_weight_takes_what_its_role_has_kernels_for() -> None:
+    for role, tensors, kernels, expected in (
         # The native decoder packs every format, and torch some, which may have copies.
         ("column", MIXED, NATIVE, (14800 + 21000 + 40, 51200)),
         ("column", MIXED, TORCH, (16000 + 4 * 25600 + 40, 51200)),
@@ -72,89 +64,66 @@ MIXED = [("Q4_K", 25600), ("Q6_K", 25600), ("F32", 10)]
         ("experts", [("Q4_K", 3200)], CARD, (6400, 0)),
         ("experts", [("Q4_K", 3200)], {}, (2000, 6400)),
         ("tower", [("Q8_0", 3200)], {}, (6400, 0)),
-    ],
-)
-def test_a_weight_takes_what_its_role_has_kernels_for(
-    role: Any, tensors: list[tuple[str, int]], kernels: dict[str, Any], expected: tuple[int, int]
-) -> None:
-    own = role.removeprefix("tied ")
-    weights = [Weight(own, format, number) for format, number in tensors]
-    found = Kernels(**{"dense_bytes": 2, **kernels}).bytes_of(weights, is_tied=own != role)
-    assert found == expected
+    ):
+        own = role.removeprefix("tied ")
+        weights = [preflight.Weight(own, format, number) for format, number in tensors]
+        found = preflight.Kernels(**{"dense_bytes": 2, **kernels}).bytes_of(
+            weights, is_tied=own != role
+        )
+        assert found == expected
 
 
-def test_what_a_step_and_a_short_context_take() -> None:
-    assert shortest_context_bytes(CONFIG, "fp32") == 2 * 2 * 2 * 16 * 256 * 4
+def test_what_a_step_and_a_short_context_take_and_what_fits() -> None:
+    assert preflight.shortest_context_bytes(CONFIG, "fp32") == 2 * 2 * 2 * 16 * 256 * 4
     per_row = 3 * 64 + 8 * 16 + 2 * 64
     rows = {"prompt_rows": 10, "decode_rows": 3}
-    plain_bytes = step_bytes(CONFIG, 4, **rows)
+    plain_bytes = preflight.step_bytes(CONFIG, 4, **rows)
     assert plain_bytes == (10 + 3) * per_row * 4 + 2 * 3 * 8 * 4
     experts = ExpertsConfig(num_experts=8, experts_per_token=3, intermediate_size=32)
     mixture = replace(CONFIG, experts=experts, mlps=("sparse",) * 2)
     more_numbers = 3 * (2 * 32 + 2 * 64) - 2 * 64
-    assert step_bytes(mixture, 4, **rows) - plain_bytes == (10 + 3) * 4 * more_numbers
-
-
-def test_a_model_that_does_not_fit_is_refused_with_both_numbers() -> None:
-    need = MemoryNeed(weight_bytes=10**10, kv_bytes=2 * 10**6, copy_bytes=0)
-    check_fits(need, 11 * 10**9, "cuda:0")
+    assert preflight.step_bytes(mixture, 4, **rows) - plain_bytes == (10 + 3) * 4 * more_numbers
+    need = preflight.MemoryNeed(weight_bytes=10**10, kv_bytes=2 * 10**6, copy_bytes=0)
+    preflight.check_fits(need, 11 * 10**9, "cuda:0")
     with pytest.raises(DoesNotFitError, match=r"needs 10\.00 GB on cuda:0 .* 8\.00 GB are free"):
-        check_fits(need, 8 * 10**9, "cuda:0")
-    need = MemoryNeed(weight_bytes=4000, kv_bytes=70, copy_bytes=900, correction_bytes=-500)
-    assert (need.load_bytes, need.required_bytes) == (3500, 3570), (
-        "what earlier loads taught counts"
+        preflight.check_fits(need, 8 * 10**9, "cuda:0")
+    need = preflight.MemoryNeed(
+        weight_bytes=4000, kv_bytes=70, copy_bytes=900, correction_bytes=-500
     )
+    taken = (need.load_bytes, need.required_bytes)
+    assert taken == (3500, 3570), "what earlier loads taught counts"
     assert replace(need, correction_bytes=-5000).load_bytes == 0
 
 
 NOWHERE = {"kv_memory_bytes": 900 * 10**9, "source": "path:/nowhere"}
 
 
-@each_case(
-    ("free_bytes", "asked", "words"),
-    [
+def test_what_does_not_fit_is_refused_before_anything_is_allocated(
+    tiny_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader, "free_memory_bytes", lambda device: 10**10)
+    opened(tiny_directory, tmp_path, promised_bytes=10**9).close()
+    for free_bytes, asked, words in (
         (100_000, {}, r"0\.00 GB are free"),
         # Memory that other models may still take is not free.
         (10**10, {"promised_bytes": 10**10}, r"0\.00 GB are free"),
         # Refused before anything is fetched.
         (23 * 10**9, NOWHERE, r"900\.00 GB of memory .* 23\.00 GB are free"),
         (10**9, {"kv_memory_bytes": 10**9}, r"1\.00 GB for keys and values"),
-    ],
-)
-def test_what_does_not_fit_is_refused_before_anything_is_allocated(
-    tiny_directory: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    free_bytes: int,
-    asked: dict[str, Any],
-    words: str,
-) -> None:
-    monkeypatch.setattr(loader, "free_memory_bytes", lambda device: 10**10)
-    opened(tiny_directory, tmp_path, promised_bytes=10**9).close()
-    monkeypatch.setattr(loader, "free_memory_bytes", lambda device: free_bytes)
-    with pytest.raises(DoesNotFitError, match=words):
-        opened(tiny_directory, tmp_path, **asked)
+    ):
+        monkeypatch.setattr(loader, "free_memory_bytes", lambda device, free=free_bytes: free)
+        with pytest.raises(DoesNotFitError, match=words):
+            opened(tiny_directory, tmp_path, **asked)
 
 
-def test_copies_for_prompts_are_kept_only_where_memory_is_plenty(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name = "model.layers.0.mlp.down_proj"
-    file = saved_gguf(tmp_path, types={f"{name}.weight": GGMLQuantizationType.Q4_1})
-
-    model = opened(file, tmp_path)
-    copied = model.weights.linear(name)
-    needed = model.need.required_bytes
-    monkeypatch.setattr(loader, "free_memory_bytes", lambda device: needed)
-    lean = opened(file, tmp_path).weights.linear(name)
-
-    is_copied = has_fast_bfloat16(torch.device("cpu"))
-    assert (copied.prefill_weight is not None) == is_copied
-    assert model.factory.copied_bytes == (model.need.copy_bytes if is_copied else 0)
-    assert lean.prefill_weight is None
+CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
 
 
-def test_devices_that_cannot_be_used() -> None:
+def spec(**fields: Any) -> LoadSpec:
+    return LoadSpec(job_id="1", model="m", source="path:/nowhere", **fields)
+
+
+def test_what_a_spec_means_on_a_device_and_devices_that_cannot_be_used() -> None:
     for fields, named in (
         ({"min_devices": 2}, "set tensor_parallel to 2"),
         ({"devices": ["cpu", "cuda:0"]}, "2 devices are given to a replica of 1 rank"),
@@ -163,12 +132,17 @@ def test_devices_that_cannot_be_used() -> None:
         ({"devices": ["meta"]}, "not supported"),
     ):
         with pytest.raises(BadSourceError, match=named):
-            choose_device(LoadSpec(job_id="1", model="m", source="path:x", **fields))
+            devices.choose_device(spec(**fields))
+    earlier = EarlierLoads(device_kind="cuda", memory_correction_bytes=9)
+    asked = spec(earlier_loads=earlier)
+    assert devices.choose_dtype(asked, CPU) == torch.float32
+    assert devices.choose_dtype(spec(dtype="bfloat16"), CPU) == torch.bfloat16
+    assert devices.earlier_loads_on(asked, CPU) is None, "learnt on another kind of device"
+    assert devices.earlier_loads_on(asked, torch.device("cuda:1")) is earlier
 
 
-@each_case(("asked", "used"), [(["cuda:1"], "cuda:1"), (["cuda"], "cuda:0")])
 def test_a_card_becomes_the_current_one_before_anything_is_loaded(
-    asked: list[str], used: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Kernels are launched on the current one, whatever they are given."""
     current: list[str] = []
@@ -176,19 +150,10 @@ def test_a_card_becomes_the_current_one_before_anything_is_loaded(
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: current.append(str(device)))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(loader, "free_memory_bytes", lambda device: 1)
-    with pytest.raises(MissingFileError):
-        opened(tmp_path / "none.gguf", tmp_path, devices=asked)
-    assert current == [used]
-
-
-def test_what_a_spec_means_on_a_device() -> None:
-    cpu, earlier = torch.device("cpu"), EarlierLoads(device_kind="cuda", memory_correction_bytes=9)
-    asked = LoadSpec(job_id="1", model="m", source="path:x", earlier_loads=earlier)
-    assert choose_dtype(asked, cpu) == torch.float32
-    assert choose_dtype(replace_spec(asked, dtype="bfloat16"), cpu) == torch.bfloat16
-    # What was learnt on another kind of device does not count.
-    assert earlier_loads_on(asked, cpu) is None
-    assert earlier_loads_on(asked, torch.device("cuda:1")) is earlier
+    for asked in ("cuda:1", "cuda"):
+        with pytest.raises(MissingFileError):
+            opened(tmp_path / "none.gguf", tmp_path, devices=[asked])
+    assert current == ["cuda:1", "cuda:0"]
 
 
 def test_a_card_with_the_kernels_keeps_experts_and_projections_packed(
@@ -220,6 +185,87 @@ def test_a_card_with_the_kernels_keeps_experts_and_projections_packed(
     assert widened == 2 * (2 * 64 + 2 * 32) * 64 * (9 - 6.5) / 8
 
 
+NOT_NATIVE = "kv_dtype {} is not built for the native decoder .* fp32, bf16, int8"
+NO_FP8 = r"needs a card of compute capability 8\.9 or more, and this one has 8\.6; set it to int8"
+
+
+def test_a_kv_format_is_had_or_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Automatic is bytes where the CPU multiplies them, and on torch what it computes in."""
+    for device, fields, is_native, features, chosen in (
+        (CPU, {}, True, b"flags : avx2 avx512_vnni", "int8"),
+        (CPU, {}, True, b"flags : avx2", "bf16"),
+        (CPU, {}, False, b"", "fp32"),
+        (CUDA, {"dtype": "float16"}, False, b"", "fp16"),
+    ):
+        monkeypatch.setattr(library, "_cpu", lambda features=features: features)
+        assert devices.planned_kv_format(spec(**fields), device, is_native=is_native) == chosen
+    assert set(get_args(KVDtype)) == {"auto", *get_args(KVFormat)}
+    monkeypatch.setattr(loader, "fetch_files", None)  # a fetch would fail
+    for device, kv_dtype, capability, refusal in (
+        *((CPU, kv_dtype, None, None) for kv_dtype in ("fp32", "bf16", "int8")),
+        *((CPU, kv_dtype, None, NOT_NATIVE.format(kv_dtype)) for kv_dtype in ("fp8", "fp16")),
+        *((CUDA, kv_dtype, (8, 6), None) for kv_dtype in set(get_args(KVFormat)) - {"fp8"}),
+        (CUDA, "fp8", (8, 6), f"kv_dtype fp8 {NO_FP8}"),
+        *((CUDA, "fp8", capability, None) for capability in ((8, 9), (9, 0))),
+    ):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, has=capability: has)
+        asked = spec(kv_dtype=kv_dtype, devices=["cpu"])
+        with nullcontext() if refusal is None else pytest.raises(BadSourceError, match=refusal):
+            found = devices.planned_kv_format(asked, device, is_native=device is CPU)
+            assert found == kv_dtype
+        if refusal is not None and device is CPU and library.find_compiler() is not None:
+            with pytest.raises(BadSourceError, match=f"kv_dtype {kv_dtype}"):
+                open_model(asked, Path("/nowhere"), lambda _: None)
+
+
+MIB = 2**20
+
+
+def test_a_control_group_confines(tmp_path: Path) -> None:
+    """Without a limit, or with one over what the host has, it is the whole host."""
+    host_bytes = psutil.virtual_memory().total
+    for limit, used in ((None, None), ("max", 5), (2**60, 0)):
+        if limit is not None:
+            (tmp_path / "memory.max").write_text(f"{limit}\n")
+            (tmp_path / "memory.current").write_text(f"{used}\n")
+        found = host_memory(tmp_path)
+        assert found.total_bytes == host_bytes and 0 < found.free_bytes <= host_bytes
+    (tmp_path / "memory.max").write_text(f"{100 * MIB}\n")
+    for used, free_bytes in ((30 * MIB, 70 * MIB), (101 * MIB, 0)):
+        (tmp_path / "memory.current").write_text(f"{used}\n")
+        found = host_memory(tmp_path)
+        assert (found.total_bytes, found.free_bytes) == (100 * MIB, free_bytes)
+
+
+def test_triton_needs_a_c_compiler_and_headers(tmp_path: Path) -> None:
+    """What CC names is the compiler, and no other."""
+    no_compiler, no_headers = "a C compiler", "headers of Python 3"
+    for number, (program, named, has_headers, problem) in enumerate(
+        (
+            ("gcc", None, True, None),
+            ("clang", None, True, None),
+            ("zig-cc", "zig-cc", True, None),
+            ("zig-cc", "{}/zig-cc", True, None),
+            ("gcc", "absent", True, no_compiler),
+            ("g++", None, True, no_compiler),
+            ("gcc", None, False, no_headers),
+        )
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / program).touch(0o755)
+        if has_headers:
+            (folder / "Python.h").touch()
+        environment = {"PATH": str(folder)} | ({"CC": named.format(folder)} if named else {})
+        found = triton_problem(environment, folder)
+        if problem is None:
+            assert found is None
+        else:
+            assert found is not None and problem in found
+            assert "install gcc and python3-dev" in found
+            assert {no_compiler in found, no_headers in found} == {True, False}
+
+
 COSTED = {"model_type": "llama", "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 128}
 COSTED |= {"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2}
 COSTED |= {"max_position_embeddings": 4096, "tie_word_embeddings": False}
@@ -247,9 +293,8 @@ def test_every_weight_is_counted_once() -> None:
     tied = costs_of(COSTED | {"tie_word_embeddings": True})
     assert tied.outer_bytes.cuda == 2 * (TABLE + 64)
     assert tied.head_bytes == costs.head_bytes
-    config, packed = parse_config(COSTED, {}), costs_of(COSTED, kv_dtype="int8")
-    held = sum(layer.kv_token_bytes.cuda for layer in packed.layers)
-    assert held == kv_bytes_per_token(config, "int8")
+    held = sum(one.kv_token_bytes.cuda for one in costs_of(COSTED, kv_dtype="int8").layers)
+    assert held == kv_bytes_per_token(parse_config(COSTED, {}), "int8")
     assert costs.context_tokens == 4096
     assert costs_of(COSTED, max_context_tokens=512).context_tokens == 512
     mixture, experts = costs_of(MIXTURE), 8 * 3 * 64 * 32
@@ -258,22 +303,15 @@ def test_every_weight_is_counted_once() -> None:
         assert layer.expert_bytes.cuda == 2 * experts
     assert mixture.active_share == 0.25
     assert all(layer.num_expert_weights == 0 for layer in costs.layers)
-
-
-@each_case("quantization", ["q4", "q8"])
-def test_a_load_that_quantises_takes_what_its_formats_take(quantization: str) -> None:
-    costs = costs_of(COSTED, quantization)
-    least = FORMATS[quantization].card / 8 * (ATTENTION + MLP)
-    # torch's kernel for 8 bits takes a little more than the card's own.
-    assert least <= costs.layers[0].weight_bytes.cuda - 2 * NORMS <= 1.07 * least
-    packed = {"q4": 0.625, "q8": 1.0625}[quantization]
-    assert costs.layers[0].weight_bytes.cpu == packed * (ATTENTION + MLP) + 4 * NORMS
+    for quantization, packed in (("q4", 0.625), ("q8", 1.0625)):
+        taken = costs_of(COSTED, quantization).layers[0].weight_bytes
+        least = FORMATS[quantization].card / 8 * (ATTENTION + MLP)
+        # torch's kernel for 8 bits takes a little more than the card's own.
+        assert least <= taken.cuda - 2 * NORMS <= 1.07 * least
+        assert taken.cpu == packed * (ATTENTION + MLP) + 4 * NORMS
     awq = COSTED | {"quantization_config": {"quant_method": "awq", "bits": 4}}
     declared = FORMATS["INT4"].native / 8 * (ATTENTION + MLP) + 4 * NORMS
     assert costs_of(awq).layers[0].weight_bytes.cpu == declared
-
-
-def test_a_module_of_transformers_has_no_layer_costs() -> None:
     sizes = {"vocab_size": 100, "n_embd": 64, "n_head": 4, "n_layer": 2}
     with pytest.raises(BadSourceError, match="known only once it is loaded"):
         costs_of({"model_type": "gpt2", "n_positions": 128} | sizes)

@@ -7,41 +7,38 @@ tools.
 """
 
 QWEN = """
-{%- macro calls_of(m) -%}
-{%- for call in m.tool_calls or [] -%}
-<tool_call>
-{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
-</tool_call>
-{%- for key, value in call.function.arguments | items %}<!--{{ key }}-->{% endfor -%}
-{%- endfor -%}
-{%- endmacro -%}
-{%- if tools -%}
+{%- set system = messages[0].content if messages[0].role == 'system' else '' -%}
+{%- if tools or system -%}
 <|im_start|>system
-{% if messages[0].role == 'system' %}{{ messages[0].content }}
+{{ system }}
+{%- for tool in tools or [] %}
 
-{% endif %}<tools>
-{% for tool in tools %}{{ tool | tojson }}
-{% endfor %}</tools><|im_end|>
-{% elif messages[0].role == 'system' -%}
-<|im_start|>system
-{{ messages[0].content }}<|im_end|>
+{{ tool | tojson }}
+{%- endfor -%}
+<|im_end|>
 {% endif -%}
 {%- for m in messages -%}
-{%- if m.role == 'user' or (m.role == 'system' and not loop.first) -%}
-<|im_start|>{{ m.role }}
-{{ m.content }}<|im_end|>
-{% elif m.role == 'assistant' -%}
+{%- if m.role == 'assistant' -%}
 <|im_start|>assistant
 {% if m.reasoning_content is string %}<think>
 {{ m.reasoning_content.strip('\\n') }}
 </think>
 
-{% endif %}{{ m.content }}{{ calls_of(m) }}<|im_end|>
+{% endif %}{{ m.content }}
+{%- for call in m.tool_calls or [] -%}
+<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>
+{%- for key, value in call.function.arguments | items %}<!--{{ key }}-->{% endfor -%}
+{%- endfor -%}<|im_end|>
 {% elif m.role == 'tool' -%}
 <|im_start|>user
 <tool_response>
 {{ m.content }}
 </tool_response><|im_end|>
+{% elif m.role == 'user' or not loop.first -%}
+<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
 {% endif -%}
 {%- endfor -%}
 <|im_start|>assistant
@@ -54,28 +51,22 @@ QWEN = """
 
 LLAMA = """
 {{- bos_token -}}
-{%- set system = messages[0].content if messages[0].role == 'system' else '' -%}
 <|start_header_id|>system<|end_header_id|>
 
-{% if tools is not none %}Environment: ipython
-{% for tool in tools %}{{ tool | tojson(indent=4) }}
-{% endfor %}{% endif %}{{ system }}<|eot_id|>
+{% for tool in tools or [] %}{{ tool | tojson(indent=4) }}
+{% endfor %}{{ messages[0].content if messages[0].role == 'system' else '' }}<|eot_id|>
 {%- for m in messages if m.role != 'system' -%}
-{%- if m.tool_calls is defined -%}
+<|start_header_id|>{{ 'ipython' if m.role == 'tool' else m.role }}<|end_header_id|>
+
+{% if m.tool_calls is defined -%}
 {%- if m.tool_calls | length != 1 %}{{ raise_exception('single tool-calls only') }}{% endif -%}
 {%- set call = m.tool_calls[0].function -%}
-<|start_header_id|>assistant<|end_header_id|>
-
-{{ '{"name": "' + call.name + '", "parameters": ' }}{{ call.arguments | tojson }}}<|eot_id|>
+{{ '{"name": "' + call.name + '", "parameters": ' }}{{ call.arguments | tojson }}}
 {%- elif m.role == 'tool' -%}
-<|start_header_id|>ipython<|end_header_id|>
-
-{{ m.content | tojson }}<|eot_id|>
+{{ m.content | tojson }}
 {%- else -%}
-<|start_header_id|>{{ m.role }}<|end_header_id|>
-
-{{ m.content | trim }}<|eot_id|>
-{%- endif -%}
+{{ m.content | trim }}
+{%- endif -%}<|eot_id|>
 {%- endfor -%}
 {%- if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>
 

@@ -1,22 +1,24 @@
 """However the tokens come, an answer is taken apart into the same thought, text and calls; markers
-that are one token each, and blocks that a prompt opens."""
+that are one token each, blocks that a prompt opens, and the channels of gpt-oss."""
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
-from typing import Any
 
+import pytest
 import tokenizers
-from hypothesis import given
-from hypothesis import strategies as st
+from llguidance import LLMatcher, LLTokenizer
 
+from inference.engine.logits_processors import ThinkingBudget
+from inference.protocol.engine import ThinkingLimit
+from inference.protocol.generation import ToolChoice, ToolDefinition
 from inference.text import reasoning
 from inference.text.choice_text import ChoiceText, Piece, ThoughtPart
+from inference.text.grammars import Thinking, answer_grammar, calls_part, json_part
 from inference.text.reasoning import TokenKind
 from inference.text.tokenizer import Tokenizer
 from inference.text.tool_calls.call_parser import CallArguments, CallStarted, TextPart
-from tests.cases import each_case
+from inference.text.tool_calls.json_formats import HarmonyFormat
 from tests.inference.text.marked_calls import MarkedCalls, pieces_of
 
 
@@ -31,62 +33,64 @@ def _choice(tokenizer: Tokenizer, *, calls: bool = False, **kwargs: object) -> C
     )
 
 
-THOUGHT = ThoughtPart("so", "<think>", "</think>")
-CALLS = '<think><call>no {}</call></think>\nfirst<call>f {"a": 1}</call><call>g {}</call>'
+def thought(text: str) -> ThoughtPart:
+    return ThoughtPart(text, "<think>", "</think>")
 
 
-@each_case(
-    ("text", "given", "pieces"),
-    [
+THOUGHT = thought("so")
+STOPS = ["END", "\n\n"]
+CALLED = [CallStarted("f"), CallArguments('{"a":1}')]
+CALLS = '<think><call>no {}</call></think>\nfirst<call>f {"a": 1}</call><call>f {"a": 1}</call>'
+
+
+def test_thinking_and_calls_are_taken_out(tokenizer: Tokenizer) -> None:
+    for text, given, pieces in (
         ("Straße", {}, [TextPart("Straße")]),
         ("\n\nStraße", {}, [TextPart("\n\nStraße")]),
         ("\n\n", {}, [TextPart("\n\n")]),
         ("<think>so</think>yes", {}, [THOUGHT, TextPart("yes")]),
-        (
-            "\n<think>\nso\n</think>\n\n yes\n",
-            {},
-            [ThoughtPart("so\n", "<think>", "</think>"), TextPart("yes\n")],
-        ),
-        ("<think>\n\n</think>\n\n", {}, [ThoughtPart("", "<think>", "</think>")]),
+        ("\n<think>\nso\n</think>\n\n yes\n", {}, [thought("so\n"), TextPart("yes\n")]),
+        ("<think>\n\n</think>\n\n", {}, [thought("")]),
         ("<think>for ever", {}, [ThoughtPart("for ever", "<think>", None, "</think>")]),
         ("<think>", {}, [ThoughtPart("", "<think>", None, "</think>")]),
+        (
+            "<think></think><think>so</think>a</think>",
+            {},
+            [thought(""), THOUGHT, TextPart("a</think>")],
+        ),
+        ("<think>s<think>o</think>yes", {}, [thought("s<think>o"), TextPart("yes")]),
         ("a <think>b</think>", {}, [TextPart("a <think>b</think>")]),
         ("\nso</think>\n\nyes", {"starts_thinking": True}, [THOUGHT, TextPart("yes")]),
         (
-            "<think>END</think>\n\nyes END no",
+            "<think>END</think>\n\na END b",
             {"stop": ["END", "\n\n"]},
-            [ThoughtPart("END", "<think>", "</think>"), TextPart("yes ")],
+            [thought("END"), TextPart("a ")],
         ),
-        (
-            CALLS,
-            {"calls": True},
-            [
-                ThoughtPart("no {}", "<think>", "</think>"),
-                TextPart("first"),
-                *(CallStarted("f"), CallArguments('{"a":1}')),
-                *(CallStarted("g"), CallArguments("{}")),
-            ],
-        ),
+        (CALLS, {"calls": True}, [thought("no {}"), TextPart("first"), *CALLED, *CALLED]),
         ("<call>f</call>", {}, [TextPart("f")]),
         ("a<call>f END", {"calls": True, "stop": ["END"]}, [TextPart("a<call>f ")]),
-    ],
-)
-def test_thinking_and_calls_are_taken_out(
-    tokenizer: Tokenizer, text: str, given: dict[str, Any], pieces: list[Piece]
-) -> None:
-    choice = _choice(tokenizer, **given)
-    assert pieces_of(choice, text) == pieces
-    assert choice.stop == ("END" if "stop" in given else None)
+    ):
+        choice = _choice(tokenizer, **given)
+        assert pieces_of(choice, text) == pieces
+        assert choice.stop == ("END" if "stop" in given else None)
 
 
-def test_the_marker_is_reported_at_once_and_not_counted(
-    tokenizer: Tokenizer,
+def test_open_blocks_and_their_markers(
+    tokenizer: Tokenizer, markers: reasoning.ReasoningMarkers
 ) -> None:
+    """A marker is reported at once, and not counted."""
     start, *thought = tokenizer.encode("<think>so it is", add_special_tokens=False)
     assert _choice(tokenizer).feed(start)[1] == [ThoughtPart("", "<think>", None)]
     for end in ("</think>yes", ""):
         pieces_of(choice := _choice(tokenizer), f"<think>so it is{end}")
         assert choice.num_thought_tokens == len(thought)
+    for prompt, is_open in (
+        *((f"Hi<think>{space}", True) for space in ("", "\n", "\n\n")),
+        *((one, False) for one in ("Hi<think>\n\n</think>\n\n", "Hi<think>so", "Hi", "")),
+    ):
+        token_ids = tokenizer.encode(prompt, add_special_tokens=False)
+        assert reasoning.opens_block(token_ids, markers, tokenizer) is is_open, prompt
+        assert not reasoning.opens_block(token_ids, None, tokenizer)
 
 
 def test_a_label_behind_the_marker_is_no_thought(byte_level_dir: Path) -> None:
@@ -98,42 +102,6 @@ def test_a_label_behind_the_marker_is_no_thought(byte_level_dir: Path) -> None:
     ):
         expected = [ThoughtPart(thought, *markers), TextPart("yes")]
         assert pieces_of(_choice(tokenizer), f"<|channel>{written}<channel|>yes") == expected
-
-
-WORDS = [
-    *("<think>", "</think>", "\n", " ", "so", "yes", "END", "E", "<call>", "</call>", "f {}", "🙂"),
-]
-TEXTS = st.lists(st.sampled_from(WORDS), max_size=14).map("".join)
-
-
-@given(text=TEXTS, starts_thinking=st.booleans(), calls=st.booleans())
-def test_nothing_is_lost(
-    tokenizer: Tokenizer, text: str, starts_thinking: bool, calls: bool
-) -> None:
-    """Thought, text and calls hold every character that is no white space and no marker of theirs,
-    in order."""
-    choice = _choice(tokenizer, starts_thinking=starts_thinking, calls=calls)
-    streamed = ""
-    for piece in pieces_of(choice, text):
-        match piece:
-            case ThoughtPart(text=thought, opens=opens, closes=closes):
-                streamed += (opens or "") + thought + (closes or "")
-            case TextPart(text=visible):
-                streamed += visible
-            case CallStarted(name=name):
-                streamed += f"<call>{name}"
-            case CallArguments(fragment=fragment):
-                streamed += f"{fragment}</call>"
-    expected = ("<think>" if starts_thinking else "") + text
-    assert _squeezed(streamed) == _squeezed(expected)
-
-
-def _squeezed(text: str) -> str:
-    """Returns the text without what may come and go: white space, hidden special tokens, empty
-    arguments, and an opening marker that stands inside an open block."""
-    for word in ("<call>", "</call>", "{}", "<think>", " ", "\n"):
-        text = text.replace(word, "")
-    return text
 
 
 def _with_tokens(directory: Path, *, special: bool, tokens: list[str]) -> Tokenizer:
@@ -160,46 +128,119 @@ def test_known_pairs_of_one_token_each(byte_level_dir: Path, sentencepiece_dir: 
         assert found is not None and found.opens == opens
 
 
-@each_case(
-    ("prompt", "is_open"),
-    [
-        *((f"Hi<think>{space}", True) for space in ("", "\n", "\n\n")),
-        *((one, False) for one in ("Hi<think>\n\n</think>\n\n", "Hi<think>so", "Hi", "")),
-    ],
-)
-def test_open_blocks(
-    tokenizer: Tokenizer, markers: reasoning.ReasoningMarkers, prompt: str, is_open: bool
+# The channels of gpt-oss.
+HARMONY = "{{ '<|start|>assistant<|channel|>analysis<|message|>' }}{{ tools }}"
+SPECIAL = ["<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|call|>", "<|constrain|>"]
+OF_THOUGHT = "<|channel|>analysis<|message|>Let me see.<|end|><|start|>assistant"
+FINAL = "<|channel|>final<|message|>"
+CALL = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}'
+OPENS = "<|channel|>analysis<|message|>"
+TOOL = ToolDefinition(name="f", path="tools.0", parameters={"properties": {"a": {}}})
+PREAMBLE = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
+SEEN = ThoughtPart("Let me see.", OPENS, "<|end|>")
+HARMONY_ROWS: list[tuple[str, dict[str, bool], list[Piece]]] = [
+    (f"{OF_THOUGHT}{FINAL}Yes.", {}, [SEEN, TextPart("Yes.")]),
+    (f"{FINAL}Yes.", {}, [TextPart("Yes.")]),
+    (f"{OF_THOUGHT}{CALL}", {}, [SEEN, *CALLED]),
+    (f"{CALL}<|call|>", {}, CALLED),
+    (' to=functions.f<|channel|>commentary json<|message|>{"a": 1}', {}, CALLED),
+    (f"{OF_THOUGHT}{CALL.replace('functions.', '')}", {}, [SEEN, *CALLED]),
+    (f"{PREAMBLE}{CALL}", {}, [TextPart("I look."), *CALLED]),
+    (f"{PREAMBLE}{FINAL}Yes.", {}, [TextPart("I look.\n\nYes.")]),
+    (f"{OF_THOUGHT}{OF_THOUGHT}{FINAL}Yes.", {}, [SEEN, SEEN, TextPart("Yes.")]),
+    (f"{OPENS}Let", {}, [ThoughtPart("Let", OPENS, None, "<|end|>")]),
+    (f"{OF_THOUGHT}<|channel|>fin", {}, [SEEN]),
+    ("Yes.", {}, [TextPart("Yes.")]),
+    ("to be or not", {}, [TextPart("to be or not")]),
+    (CALL, {"calls": False}, [TextPart('{"a": 1}')]),
+    (" more", {"continues_text": True}, [TextPart(" more")]),
+]
+
+
+@pytest.fixture(scope="module")
+def definition(byte_level_dir: Path) -> str:
+    backend = tokenizers.Tokenizer.from_file(str(byte_level_dir / "tokenizer.json"))
+    backend.add_special_tokens(SPECIAL)
+    backend.add_tokens(["analysis"])
+    return backend.to_str()
+
+
+@pytest.fixture(scope="module")
+def harmony(definition: str) -> Tokenizer:
+    return Tokenizer(definition, {})
+
+
+@pytest.fixture(scope="module")
+def channels(harmony: Tokenizer) -> reasoning.ReasoningMarkers:
+    for template in ("{{ messages }}", None):
+        assert reasoning.find_markers(harmony, template) is None
+    found = reasoning.find_markers(harmony, HARMONY)
+    assert found is not None
+    return found
+
+
+def test_an_answer_in_channels(harmony: Tokenizer, channels: reasoning.ReasoningMarkers) -> None:
+    for text, options, pieces in HARMONY_ROWS:
+        parser = HarmonyFormat().parser([TOOL]) if "calls" not in options else None
+        continues = "continues_text" in options
+        choice = ChoiceText(harmony, markers=channels, tool_calls=parser, continues_text=continues)
+        assert pieces_of(choice, text) == pieces, text
+    choice = ChoiceText(harmony, markers=channels)
+    token_ids = harmony.encode(f"{OF_THOUGHT}{FINAL}Yes", add_special_tokens=False)
+    kinds = [choice.feed(token_id)[0] for token_id in token_ids]
+    num_answer = len(harmony.encode("Yes", add_special_tokens=False))
+    assert kinds[-num_answer:] == [TokenKind.ANSWER] * num_answer
+    assert TokenKind.ANSWER not in kinds[:-num_answer]
+    assert choice.num_thought_tokens == kinds.count(TokenKind.THOUGHT) > 0
+    token_ids = harmony.encode("<|start|>assistant", add_special_tokens=False)
+    assert not reasoning.opens_block(token_ids, channels, harmony)
+
+
+def test_a_budget_counts_thoughts_alone(
+    harmony: Tokenizer, channels: reasoning.ReasoningMarkers
 ) -> None:
-    token_ids = tokenizer.encode(prompt, add_special_tokens=False)
-    assert reasoning.opens_block(token_ids, markers, tokenizer) is is_open
-    assert not reasoning.opens_block(token_ids, None, tokenizer)
+    budget = ThinkingBudget(
+        ThinkingLimit(
+            max_tokens=4,
+            end_token_id=channels.end_token_id,
+            start_token_id=channels.start_token_id,
+            follows_token_id=channels.follows_token_id,
+        )
+    )
+    text = f"{FINAL}one analysis of many words, none of them a thought"
+    for token_id in harmony.encode(text, add_special_tokens=False):
+        budget.advance(token_id)
+        assert budget.forced_token is None
+    for token_id in harmony.encode(f"{OPENS}one two three", add_special_tokens=False):
+        budget.advance(token_id)
+    assert budget.forced_token == channels.end_token_id
 
 
-def _kinds(tokenizer: Tokenizer, splitter: reasoning.ThinkingSplitter, text: str) -> str:
-    order = (TokenKind.OPENS, TokenKind.THOUGHT, TokenKind.CLOSES, TokenKind.ANSWER)
-    letters = dict(zip(order, "(t)a", strict=True))
-    ids = tokenizer.encode(text, add_special_tokens=False)
-    kinds = [letters[splitter.feed(token_id, "")[0]] for token_id in ids]
-    return "".join(letter for letter, _ in itertools.groupby(kinds))
-
-
-@each_case(
-    ("text", "is_open", "kinds"),
-    [
-        ("<think>so</think>yes", False, "(t)a"),
-        ("\n<think>so</think>\nyes", False, "a(t)a"),
-        ("<think></think><think>more</think>yes", False, "()(t)a"),
-        ("yes, <think>is a marker</think>", False, "a"),
-        ("yes</think>", False, "a"),
-        ("<think>a<think>b</think>yes", False, "(t)a"),
-        ("<think>for ever", False, "(t"),
-        ("so</think>yes", True, "t)a"),
-    ],
-)
-def test_where_tokens_belong(
-    tokenizer: Tokenizer, markers: reasoning.ReasoningMarkers, text: str, is_open: bool, kinds: str
+def test_grammars_of_channels(
+    definition: str, harmony: Tokenizer, channels: reasoning.ReasoningMarkers
 ) -> None:
-    splitter = reasoning.ThinkingSplitter(tokenizer, markers, is_open=is_open)
-    assert _kinds(tokenizer, splitter, text) == kinds
-    if not is_open:
-        assert _kinds(tokenizer, reasoning.ThinkingSplitter(tokenizer, None), text) == "a"
+    form, choice = HarmonyFormat(), ToolChoice(mode="required")
+    marker_ids = form.marker_ids(harmony)
+    lark = form.grammar([TOOL], choice, parallel=True, marker_ids=marker_ids)
+    assert lark is not None
+    theirs = LLTokenizer(definition, n_vocab=harmony.vocab_size, eos_token=[2])
+    grammar = answer_grammar(
+        [calls_part(lark), json_part({"type": "integer"})],
+        thinking=Thinking.POSSIBLE,
+        markers=channels,
+        end_token_ids=[2],
+        num_calls=1,
+    )
+
+    def accepts(text: str) -> bool:
+        matcher = LLMatcher(theirs, grammar.text, log_level=0)
+        assert not matcher.is_error(), matcher.get_error()
+        ids = harmony.encode(text, add_special_tokens=False)
+        return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+    for before in ("", OF_THOUGHT):
+        assert accepts(before + CALL)
+        assert accepts(f"{before}{FINAL}7")
+        assert not accepts(f"{before}{FINAL}seven")
+        assert not accepts(f"{before}7")
+    assert not accepts(OF_THOUGHT)

@@ -79,37 +79,22 @@ STRICT = ToolDefinition(name="f", path="t", parameters=POINT, strict=True)
 NODE = {"type": "object", "properties": {"next": {"$ref": "#"}}, "additionalProperties": False}
 
 
-@each_case(
-    ("parts", "allowed", "not_allowed"),
-    [
-        (
-            [json_part(None)],
-            ("{}", '{"a": [1, {"b": null}]}', '{\n  "a": 1\n}', '{"a":"🙂"}'),
-            ("", "[1]", '"a"', "{", '{"a": 1} so', '{\n\n\n"a": 1}', "yes"),
-        ),
+def test_json_and_bare_calls(accepts: Accepts) -> None:
+    objects = ("{}", '{"a": [1, {"b": null}]}', '{\n  "a": 1\n}', '{"a":"🙂"}')
+    others = ("", "[1]", '"a"', "{", '{"a": 1} so', '{\n\n\n"a": 1}', "yes")
+    bare = [*(bare_call_part(tool, "parameters") for tool in (STRICT, TOOLS[1])), json_part(SCHEMA)]
+    calls = ('{"name": "f", "parameters": {"id": 1}}', '{"name": "g", "parameters": {"any": []}}')
+    bad = ('{"name": "f", "parameters": {"id": "1"}}', '{"name": "h", "parameters": {}}')
+    for parts, allowed, not_allowed in (
+        ([json_part(None)], objects, others),
         ([json_part(SCHEMA)], (ROME,), ('{"city": 1}', '{"city": "Rome", "b": 1}', "{}")),
         ([json_part(True)], ("[1]",), ()),
         ([json_part(NODE)], ('{"next": {"next": {}}}',), ('{"next": {"other": {}}}',)),
-        (
-            [
-                *(bare_call_part(tool, "parameters") for tool in (STRICT, TOOLS[1])),
-                json_part(SCHEMA),
-            ],
-            (
-                ROME,
-                '{"name": "f", "parameters": {"id": 1}}',
-                '{"name": "g", "parameters": {"any": []}}',
-            ),
-            ('{"name": "f", "parameters": {"id": "1"}}', '{"name": "h", "parameters": {}}'),
-        ),
-    ],
-)
-def test_json_and_bare_calls(
-    accepts: Accepts, parts: list[Any], allowed: tuple[str, ...], not_allowed: tuple[str, ...]
-) -> None:
-    grammar = answer_grammar(parts)
-    for text in (*allowed, *not_allowed):
-        assert accepts(grammar, text) is (text in allowed), text
+        (bare, (ROME, *calls), bad),
+    ):
+        grammar = answer_grammar(parts)
+        for text in (*allowed, *not_allowed):
+            assert accepts(grammar, text) is (text in allowed), text
 
 
 def test_texts_that_are_not_json(accepts: Accepts) -> None:
@@ -125,13 +110,23 @@ def test_texts_that_are_not_json(accepts: Accepts) -> None:
             assert not accepts(grammar, not_allowed), demand
 
 
-def test_a_call_or_the_json(accepts: Accepts, tokenizer: Tokenizer) -> None:
+def test_a_call_or_the_json(
+    accepts: Accepts, tokenizer: Tokenizer, markers: ReasoningMarkers
+) -> None:
+    """Every grammar can be read and checked without the tokenizer, or is refused."""
     grammar = answer_grammar([_calls(tokenizer), json_part(SCHEMA)])
     assert accepts(grammar, ROME)
     assert accepts(grammar, CALL)
     assert accepts(grammar, CALL + CALL)
     for text in ("yes", CALL + ROME, ROME + CALL, "<call>h {}</call>"):
         assert not accepts(grammar, text), text
+    parts = [_calls(tokenizer), json_part(SCHEMA)]
+    for thinking in Thinking:
+        grammar = answer_grammar(parts, thinking=thinking, markers=markers, end_token_ids=[END])
+        assert find_problem(grammar.text) is None
+    assert find_problem('{"grammars": [{"lark_grammar": "start: ("}]}') is not None
+    with pytest.raises(GrammarRefusedError, match="cannot be read"):
+        text_part(OutputFormat(path="p", grammar="root ::= " + "(" * 5000))
 
 
 @each_case("with_calls", [False, True])
@@ -163,15 +158,3 @@ def test_a_block_that_the_prompt_opened_or_that_closes_in_the_middle_of_a_charac
     for text in (f"so</think>{ROME}", f"so</think>\n\n{ROME}", f"</think>{ROME}"):
         assert accepts(grammar, text), text
     assert not accepts(grammar, "so</think>yes")
-
-
-def test_every_grammar_can_be_read_and_checked_without_the_tokenizer_or_is_refused(
-    tokenizer: Tokenizer, markers: ReasoningMarkers
-) -> None:
-    parts = [_calls(tokenizer), json_part(SCHEMA)]
-    for thinking in Thinking:
-        grammar = answer_grammar(parts, thinking=thinking, markers=markers, end_token_ids=[END])
-        assert find_problem(grammar.text) is None
-    assert find_problem('{"grammars": [{"lark_grammar": "start: ("}]}') is not None
-    with pytest.raises(GrammarRefusedError, match="cannot be read"):
-        text_part(OutputFormat(path="p", grammar="root ::= " + "(" * 5000))

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.text.choice_text import ChoiceText, Piece, ThoughtPart
+from inference.text.choice_text import ChoiceText, ThoughtPart
 from inference.text.phrases import (
     SPOKEN,
     PhraseMarkers,
@@ -22,7 +21,6 @@ from inference.text.phrases import (
 from inference.text.reasoning import Run, TokenKind
 from inference.text.tokenizer import Tokenizer
 from inference.text.tool_calls.call_parser import TextPart
-from tests.cases import each_case
 from tests.inference.text.marked_calls import pieces_of
 
 OPENS, CLOSES = SPOKEN.opens[0], SPOKEN.closes[0]
@@ -36,13 +34,15 @@ GRANITE_33 = (
 )
 TAGS = find_phrases(GRANITE_33)
 assert TAGS is not None
-OPENED, CLOSED, OTHERWISE_CLOSED = (
-    ("opens", OPENS),
-    ("closes", CLOSES),
-    ("closes", SPOKEN.closes[1]),
-)
-SPOKEN_SO = ThoughtPart("So. ", f"{OPENS}\n", f"{CLOSES}\n")
+OPENED, CLOSED = ("opens", OPENS), ("closes", CLOSES)
+OTHERWISE = f"\n {SPOKEN.opens[1]} So. Here is my res! {SPOKEN.closes[1]} Yes."
+OTHERWISE_OPENED, OTHERWISE_CLOSED = ("opens", SPOKEN.opens[1]), ("closes", SPOKEN.closes[1])
 TAGGED = [("opens", "<think>"), "So.", ("closes", "</think>")]
+ANSWERED = [*TAGGED, ("markup", "<response>"), "Yes.", ("markup", "</response>"), "\n"]
+
+
+def thought(text: str) -> ThoughtPart:
+    return ThoughtPart(text, f"{OPENS}\n", f"{CLOSES}\n")
 
 
 def _read(phrases: PhraseMarkers, pieces: list[str], **more: bool) -> list[Run]:
@@ -58,15 +58,11 @@ def _read(phrases: PhraseMarkers, pieces: list[str], **more: bool) -> list[Run]:
     return joined
 
 
-@each_case(
-    ("phrases", "text", "expected"),
-    [
+def test_between_phrases() -> None:
+    """A text without a kind is a thought where the block is open, else of the answer."""
+    for phrases, text, expected in (
         (SPOKEN, f"{OPENS}\nSo.\n\n{CLOSES}\nYes.", [OPENED, "\nSo.\n\n", CLOSED, "\nYes."]),
-        (
-            SPOKEN,
-            f"\n {SPOKEN.opens[1]} So. Here is my res! {SPOKEN.closes[1]} Yes.",
-            [("opens", SPOKEN.opens[1]), " So. Here is my res! ", OTHERWISE_CLOSED, " Yes."],
-        ),
+        (SPOKEN, OTHERWISE, [OTHERWISE_OPENED, " So. Here is my res! ", OTHERWISE_CLOSED, " Yes."]),
         (SPOKEN, "Here is a list.", ["Here is a list."]),
         (SPOKEN, "Here is my thought", ["Here is my thought"]),
         (SPOKEN, f"So: {OPENS}", [f"So: {OPENS}"]),
@@ -74,26 +70,17 @@ def _read(phrases: PhraseMarkers, pieces: list[str], **more: bool) -> list[Run]:
         (SPOKEN, f"{OPENS}{CLOSES}{OPENS}", [OPENED, CLOSED, OPENS]),
         (SPOKEN, " \n", [" \n"]),
         (SPOKEN, "", []),
-        (
-            TAGS,
-            "<think>So.</think>\n<response>Yes.</response>\n",
-            [*TAGGED, ("markup", "<response>"), "Yes.", ("markup", "</response>"), "\n"],
-        ),
+        (TAGS, "<think>So.</think>\n<response>Yes.</response>\n", ANSWERED),
         (TAGS, "<think>So.</think> Yes </response>", [*TAGGED, " Yes </response>"]),
         (TAGS, "<response>Yes", ["<response>Yes"]),
         (TAGS, "<think>So.</think><resp", [*TAGGED, "<resp"]),
-    ],
-)
-def test_between_phrases(
-    phrases: PhraseMarkers, text: str, expected: list[str | tuple[str, str]]
-) -> None:
-    """A text without a kind is a thought where the block is open, else of the answer."""
-    kind, runs = "answer", []
-    for one in expected:
-        if not isinstance(one, str):
-            kind = {"opens": "thought", "closes": "answer"}.get(one[0], kind)
-        runs.append((kind, one) if isinstance(one, str) else one)
-    assert [(found.value, run) for found, run in _read(phrases, list(text))] == runs
+    ):
+        kind, runs = "answer", []
+        for one in expected:
+            if not isinstance(one, str):
+                kind = {"opens": "thought", "closes": "answer"}.get(one[0], kind)
+            runs.append((kind, one) if isinstance(one, str) else one)
+        assert [(found.value, run) for found, run in _read(phrases, list(text))] == runs
 
 
 WORDS = (
@@ -133,33 +120,20 @@ def test_templates_declare_them() -> None:
     assert opens_phrase("Hi<think>\n", TAGS) and not opens_phrase("<think></think>", TAGS)
 
 
-@each_case(
-    ("text", "given", "pieces"),
-    [
-        (
-            f"{OPENS}\n\nSo é.\n\n{CLOSES}\n\nStraße.",
-            {},
-            [ThoughtPart("So é.\n\n", f"{OPENS}\n", f"{CLOSES}\n"), TextPart("Straße.")],
-        ),
-        (
-            f"{OPENS} my END {CLOSES} yes END no",
-            {"stop": ["END"]},
-            [ThoughtPart("my END ", f"{OPENS}\n", f"{CLOSES}\n"), TextPart("yes ")],
-        ),
+def test_an_answer(byte_level_dir: Path) -> None:
+    tokenizer, stops = Tokenizer.load(byte_level_dir), {"stop": ["END"]}
+    so = f"{OPENS}\n\nSo é.\n\n{CLOSES}"
+    num_tokens = len(tokenizer.encode(so.removeprefix(OPENS), add_special_tokens=False))
+    for text, options, pieces in (
+        (f"{so}\n\nStraße.", {}, [thought("So é.\n\n"), TextPart("Straße.")]),
+        (f"{OPENS} my END {CLOSES} yes END no", stops, [thought("my END "), TextPart("yes ")]),
         ("Here is a list", {"stop": ["Here"]}, []),
-        (f"\nSo. {CLOSES} yes", {"starts_thinking": True}, [SPOKEN_SO, TextPart("yes")]),
-    ],
-)
-def test_an_answer(
-    byte_level_dir: Path, text: str, given: dict[str, Any], pieces: list[Piece]
-) -> None:
-    tokenizer = Tokenizer.load(byte_level_dir)
-    choice = ChoiceText(tokenizer, phrases=SPOKEN, **given)
-    assert pieces_of(choice, text) == pieces
-    assert [choice.stop] == given.get("stop", [None])
-    thought = tokenizer.encode(f"\n\nSo é.\n\n{CLOSES}", add_special_tokens=False)
-    if not given:
-        assert 0 < choice.num_thought_tokens <= len(thought)
+        (f"\nSo. {CLOSES} yes", {"starts_thinking": True}, [thought("So. "), TextPart("yes")]),
+    ):
+        choice = ChoiceText(tokenizer, phrases=SPOKEN, **options)
+        assert pieces_of(choice, text) == pieces
+        assert [choice.stop] == options.get("stop", [None])
+        assert options or 0 < choice.num_thought_tokens <= num_tokens
 
 
 ALPHABET = "ab\n🙂"

@@ -21,51 +21,46 @@ from tests.cases import each_case
 from tests.inference.text.family_templates import LLAMA, MISTRAL, QWEN
 
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+CALL = ToolCall(id="abcdefghi", name="weather", arguments='{"city": "Köln"}')
 TURNS = plain_turns(
     [
         ChatMessage(role="user", content="Regnet es in <Köln> & Bonn?"),
-        ChatMessage(
-            role="assistant",
-            reasoning="I must look.",
-            tool_calls=[ToolCall(id="abcdefghi", name="weather", arguments='{"city": "Köln"}')],
-        ),
-        ChatMessage(role="tool", tool_call_id="abcdefghi", content='{"rain": true}'),
+        ChatMessage(role="assistant", reasoning="I must look.", tool_calls=[CALL]),
+        ChatMessage(role="tool", tool_call_id=CALL.id, content='{"rain": true}'),
         ChatMessage(role="assistant", content="Ja."),
         ChatMessage(role="user", content="Danke."),
     ]
 )
-FEATURES = {
-    "blocks keep no lines of their own": "a\n  {% if true %}\n  b\n  {% endif %}\nc\n",
-    "every turn as it is": "{{ messages }}{{ tools }}{{ documents }}{{ bos_token }}",
-    "JSON": "{{ messages | tojson }}|{{ tools | tojson(indent=2, sort_keys=True) }}"
+FEATURES = [
+    "a\n  {% if true %}\n  b\n  {% endif %}\nc\n",
+    "{{ messages }}{{ tools }}{{ documents }}{{ bos_token }}",
+    "{{ messages | tojson }}|{{ tools | tojson(indent=2, sort_keys=True) }}"
     "|{{ messages[0].content | tojson(ensure_ascii=True) }}"
     "|{{ tools | tojson(separators=(',', ':')) }}",
-    "loops that are left": "{% for m in messages %}"
-    "{% if loop.index0 == 1 %}{% continue %}{% endif %}"
+    "{% for m in messages %}{% if loop.index0 == 1 %}{% continue %}{% endif %}"
     "{% if loop.index0 == 3 %}{% break %}{% endif %}{{ m.role }} {% endfor %}",
-    "a namespace": "{% set found = namespace(role='', self=3) %}"
-    "{% for m in messages %}{% set found.role = m.role %}{% endfor %}"
-    "{{ found.role }}{{ found.self }}",
-    "dictionaries": "{{ dict(a=1) }}{{ dict([('c', 3)]) }}{{ dict.fromkeys(['d'], 4) }}",
-    "a generation": "{% set x = 1 %}{% for m in messages %}{% generation %}{% set x = 2 %}\n"
+    "{% set found = namespace(role='', self=3) %}{{ found.self }}"
+    "{% for m in messages %}{% set found.role = m.role %}{% endfor %}{{ found.role }}",
+    "{{ dict(a=1) }}{{ dict([('c', 3)]) }}{{ dict.fromkeys(['d'], 4) }}",
+    "{% set x = 1 %}{% for m in messages %}{% generation %}{% set x = 2 %}\n"
     "{{ m.role }}{{ x }}{% endgeneration %}{% endfor %}{{ x }}",
-    "a date": "{{ strftime_now('%Y')[:2] }}",
-    "what is undefined": "{{ nothing }}{{ messages[9] }}{{ nothing is defined }}",
-    "methods": "{{ messages[0].content.upper().split(' ')[:2] }}{{ messages[1].items() | list }}",
-}
-REFUSED = {
-    "its own exception": "{{ raise_exception('roles must alternate') }}",
-    "no template": "{% for %}",
-    "no field of what is undefined": "{{ nothing.at_all }}",
-    "no way out by a class": "{{ ''.__class__.__mro__ }}",
-    "no way out by dict": "{{ dict.mro() }}",
-    "no change of the turns": "{{ messages.append(1) }}",
-    "no change of a turn": "{{ messages[0].update(role='x') }}",
-    "no private name of a namespace": "{{ namespace(_x=1) }}",
-    "no private name on a namespace": "{% set n = namespace() %}{% set n.__class__ = 1 %}",
-    "no break out of a generation": "{% for m in messages %}{% generation %}{% break %}"
-    "{% endgeneration %}{% endfor %}",
-}
+    "{{ strftime_now('%Y')[:2] }}{{ nothing }}{{ messages[9] }}{{ nothing is defined }}",
+    "{{ messages[0].content.upper().split(' ')[:2] }}{{ messages[1].items() | list }}",
+]
+REFUSED = [
+    "{{ raise_exception('roles must alternate') }}",
+    "{% for %}",
+    "{{ nothing.at_all }}",
+    # No way out by a class or by dict, no change of the turns, and no private names.
+    "{{ ''.__class__.__mro__ }}",
+    "{{ dict.mro() }}",
+    "{{ messages.append(1) }}",
+    "{{ messages[0].update(role='x') }}",
+    "{{ namespace(_x=1) }}",
+    "{% set n = namespace() %}{% set n.__class__ = 1 %}",
+    # No break out of a generation.
+    "{% for m in messages %}{% generation %}{% break %}{% endgeneration %}{% endfor %}",
+]
 
 
 def _ours(source: str, **kwargs: Any) -> str:
@@ -79,23 +74,14 @@ def _theirs(source: str, **kwargs: Any) -> str:
     return str(rendered[0][0])
 
 
-@each_case(
-    "source",
-    [
-        *(pytest.param(source, id=name) for name, source in FEATURES.items()),
-        pytest.param(QWEN, id="Qwen's"),
-        pytest.param(LLAMA, id="Llama's"),
-        pytest.param(MISTRAL, id="Mistral's"),
-        pytest.param(CHATML, id="ChatML"),
-    ],
-)
-@each_case("tools", [TOOLS, None], ids=["tools", "no tools"])
+@each_case("source", [*FEATURES, QWEN, LLAMA, MISTRAL, CHATML])
+@each_case("tools", [TOOLS, None])
 def test_it_renders_as_transformers_does(source: str, tools: list[dict[str, Any]] | None) -> None:
     values = {"tools": tools, "add_generation_prompt": True, "bos_token": "<s>"}
     assert _ours(source, **values) == _theirs(source, **values)
 
 
-@each_case("source", REFUSED.values(), ids=REFUSED)
+@each_case("source", REFUSED)
 def test_it_refuses_as_transformers_does(source: str) -> None:
     refusals = []
     for render in (_ours, _theirs):
@@ -113,11 +99,11 @@ def test_it_has_the_names_that_transformers_has() -> None:
     for option in ("trim_blocks", "lstrip_blocks", "autoescape", "keep_trailing_newline"):
         assert getattr(ours, option) == getattr(theirs, option)
     assert ours.undefined is theirs.undefined
-    assert _tags(ours) == _tags(theirs)
-
-
-def _tags(environment: Environment) -> set[str]:
-    return {tag for extension in environment.extensions.values() for tag in extension.tags}
+    ours_tags, theirs_tags = (
+        {tag for one in environment.extensions.values() for tag in one.tags}
+        for environment in (ours, theirs)
+    )
+    assert ours_tags == theirs_tags
 
 
 CHAT = ChatInput(messages=[ChatMessage(role="user", content="Hello.")])
@@ -136,34 +122,31 @@ def rendered(model: Path, choice: str | None) -> str:
 
 
 def test_the_operators_file_comes_first_then_the_models_files(model: Path, tmp_path: Path) -> None:
+    """A template for tools is a named one or a further file."""
+    further = model / "additional_chat_templates" / "tool_use.jinja"
+    further.parent.mkdir()
+    further.write_text("{{ tools }}")
     (model / "chat_template.json").write_text(json.dumps({"chat_template": "json"}))
-    (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": "config"}))
+    named = [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "{{ tools }}"}]
+    (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
     assert rendered(model, None) == "own: Hello."
+    sources = find_templates(model, None)
+    assert (sources.default, sources.for_tools) == ("own: {{ messages[0].content }}", "{{ tools }}")
+    further.unlink()
     (model / "chat_template.jinja").unlink()
     assert rendered(model, None) == "json"
     (model / "chat_template.json").unlink()
+    assert rendered(model, None) == "d"
+    with_tools = msgspec.structs.replace(CHAT, tools=[ToolDefinition(name="f", path="tools[0]")])
+    template = ChatTemplate(find_templates(model, None), {})
+    assert "function" in template.render(with_tools).text
+    (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": "config"}))
     assert rendered(model, None) == "config"
     file = tmp_path / "mine.jinja"
     file.write_text("mine: {{ messages[0].content }}")
     assert rendered(model, f"file:{file}") == "mine: Hello."
     assert find_templates(model, "none").default is None
     assert rendered(model, "none").startswith("<|im_start|>user\nHello.<|im_end|>")
-
-
-def test_a_template_for_tools_is_a_named_one_or_a_further_file(model: Path) -> None:
-    named = [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "{{ tools }}"}]
-    further = model / "additional_chat_templates" / "tool_use.jinja"
-    further.parent.mkdir()
-    further.write_text("{{ tools }}")
-    sources = find_templates(model, None)
-    assert (sources.default, sources.for_tools) == ("own: {{ messages[0].content }}", "{{ tools }}")
-    (model / "chat_template.jinja").unlink()
-    (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
-    further.unlink()
-    template = ChatTemplate(find_templates(model, None), {})
-    assert template.render(CHAT).text == "d"
-    tool = ToolDefinition(name="f", path="tools[0]")
-    assert "function" in template.render(msgspec.structs.replace(CHAT, tools=[tool])).text
 
 
 def test_a_file_or_a_choice_that_cannot_be_used_is_named(model: Path, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
-import threading
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,16 @@ from transformers import PreTrainedTokenizerFast
 
 from inference.text.errors import TokenizerFilesError, TooManyTokensError
 from inference.text.tokenizer import MAX_BYTES_PER_TOKEN, Detokenizer, Tokenizer
+
+
+@pytest.fixture(scope="module")
+def byte_level(byte_level_dir: Path) -> Tokenizer:
+    return Tokenizer.load(byte_level_dir)
+
+
+@pytest.fixture(scope="module")
+def sentencepiece(sentencepiece_dir: Path) -> Tokenizer:
+    return Tokenizer.load(sentencepiece_dir)
 
 
 def _with_config(source: Path, target: Path, **changes: object) -> Path:
@@ -42,17 +51,15 @@ def test_encodes_as_transformers_does_and_the_config_overrules_the_post_processo
     assert ids[0] != 1 and ids[-1] == 2
 
 
-def test_special_tokens_in_text_become_their_ids(byte_level_dir: Path) -> None:
-    tokenizer = Tokenizer.load(byte_level_dir)
+def test_special_tokens_become_their_ids_and_too_many_tokens_are_refused(
+    byte_level: Tokenizer,
+) -> None:
+    tokenizer = byte_level
     assert tokenizer.encode("<|im_start|>", add_special_tokens=False) == [1]
     assert tokenizer.special_tokens["eos_token"] == "<|im_end|>"
     assert tokenizer.special_token_ids == {0, 1, 2}
     assert tokenizer.bytes_of(2) == b"<|im_end|>"
     assert tokenizer.bytes_of(tokenizer.vocab_size + 100) == b""
-
-
-def test_more_tokens_than_are_wanted_are_refused(byte_level_dir: Path) -> None:
-    tokenizer = Tokenizer.load(byte_level_dir)
     given = {"add_special_tokens": False}
     ids = tokenizer.encode("The capital", **given)
     assert tokenizer.encode("The capital", max_tokens=len(ids), **given) == ids
@@ -100,41 +107,6 @@ def test_the_word_pieces_of_encoders(tmp_path: Path) -> None:
     assert tokenizer.bytes_of(3) + tokenizer.bytes_of(4) == b" singing"
 
 
-def test_a_long_prompt_does_not_stop_other_threads(byte_level_dir: Path) -> None:
-    tokenizer = Tokenizer.load(byte_level_dir)
-    num_wakes, is_done = 0, threading.Event()
-
-    def wake_often() -> None:
-        nonlocal num_wakes
-        while not is_done.wait(0.001):
-            num_wakes += 1
-
-    def wakes_meanwhile() -> int:
-        before = num_wakes
-        tokenizer.encode("The capital of France is Paris. " * 10_000, add_special_tokens=False)
-        return num_wakes - before
-
-    sleeper = threading.Thread(target=wake_often)
-    sleeper.start()
-    try:
-        # A call that keeps the interpreter lock lets it wake once or twice, at its own borders. On
-        # a busy machine it may not get to run by itself, and in some of many calls it does.
-        assert any(wakes_meanwhile() > 5 for _ in range(50))
-    finally:
-        is_done.set()
-        sleeper.join()
-
-
-@pytest.fixture(scope="module")
-def byte_level(byte_level_dir: Path) -> Tokenizer:
-    return Tokenizer.load(byte_level_dir)
-
-
-@pytest.fixture(scope="module")
-def sentencepiece(sentencepiece_dir: Path) -> Tokenizer:
-    return Tokenizer.load(sentencepiece_dir)
-
-
 def _decode(directory: Path, ids: list[int]) -> str:
     return tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json")).decode(ids)
 
@@ -167,18 +139,15 @@ def test_sentencepiece_equals_decode_for_any_text_and_split(
     assert _detokenize(sentencepiece, _split(ids, cuts)) == _detokenize(sentencepiece, [ids])
 
 
-def test_a_character_is_never_split_a_broken_one_shows_at_the_end(
-    byte_level: Tokenizer,
+def test_a_character_is_never_split_and_a_continuation_keeps_its_first_space(
+    byte_level: Tokenizer, sentencepiece: Tokenizer
 ) -> None:
     detokenizer = Detokenizer(byte_level)
     bytes_to_id = {byte_level.bytes_of(i): i for i in range(byte_level.vocab_size)}
     pieces = [detokenizer.feed([bytes_to_id[bytes([byte])]]) for byte in "🙂".encode()]
     assert pieces == ["", "", "", "🙂"]
     assert detokenizer.feed([bytes_to_id[b"\xf0"]]) == ""
-    assert detokenizer.flush() == "�"
-
-
-def test_a_continuation_keeps_its_first_space(sentencepiece: Tokenizer) -> None:
+    assert detokenizer.flush() == "�", "a broken one shows at the end"
     ids = sentencepiece.encode("Paris", add_special_tokens=False)
     assert Detokenizer(sentencepiece).feed(ids) == "Paris"
     assert Detokenizer(sentencepiece, continues_text=True).feed(ids) == " Paris"

@@ -6,45 +6,30 @@ from __future__ import annotations
 import statistics
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from gguf import dequantize
+from gguf import GGUFReader
 from tokenizers import Tokenizer
 from torch.nn.functional import cosine_similarity
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from benchmarks.measured_once import (
-    MAX_TOKENS,
-    exact_log_probabilities,
-    following,
-    mean_error,
-    open_on_cpu,
-    prompts,
-)
+from benchmarks import measured_once
 from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS as BLOCK_TOKENS
-from inference.loading.gguf.header import read_header
 from inference.loading.loader import OpenedModel
 from inference.models.decoder import DecoderModel
 from inference.models.families.registry import family_of
 from inference.models.native.library import find_compiler
 from inference.models.registry import build_fastest_model
 from inference.models.step_input import ALL_ROWS, StepInput
+from tests.inference.loading.conftest import values_of
 
 PROMPTS = ("<|im_start|>user\nWhat is the capital of France?<|im_end|>\n", "The capital of")
-LLAMA = LlamaConfig(
-    vocab_size=49152,
-    hidden_size=576,
-    intermediate_size=1536,
-    num_hidden_layers=30,
-    num_attention_heads=9,
-    num_key_value_heads=3,
-    max_position_embeddings=8192,
-    rms_norm_eps=1e-5,
-    rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
-    tie_word_embeddings=True,
-)
+SIZES = {"vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536}
+SIZES |= {"num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3}
+ROPE = {"rope_type": "default", "rope_theta": 100000.0}
+LLAMA = LlamaConfig(**SIZES, max_position_embeddings=8192, rms_norm_eps=1e-5, rope_parameters=ROPE)
+LLAMA.tie_word_embeddings = True
 BOUNDS = {"smollm2": 0.045, "gemma-3-270m": 0.042}
 """Nats, of the four texts' mean."""
 BOUND_OF_A_TEXT = 0.065
@@ -55,15 +40,8 @@ def theirs_of(opened: OpenedModel, path: Path) -> PreTrainedModel:
     with torch.device("meta"):  # weights at random would take longer than all else here
         theirs = LlamaForCausalLM(LLAMA)
     theirs.model.rotary_emb = LlamaRotaryEmbedding(LLAMA)
-    family, weights = family_of(opened.config), {}
-    for info in read_header(path).tensors.values():
-        raw = np.fromfile(info.path, np.uint8, info.num_bytes, offset=info.offset)
-        values = dequantize(raw.reshape(info.shape[0], -1), info.type).reshape(info.shape)
-        heads = 9 if "attn_q" in info.name else 3 if "attn_k" in info.name else None
-        if heads is not None:
-            pairs = values.reshape(heads, -1, 2, info.shape[1])
-            values = pairs.swapaxes(1, 2).reshape(info.shape)
-        weights[str(family.gguf_name(info.name))] = torch.tensor(values, dtype=torch.float32)
+    named = family_of(opened.config).gguf_name
+    weights = {str(named(one.name)): values_of(one, 9, 3) for one in GGUFReader(path).tensors}
     unknown = theirs.load_state_dict(weights, strict=False, assign=True)
     assert unknown.missing_keys == ["lm_head.weight"] and not unknown.unexpected_keys
     theirs.tie_weights()
@@ -72,7 +50,7 @@ def theirs_of(opened: OpenedModel, path: Path) -> PreTrainedModel:
 
 @torch.inference_mode()
 def test_the_logits_are_transformers_own(default_gguf: Path, tmp_path: Path) -> None:
-    with open_on_cpu(default_gguf, tmp_path) as opened:
+    with measured_once.open_on_cpu(default_gguf, tmp_path) as opened:
         config = opened.config
         assert (config.num_layers, config.hidden_size, config.vocab_size) == (30, 576, 49152)
         assert (config.max_positions, config.eos_token_ids) == (8192, (2,))
@@ -94,7 +72,7 @@ def test_the_logits_are_transformers_own(default_gguf: Path, tmp_path: Path) -> 
 @pytest.mark.slow
 def test_gemmas_ids(gemma_gguf: Path, tmp_path: Path) -> None:
     """Spaces are kept as they are, and nothing is put before the text but the beginning."""
-    with open_on_cpu(gemma_gguf, tmp_path) as opened:
+    with measured_once.open_on_cpu(gemma_gguf, tmp_path) as opened:
         tokenizer = Tokenizer.from_file(str(opened.tokenizer_dir / "tokenizer.json"))
         assert opened.config.sliding_window == 512
     found = tokenizer.encode("Hello  world\n\n1234 é")
@@ -102,38 +80,31 @@ def test_gemmas_ids(gemma_gguf: Path, tmp_path: Path) -> None:
     assert found.tokens[2] == "  " and tokenizer.get_vocab_size() == 262_144
 
 
-@torch.inference_mode()
-def mean_errors(gguf: Path, cache_dir: Path, native_dir: Path) -> dict[str, float]:
-    """For each text, of the native decoder with keys and values in 8 bits, as a load on a CPU has
-    them."""
-    errors = {}
-    with open_on_cpu(gguf, cache_dir) as opened:
-        model, _ = build_fastest_model(
-            opened.config, opened.weights, MAX_TOKENS, native_dir, "int8"
-        )
-        for name, token_ids in prompts(opened).items():
-            assert len(token_ids) > 100
-            ids = torch.tensor(token_ids, dtype=torch.int32)
-            step = StepInput.of_sequence(ids.numpy(), BLOCK_TOKENS, logit_rows=ALL_ROWS)
-            kv = model.new_kv(-(-MAX_TOKENS // BLOCK_TOKENS), BLOCK_TOKENS)
-            found = following(model.forward(step, kv), ids)
-            errors[name] = mean_error(found, exact_log_probabilities(opened, token_ids))
-    return errors
-
-
 def test_the_log_probability_is_of_the_token_that_follows() -> None:
     logits = torch.log(torch.tensor([[0.5, 0.25, 0.25], [0.1, 0.1, 0.8], [1.0, 1.0, 1.0]]))
-    found = following(logits, torch.tensor([2, 1, 2], dtype=torch.int32))
+    found = measured_once.following(logits, torch.tensor([2, 1, 2], dtype=torch.int32))
     torch.testing.assert_close(torch.tensor(found).exp(), torch.tensor([0.25, 0.8]))
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
 @pytest.mark.parametrize("model", BOUNDS)
+@torch.inference_mode()
 def test_answers_are_as_likely_as_in_float32(
     model: str, default_gguf: Path, gemma_gguf: Path, tmp_path: Path, native_cache_dir: Path
 ) -> None:
-    file = {"smollm2": default_gguf, "gemma-3-270m": gemma_gguf}[model]
-    errors = mean_errors(file, tmp_path, native_cache_dir)
-    assert all(0 < error <= BOUND_OF_A_TEXT for error in errors.values()), errors
-    assert statistics.fmean(errors.values()) <= BOUNDS[model], errors
+    """Those of the native decoder with keys and values in 8 bits, as a load on a CPU has them."""
+    file, found = {"smollm2": default_gguf, "gemma-3-270m": gemma_gguf}[model], {}
+    with measured_once.open_on_cpu(file, tmp_path) as opened:
+        given = opened.config, opened.weights, measured_once.MAX_TOKENS, native_cache_dir, "int8"
+        decoder, _ = build_fastest_model(*given)
+        for name, token_ids in measured_once.prompts(opened).items():
+            assert len(token_ids) > 100
+            ids = torch.tensor(token_ids, dtype=torch.int32)
+            step = StepInput.of_sequence(ids.numpy(), BLOCK_TOKENS, logit_rows=ALL_ROWS)
+            kv = decoder.new_kv(-(-measured_once.MAX_TOKENS // BLOCK_TOKENS), BLOCK_TOKENS)
+            likely = measured_once.following(decoder.forward(step, kv), ids)
+            exact = measured_once.exact_log_probabilities(opened, token_ids)
+            found[name] = measured_once.mean_error(likely, exact)
+    assert all(0 < error <= BOUND_OF_A_TEXT for error in found.values()), found
+    assert statistics.fmean(found.values()) <= BOUNDS[model], found

@@ -11,12 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-
-from inference.loading.gguf.header import STRING
-from tests.inference.loading.editable_gguf import EditableGGUF, Info, Pair
+from tests.inference.loading.editable_gguf import UINT32, EditableGGUF, Info, Pair
 
 MOST_CHANGES = 3
 LONG = 8
@@ -32,27 +27,23 @@ TEXTS = (
     *("F32", "BF16", "I8", "U8", "F8_E4M3", "C64", "x" * 5000),
 )
 OTHERS = (None, True, False, [], {}, [[[]]], [None], {"a": 1}, "128", 1e300)
+ANYTHING = (*INTEGERS, *FLOATS, *TEXTS, *OTHERS)
 ADDED_KEYS = (
     *("head_dim", "num_key_value_heads", "sliding_window", "rope_scaling", "rope_parameters"),
     *("partial_rotary_factor", "layer_types", "quantization_config", "eos_token_id", "num_experts"),
     *("attention_bias", "mlp_bias", "tie_word_embeddings", "text_config", "vision_config"),
 )
-ADDED_PAIRS = (
-    *(("{}.rope.scaling.type", STRING, "yarn"), ("{}.rope.scaling.factor", 6, 2.0)),
-    *((f"{{}}.{name}", 4, 1) for name in ("rope.dimension_count", "attention.sliding_window")),
-    *((f"{{}}.{name}", 4, 1) for name in ("attention.key_length", "nextn_predict_layers")),
-    *((f"{{}}.{name}", 4, 1) for name in ("expert_count", "expert_used_count")),
-    ("{}.rope.scaling.original_context_length", 4, 1),
-    *(("general.alignment", 4, 1), ("general.base_model.count", 10, 1)),
-    *((f"tokenizer.ggml.{name}_token_id", 5, 1) for name in ("eos", "unknown")),
+ADDED_NUMBERS = (
+    *("rope.dimension_count", "attention.sliding_window", "attention.key_length", "expert_count"),
+    *("nextn_predict_layers", "expert_used_count", "rope.scaling.original_context_length"),
 )
 
 
-def mutate(kind: str, source: Path, target: Path, rng: random.Random) -> Path:
+def mutate(source: Path, target: Path, rng: random.Random) -> Path:
     """Writes a changed copy of ``source`` under ``target``, and returns the source of a load."""
     target.mkdir(parents=True, exist_ok=True)
     num_changes = rng.randint(1, MOST_CHANGES)
-    if kind == "gguf":
+    if source.suffix == ".gguf":
         if (tokenizer := source.parent / "tokenizer.json").is_file():
             shutil.copy(tokenizer, target)
         return _mutate_gguf(source, target / "model.gguf", num_changes, rng)
@@ -60,18 +51,20 @@ def mutate(kind: str, source: Path, target: Path, rng: random.Random) -> Path:
     documents = sorted(path for path in target.glob("*.json") if path.name != "tokenizer.json")
     weights = next(target.glob("*.safetensors"))
     for _ in range(num_changes):
+        content = weights.read_bytes()
+        end = 8 + int.from_bytes(content[:8], "little")
         if rng.random() < 0.5:
             path = rng.choice(documents)
             document = json.loads(path.read_bytes())
             _change(document, rng)
             path.write_text(json.dumps(document))
-        elif rng.random() < 0.7 or not _resize(weights, rng):
-            header, end = _header(weights)
+        else:
+            header = json.loads(content[8:end])
             _change(header, rng)
-            written, data = json.dumps(header).encode(), weights.read_bytes()[end:]
-            weights.write_bytes(len(written).to_bytes(8, "little") + written + data)
+            written = json.dumps(header).encode()
+            weights.write_bytes(len(written).to_bytes(8, "little") + written + content[end:])
     if rng.random() < 0.15:
-        _damage(weights, weights.read_bytes(), _header(weights)[1], rng)
+        _damage(weights, weights.read_bytes(), end, rng)
     return target
 
 
@@ -86,8 +79,8 @@ def _mutate_gguf(source: Path, target: Path, num_changes: int, rng: random.Rando
     for _ in range(num_changes):
         kind = rng.randrange(12)
         if kind == 0:
-            key, own, value = rng.choice(ADDED_PAIRS)
-            pairs.append(dataclasses.asdict(Pair(key.format(architecture), own, value)))
+            added = Pair(f"{architecture}.{rng.choice(ADDED_NUMBERS)}", UINT32, 1)
+            pairs.append(dataclasses.asdict(added))
         elif kind == 1:  # weights and scales become any bits
             for at in rng.sample(range(len(data)), min(100, len(data))):
                 data[at] = rng.choice((0, 0x7C, 0x7F, 0x80, 0xFF))
@@ -118,8 +111,8 @@ def _damage(path: Path, content: bytes, header_bytes: int, rng: random.Random) -
 
 def _change(document: Any, rng: random.Random, *, is_record: bool = False) -> None:
     """One value, or what holds it. ``is_record``: the keys stay, and each value's type."""
-    holder, key = rng.choice(list(_places(document)))
-    others = [place for place in _places(document) if type(place[0][place[1]]) is type(holder[key])]
+    places = list(_places(document))
+    holder, key = rng.choice(places)
     match rng.randrange(8):
         case 0 if isinstance(holder, list) or not is_record:
             del holder[key]
@@ -128,10 +121,11 @@ def _change(document: Any, rng: random.Random, *, is_record: bool = False) -> No
         case 1 if not is_record:
             holder[key + rng.choice(("x", ".bias", "_scale"))] = holder.pop(key)
         case 2:
-            other, other_key = rng.choice(others)
+            alike = [place for place in places if type(place[0][place[1]]) is type(holder[key])]
+            other, other_key = rng.choice(alike)
             holder[key], other[other_key] = other[other_key], holder[key]
         case 3 if not is_record:
-            document[rng.choice(ADDED_KEYS)] = _value(None, rng, is_record)
+            document[rng.choice(ADDED_KEYS)] = rng.choice(ANYTHING)
         case _:
             holder[key] = _value(holder[key], rng, is_record)
 
@@ -148,7 +142,7 @@ def _places(document: Any) -> Iterator[tuple[Any, Any]]:
 
 def _value(value: Any, rng: random.Random, is_record: bool) -> Any:
     """Shapes have often as many elements as before, so that only the model is contradicted."""
-    near: tuple[Any, ...] = INTEGERS if is_record else ()
+    near: tuple[Any, ...] = INTEGERS if is_record else ANYTHING
     match value:
         case str():
             near = TEXTS
@@ -156,36 +150,10 @@ def _value(value: Any, rng: random.Random, is_record: bool) -> Any:
             near = (value + 1, value - 1, value * 2, value // 2, -value, *INTEGERS)
         case float():
             near = (value / 2, -value, *FLOATS)
-        case dict():
+        case dict() if is_record:
             near = (value,)
+        case [int() as first, *others, int() as last]:
+            near = (value[:-1], value[::-1], [*value, 1], [first * 2, *others, last // 2])
         case list():
             near = (value[:-1], value + value[:1], value[::-1], [*value, 1])
-            if value and all(isinstance(item, int) for item in value):
-                near += ([value[0] * 2, *value[1:-1], value[-1] // 2],)
-    if near and (is_record or rng.random() < 0.5):
-        return rng.choice(near)
-    return rng.choice((*INTEGERS, *FLOATS, *TEXTS, *OTHERS))
-
-
-def _header(path: Path) -> tuple[dict[str, Any], int]:
-    """Returns the header of safetensors, and where the tensors' bytes begin."""
-    content = path.read_bytes()
-    end = 8 + int.from_bytes(content[:8], "little")
-    return json.loads(content[8:end]), end
-
-
-def _resize(path: Path, rng: random.Random) -> bool:
-    """One tensor of another size, in a file that is right by itself; whether there was one."""
-    try:
-        tensors = load_file(path)
-    except (SafetensorError, ValueError):
-        return False
-    name = rng.choice(sorted(tensors))
-    tensor = tensors[name]
-    if not tensor.numel() or not tensor.dim():
-        return False
-    axis = rng.randrange(tensor.dim())
-    kept = rng.choice((0, 1, tensor.shape[axis] - 1, tensor.shape[axis] // 2))
-    resized = tensor.narrow(axis, 0, kept).contiguous() if kept else torch.cat([tensor] * 2, axis)
-    save_file(tensors | {name: resized}, path)
-    return True
+    return rng.choice(near if is_record or rng.random() < 0.5 else ANYTHING)

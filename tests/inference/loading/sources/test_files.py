@@ -23,7 +23,6 @@ from inference.protocol.load_errors import (
     MissingFileError,
     QuantizationNotFoundError,
 )
-from tests.cases import each_case
 
 GB = 10**9
 QUANTS = {
@@ -40,9 +39,8 @@ MORE = QUANTS | dict.fromkeys(("tiny-UD-Q6_K.gguf", "tiny-UD-Q5_K_XL.gguf", "tin
 BOTH = QUANTS | {"model.safetensors": GB, "consolidated.safetensors": GB}
 
 
-@each_case(
-    ("sizes", "wanted", "free_gb", "found"),
-    [
+def test_weights_are_chosen() -> None:
+    for sizes, wanted, free_gb, found in (
         *((QUANTS, name, 1, "tiny-Q8_0.gguf") for name in ("q8_0", "tiny-Q8_0.gguf", "tiny-Q8_0")),
         # By the names of Ollama and the like.
         (MORE, "q4k", 1, "tiny-Q4_K_M.gguf"),
@@ -59,59 +57,45 @@ BOTH = QUANTS | {"model.safetensors": GB, "consolidated.safetensors": GB}
         (BOTH, None, 100, "model.safetensors"),
         (BOTH, "Q8_0", 100, "tiny-Q8_0.gguf"),
         (BOTH, "model.safetensors", 1, "model.safetensors"),
-    ],
-)
-def test_weights_are_chosen(
-    sizes: dict[str, int], wanted: str | None, free_gb: int, found: str
-) -> None:
-    assert choose_weights(sizes, wanted, free_gb * GB) == (found,)
+        # Parts come together and in order.
+        *((SHARDS, name, 1, sorted(SHARDS)) for name in ("Q4_0", min(SHARDS))),
+    ):
+        expected = (found,) if isinstance(found, str) else tuple(found)
+        assert choose_weights(sizes, wanted, free_gb * GB) == expected
 
 
-def test_parts_come_together_and_in_order_and_quants_are_read_off_names() -> None:
-    for wanted in ("Q4_0", "big-Q4_0-00001-of-00003.gguf"):
-        assert choose_weights(SHARDS, wanted, GB) == tuple(sorted(SHARDS))
+def test_quants_are_read_off_names_and_weights_that_cannot_be_chosen_are_named() -> None:
     quants = [variant.quant for variant in gguf_variants(QUANTS | SHARDS | {"plain.gguf": 1})]
     assert quants == ["Q4_0", None, "Q4_K_M", "Q8_0", "F16"]
-
-
-@each_case(
-    ("wanted", "nearest"),
-    [("Q4_K_S", "Q4_K_M"), ("Q8", "Q8_0"), ("tiny-Q8_1.gguf", r"tiny-Q8_0\.gguf")],
-)
-def test_a_quant_that_is_not_there_names_the_nearest(wanted: str, nearest: str) -> None:
-    words = f"{wanted}.*the nearest is {nearest};"
-    with pytest.raises(QuantizationNotFoundError, match=words) as no:
-        choose_weights(QUANTS, wanted, GB)
-    failure = no.value.failure
-    assert failure.nearest == nearest.replace("\\", "")
-    assert {"Q4_K_M", "Q8_0"} <= set(failure.available)
-
-
-def test_weights_that_cannot_be_chosen_are_named() -> None:
+    check_shards(sorted(SHARDS))
+    for wanted, nearest in (
+        ("Q4_K_S", "Q4_K_M"),
+        ("Q8", "Q8_0"),
+        ("tiny-Q8_1.gguf", "tiny-Q8_0.gguf"),
+    ):
+        with pytest.raises(QuantizationNotFoundError, match=f"{wanted}.* is {nearest};") as no:
+            choose_weights(QUANTS, wanted, GB)
+        assert no.value.failure.nearest == nearest
+        assert {"Q4_K_M", "Q8_0"} <= set(no.value.failure.available)
     with pytest.raises(QuantizationNotFoundError, match=r"ambiguous.*a-Q4_0\.gguf, b-Q4_0\.gguf"):
         choose_weights({"a-Q4_0.gguf": 1, "b-Q4_0.gguf": 1}, "Q4_0", GB)
     with pytest.raises(MissingFileError, match=r"model\.safetensors"):
         choose_weights({"README.md": 1}, None, GB)
-    check_shards(sorted(SHARDS))
     with pytest.raises(MissingFileError, match=r"big-Q4_0-00002-of-00003\.gguf"):
         check_shards([name for name in SHARDS if "00002" not in name])
     with pytest.raises(MissingFileError, match=r"model-00001-of-00002\.safetensors"):
         check_shards(["model-00002-of-00002.safetensors"])
 
 
-TYPES = {
-    "x-Q4_K_M.gguf": 4 * GB,
-    "x-Q8_0.gguf": 8 * GB,
-    "mmproj-F32.gguf": 4 * GB,
-    "mmproj-F16.gguf": 2 * GB,
-    "mmproj-BF16.gguf": 2 * GB,
-    "mmproj-Q8_0.gguf": GB,
-}
+TYPES = {"x-Q4_K_M.gguf": 4 * GB, "x-Q8_0.gguf": 8 * GB, "mmproj-F32.gguf": 4 * GB}
+TYPES |= {"mmproj-F16.gguf": 2 * GB, "mmproj-BF16.gguf": 2 * GB, "mmproj-Q8_0.gguf": GB}
 
 
-@each_case(
-    ("file", "weights", "projector"),
-    [
+PREFERRED = ("mmproj-BF16.gguf", "mmproj-F16.gguf", "mmproj-Q8_0.gguf", "mmproj-F32.gguf")
+
+
+def test_what_a_load_s_file_names_and_the_preferred_type() -> None:
+    for file, weights, projector in (
         (None, None, None),
         ("Q4_K_M", "Q4_K_M", None),
         ("Q4_K_M+mmproj-F16.gguf", "Q4_K_M", "mmproj-F16.gguf"),
@@ -120,26 +104,15 @@ TYPES = {
         ("none", None, "none"),
         ("a+b-Q4_0.gguf+none", "a+b-Q4_0.gguf", "none"),
         ("/models/a+b/mmproj-F16.gguf", None, "/models/a+b/mmproj-F16.gguf"),
-    ],
-)
-def test_what_a_load_s_file_names(
-    file: str | None, weights: str | None, projector: str | None
-) -> None:
-    assert wanted_files(file) == WantedFiles(weights, projector)
-
-
-PREFERRED = ("mmproj-BF16.gguf", "mmproj-F16.gguf", "mmproj-Q8_0.gguf", "mmproj-F32.gguf")
-
-
-@each_case(
-    ("without", "found"), [(PREFERRED[:i], name) for i, name in enumerate([*PREFERRED, None])]
-)
-def test_the_preferred_type(without: tuple[str, ...], found: str | None) -> None:
-    sizes = {name: size for name, size in TYPES.items() if name not in without}
-    chosen = choose_files(sizes, wanted_files("Q4_K_M"), 0)
-    assert (chosen.weights, chosen.projector) == (("x-Q4_K_M.gguf",), found)
-    assert chosen.names == ("x-Q4_K_M.gguf", *([] if found is None else [found]))
-    assert projector_beside(sizes | {"model.safetensors": GB}, ["model.safetensors"]) is None
+    ):
+        assert wanted_files(file) == WantedFiles(weights, projector)
+    sizes = dict(TYPES)
+    for found in (*PREFERRED, None):
+        chosen = choose_files(sizes, wanted_files("Q4_K_M"), 0)
+        assert (chosen.weights, chosen.projector) == (("x-Q4_K_M.gguf",), found)
+        assert chosen.names == ("x-Q4_K_M.gguf", *([] if found is None else [found]))
+        assert projector_beside(sizes | {"model.safetensors": GB}, ["model.safetensors"]) is None
+        sizes.pop(found or "", None)
 
 
 INSTRUCT = "Qwen3-VL-2B-Instruct"
@@ -150,23 +123,20 @@ NAMED = (
 OF_4B, ABOVE = "mmproj-model-f16-4B.gguf", "mmproj-F16.gguf"
 
 
-@each_case(
-    ("names", "weights", "found"),
-    [
+def test_the_one_of_the_weights() -> None:
+    """One of another name where there is one model alone; beside the weights or in a folder
+    above."""
+    for names, weights, found in (
         (NAMED, "Qwen3-VL-2B-Q4_K_M.gguf", "mmproj-Qwen3-VL-2B-F16.gguf"),
         (NAMED, f"{INSTRUCT}-Q8_0-00001-of-00002.gguf", f"mmproj-{INSTRUCT}-f16.gguf"),
         (NAMED, "Other-4B.Q4_0.gguf", "Other-4B.mmproj-f16.gguf"),
         (NAMED, "strange-Q4_0.gguf", "mmproj-model-f16.gguf"),
-        # One of another name where there is one model alone.
         ((OF_4B, "gemma-Q8_0.gguf"), "gemma-Q4_0.gguf", OF_4B),
         ((OF_4B, "llama-Q4_0.gguf"), "gemma-Q4_0.gguf", None),
-        # Beside the weights or in a folder above.
         ((ABOVE, "other/mmproj-BF16.gguf"), "Q4/x-Q4_0.gguf", ABOVE),
         ((ABOVE, "Q4/mmproj-F32.gguf"), "Q4/x-Q4_0.gguf", "Q4/mmproj-F32.gguf"),
-    ],
-)
-def test_the_one_of_the_weights(names: tuple[str, ...], weights: str, found: str | None) -> None:
-    assert projector_beside(dict.fromkeys((*names, weights), GB), [weights]) == found
+    ):
+        assert projector_beside(dict.fromkeys((*names, weights), GB), [weights]) == found
 
 
 def test_one_that_is_named_and_its_size_counts(tmp_path: Path) -> None:
@@ -198,22 +168,23 @@ def test_one_that_is_named_and_its_size_counts(tmp_path: Path) -> None:
 SOURCE = "huggingface:org/tiny"
 
 
-def hub_file(cache: Path, commit: str, name: str, blob: str, content: bytes = b"12345") -> Path:
-    repository = cache / "huggingface" / "models--org--tiny"
-    target = repository / "blobs" / blob
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_bytes(content)
-    link = repository / "snapshots" / commit / name
-    link.parent.mkdir(parents=True, exist_ok=True)
-    link.symlink_to(target)
-    return target
+REPOSITORY = "huggingface/models--org--tiny"
 
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:
-    hub_file(tmp_path, "one", "a.gguf", "blob-a", b"a" * 100)
-    hub_file(tmp_path, "one", "sub/b.gguf", "blob-b", b"b" * 10)
-    hub_file(tmp_path, "two", "a.gguf", "blob-a", b"a" * 100)
+    """Two revisions of a repository that share a file, and a package."""
+    blobs = tmp_path / REPOSITORY / "blobs"
+    blobs.mkdir(parents=True)
+    for commit, name, size in (
+        ("one", "a.gguf", 100),
+        ("one", "sub/b.gguf", 10),
+        ("two", "a.gguf", 100),
+    ):
+        (blobs / str(size)).write_bytes(b"a" * size)
+        link = tmp_path / REPOSITORY / "snapshots" / commit / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(blobs / str(size))
     package = tmp_path / "pypi" / "tiny-model-1.0" / "tiny_model"
     package.mkdir(parents=True)
     (package / "tiny.gguf").write_bytes(b"GGUF")
@@ -221,7 +192,7 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_each_revision_and_package_is_reported(cache: Path) -> None:
+def test_each_revision_and_package_is_reported_and_nothing_else_is_touched(cache: Path) -> None:
     reported = [
         (model.source, model.revision, [file.name for file in model.files], model.num_bytes)
         for model in list_cached(cache)
@@ -232,11 +203,17 @@ def test_each_revision_and_package_is_reported(cache: Path) -> None:
         ("pypi:tiny-model-1.0", "", ["tiny_model/tiny.gguf"], 4),
     ]
     assert all(model.last_used_unix_s for model in list_cached(cache))
+    outside = [(SOURCE, revision) for revision in ("..", "a/../../b", "")]
+    outside += [(source, "") for source in ("pypi:..", "pypi:a/b", "path:/models/m.gguf")]
+    for source, revision in outside:
+        with pytest.raises(BadSourceError):
+            delete_cached(cache, source, revision)
+        assert len(list_cached(cache)) == 3
 
 
 def broken_off(cache: Path, commit: str, name: str, blob: str) -> Path:
     """A download of ``name`` that left 3 of its 30 bytes."""
-    repository = cache / "huggingface/models--org--tiny"
+    repository = cache / REPOSITORY
     pending_add(repository, commit, {name: PendingFile(num_bytes=30, etag=blob)})
     partial = repository / "blobs" / f"{blob}.incomplete"
     partial.write_bytes(b"ccc")
@@ -266,16 +243,7 @@ def test_a_file_that_another_revision_has_stays(cache: Path) -> None:
     assert delete_cached(cache, SOURCE, "one") == 0
     assert [model.revision for model in list_cached(cache)] == ["two", ""]
     assert delete_cached(cache, SOURCE, "two") == 100
-    assert not (cache / "huggingface/models--org--tiny").exists()
+    assert not (cache / REPOSITORY).exists()
     assert delete_cached(cache, "pypi:tiny-model-1.0", "") == 4
     assert list_cached(cache) == []
     assert delete_cached(cache, "huggingface:org/other", "one") == 0
-
-
-def test_nothing_outside_the_cache_is_touched(cache: Path) -> None:
-    outside = [(SOURCE, revision) for revision in ("..", "a/../../b", "")]
-    outside += [(source, "") for source in ("pypi:..", "pypi:a/b", "path:/models/m.gguf")]
-    for source, revision in outside:
-        with pytest.raises(BadSourceError):
-            delete_cached(cache, source, revision)
-        assert len(list_cached(cache)) == 3

@@ -28,7 +28,6 @@ from inference.protocol.load_errors import (
     UnknownArchitectureError,
 )
 from inference.protocol.load_report import LoadProgress
-from tests.cases import each_case
 from tests.inference.loading.fake_hub import FakeHub, serving
 
 FILES = {
@@ -52,8 +51,7 @@ def download(
 ) -> tuple[ModelFiles, list[LoadProgress]]:
     reported: list[LoadProgress] = []
     repository = Repository(repo, None, cache, reported.append, source=HubSource(endpoint=url))
-    files = repository.download(wanted, 10**9)
-    return files, reported
+    return repository.download(wanted, 10**9), reported
 
 
 def download_texts(repo: str, url: str, cache: Path) -> Path | None:
@@ -61,19 +59,15 @@ def download_texts(repo: str, url: str, cache: Path) -> Path | None:
     return repository.download_folder(TEXT_FILES)
 
 
-def test_only_the_chosen_quant_and_the_texts_are_fetched(hub: FakeHub, tmp_path: Path) -> None:
+def test_the_chosen_quant_the_texts_and_an_mmproj_file_are_fetched(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files, reported = download(hub.url, tmp_path)
     assert files.weights[0].read_bytes() == FILES["x-Q4_0.gguf"]
     assert files.directory.is_relative_to(tmp_path / "huggingface")
     names = ["config.json", "tokenizer.json", "x-Q4_0.gguf"]
     assert sorted(path.name for path in files.directory.iterdir()) == names
-    total = sum(len(FILES[name]) for name in names)
-    assert (reported[-1].done, reported[-1].total) == (total, total)
-
-
-def test_an_mmproj_file_is_fetched_for_a_model_that_reads_images(
-    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    assert (reported[-1].done, reported[-1].total) == (10_004, 10_004)
     hub.files["mmproj-F16.gguf"] = b"v" * 3000
     for architecture, file, is_fetched in (
         ("clip", "Q4_0", True),  # the hub has read the mmproj file
@@ -95,14 +89,12 @@ def test_what_an_embedding_model_declares_is_fetched(hub: FakeHub, tmp_path: Pat
     """A file in a folder too, and the tokenizer where that alone lowers the case, as that of
     BAAI/bge-small-en; what other runtimes want is left there."""
     bert = {"model_type": "bert", "architectures": ["BertModel"], "max_position_embeddings": 512}
+    kinds = (("", "Transformer"), ("1_Pooling", "Pooling"))
+    modules = [{"path": path, "type": f"sentence_transformers.models.{k}"} for path, k in kinds]
     sizes = {"vocab_size": 128, "hidden_size": 64, "intermediate_size": 128}
-    modules = "sentence_transformers.models"
     declared: dict[str, object] = {
         "config.json": bert | sizes,
-        "modules.json": [
-            {"path": path, "type": f"{modules}.{kind}"}
-            for path, kind in (("", "Transformer"), ("1_Pooling", "Pooling"))
-        ],
+        "modules.json": modules,
         "1_Pooling/config.json": {"pooling_mode_cls_token": True},
         "sentence_bert_config.json": {"do_lower_case": True},
         "tokenizer.json": {"normalizer": {"type": "BertNormalizer", "lowercase": True}},
@@ -158,22 +150,18 @@ def test_a_full_disk_is_reported_and_what_is_cached_needs_no_room_and_no_network
         download(hub.url, tmp_path, repo="org/other")
 
 
-@each_case(
-    ("repo", "error", "named"),
-    [
+def test_refusals_are_named(hub: FakeHub, tmp_path: Path) -> None:
+    refused: tuple[tuple[str, type[LoadError], str], ...] = (
         ("org/none", RepoFetchFailedError, "no repository org/none"),
         ("org/gated", RepoFetchFailedError, "gated.*token that was granted access.*HF_TOKEN"),
         ("org/broken", DownloadFailedError, "org/broken could not be downloaded"),
         ("a/b/c", BadSourceError, "huggingface:org/name"),
-    ],
-)
-def test_refusals_are_named(
-    hub: FakeHub, tmp_path: Path, repo: str, error: type[LoadError], named: str
-) -> None:
-    with pytest.raises(error, match=named):
-        download(hub.url, tmp_path, repo=repo)
-    with pytest.raises(error):
-        download_texts(repo, hub.url, tmp_path)
+    )
+    for repo, error, named in refused:
+        with pytest.raises(error, match=named):
+            download(hub.url, tmp_path, repo=repo)
+        with pytest.raises(error):
+            download_texts(repo, hub.url, tmp_path)
 
 
 def test_the_users_own_cache_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,42 +180,43 @@ HALF = 1_200_000
 WRITTEN = constants.DOWNLOAD_CHUNK_SIZE
 """What huggingface_hub writes at once, of what it has received."""
 LARGE_BYTES = WRITTEN * 3 // 2
-Change = Callable[[Path], object]
 SPEC = LoadSpec(job_id="j", model="m", source="huggingface:org/tiny", file="Q4_0")
 
 
 @pytest.fixture
-def slow_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    files = {"tokenizer.json": b"{}", "x-Q4_0.gguf": WEIGHTS, "x-Q8_0.gguf": WEIGHTS[::-1]}
-    with serving(FakeHub(files)) as slow_hub:
-        monkeypatch.setenv("HF_ENDPOINT", slow_hub.url)
-        yield slow_hub
+def large_hub(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
+    hub.files = {"tokenizer.json": b"{}", "x-Q4_0.gguf": WEIGHTS}
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    return hub
 
 
-def partial(slow_hub: FakeHub, cache: Path, name: str = "x-Q4_0.gguf") -> Path:
+def partial(hub: FakeHub, cache: Path) -> Path:
     repository = repository_dir(hub_cache_dir(cache), "org/tiny")
-    return partial_of(repository / "blobs" / slow_hub.etag(name))
+    return partial_of(repository / "blobs" / hub.etag("x-Q4_0.gguf"))
+
+
+def fetched(cache: Path, report: Callable[[LoadProgress], None] = lambda _: None) -> Path:
+    found = Fetcher(cache, lambda: 1 << 30).fetch(SPEC, report, lambda: False)
+    assert found is not None
+    return Path(found.weights[0])
 
 
 @pytest.mark.slow
-def test_a_pull_after_a_cancel_asks_for_the_rest_alone(slow_hub: FakeHub, tmp_path: Path) -> None:
-    slow_hub.files["x-Q4_0.gguf"] = large = random.Random(8).randbytes(LARGE_BYTES)
-    slow_hub.stop_at = LARGE_BYTES * 4 // 5
-    file = partial(slow_hub, tmp_path)
+def test_a_pull_after_a_cancel_asks_for_the_rest_alone(large_hub: FakeHub, tmp_path: Path) -> None:
+    large_hub.files["x-Q4_0.gguf"] = large = random.Random(8).randbytes(LARGE_BYTES)
+    large_hub.stop_at = LARGE_BYTES * 4 // 5
+    file = partial(large_hub, tmp_path)
     cancelled = Fetcher(tmp_path, lambda: 1 << 30).fetch(
         SPEC, lambda _: None, lambda: file.is_file() and file.stat().st_size >= WRITTEN
     )
     assert cancelled is None
-    slow_hub.stop_at = None
-    done = partial(slow_hub, tmp_path).stat().st_size
+    large_hub.stop_at, done = None, file.stat().st_size
     (model,) = list_cached(tmp_path)
     assert model.is_partial and model.partial_bytes == done
     assert model.wanted_bytes == LARGE_BYTES + 2
-
     reported: list[LoadProgress] = []
-    fetched = Fetcher(tmp_path, lambda: 1 << 30).fetch(SPEC, reported.append, lambda: False)
-    assert fetched is not None and Path(fetched.weights[0]).read_bytes() == large
-    asked = [wanted for name, wanted in slow_hub.ranges if name == "x-Q4_0.gguf"]
+    assert fetched(tmp_path, reported.append).read_bytes() == large
+    asked = [wanted for name, wanted in large_hub.ranges if name == "x-Q4_0.gguf"]
     assert asked == ["", f"bytes={done}-"]
     assert min(one.done for one in reported) >= done and reported[-1].done == reported[-1].total
     (model,) = list_cached(tmp_path)
@@ -235,66 +224,45 @@ def test_a_pull_after_a_cancel_asks_for_the_rest_alone(slow_hub: FakeHub, tmp_pa
     assert not list(tmp_path.rglob("*.incomplete"))
 
 
-def damage(file: Path) -> None:
-    content = bytearray(file.read_bytes())
-    content[17] ^= 1
-    file.write_bytes(content)
+PIECES = ["bytes=615000-1014999", "bytes=1015000-1414999", "bytes=1415000-1499999"]
 
 
-def continued(slow_hub: FakeHub, folder: Path, content: bytes, change: Change) -> list[str]:
-    """The ranges that are asked for where the download left ``content``."""
-    target = folder / slow_hub.etag("x-Q4_0.gguf")
-    target.unlink(missing_ok=True)
-    partial_of(target).write_bytes(content)
-    change(partial_of(target))
-    slow_hub.ranges.clear()
-    url, sha256 = f"{slow_hub.url}/org/tiny/resolve/main/x-Q4_0.gguf", target.name
-    hub_module.transfer(url, target, num_bytes=len(WEIGHTS), headers={}, sha256=sha256)
-    assert target.read_bytes() == WEIGHTS and not partial_of(target).exists()
-    return [wanted for _, wanted in slow_hub.ranges]
-
-
-@each_case(
-    ("change", "asked"),
-    [
-        (damage, [f"bytes={HALF}-"]),
-        (lambda file: file.write_bytes(bytes(len(WEIGHTS) + 1)), [""]),
-        (lambda file: file.write_bytes(WEIGHTS), []),
-    ],
-)
 def test_whatever_came_before_the_file_is_right_in_the_end(
-    slow_hub: FakeHub, tmp_path: Path, change: Change, asked: list[str]
+    large_hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for slow_hub.serves_ranges in (True, False):
-        assert continued(slow_hub, tmp_path, WEIGHTS[:HALF], change)[:1] == asked
-
-
-@each_case(("change", "num_pieces"), [(lambda _: None, 3), (damage, 7)])
-def test_a_file_too_large_for_one_answer_continues_in_pieces(
-    slow_hub: FakeHub,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    change: Change,
-    num_pieces: int,
-) -> None:
-    """What is damaged comes anew, once."""
-    monkeypatch.setattr(hub_module, "PIECE_BYTES", 400_000)
-    ranges = continued(slow_hub, tmp_path, WEIGHTS[:615_000], change)
-    rest = ["bytes=615000-1014999", "bytes=1015000-1414999", "bytes=1415000-1499999"]
-    assert (ranges[:3], len(ranges)) == (rest, num_pieces)
+    """A file too large for one answer comes in pieces; what is damaged comes anew, once."""
+    target = tmp_path / large_hub.etag("x-Q4_0.gguf")
+    url, sha256 = f"{large_hub.url}/org/tiny/resolve/main/x-Q4_0.gguf", target.name
+    damaged = bytearray(WEIGHTS)
+    damaged[17] ^= 1
+    for large_hub.serves_ranges, content, piece_bytes, asked, num_asked in (
+        (True, damaged[:HALF], None, [f"bytes={HALF}-"], 2),
+        (False, damaged[:HALF], None, [f"bytes={HALF}-"], None),
+        *((serves, bytes(len(WEIGHTS) + 1), None, [""], 1) for serves in (True, False)),
+        *((serves, WEIGHTS, None, [], 0) for serves in (True, False)),
+        (True, WEIGHTS[:615_000], 400_000, PIECES, 3),
+        (True, damaged[:615_000], 400_000, PIECES, 7),
+    ):
+        if piece_bytes is not None:
+            monkeypatch.setattr(hub_module, "PIECE_BYTES", piece_bytes)
+        target.unlink(missing_ok=True)
+        partial_of(target).write_bytes(content)
+        large_hub.ranges.clear()
+        hub_module.transfer(url, target, num_bytes=len(WEIGHTS), headers={}, sha256=sha256)
+        assert target.read_bytes() == WEIGHTS and not partial_of(target).exists()
+        ranges = [wanted for _, wanted in large_hub.ranges]
+        assert ranges[: len(asked)] == asked and num_asked in (None, len(ranges))
 
 
 def test_a_token_stays_with_the_hub_and_a_range_reaches_its_store(
-    slow_hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    large_hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    with serving(FakeHub(slow_hub.files)) as store:
-        slow_hub.store = store
-        file = partial(slow_hub, tmp_path)
+    with serving(FakeHub(large_hub.files)) as large_hub.store:
+        file = partial(large_hub, tmp_path)
         file.parent.mkdir(parents=True)
         file.write_bytes(WEIGHTS[:HALF])
-        fetched = Fetcher(tmp_path, lambda: 1 << 30).fetch(SPEC, lambda _: None, lambda: False)
-        assert fetched is not None and Path(fetched.weights[0]).read_bytes() == WEIGHTS
-        assert ("x-Q4_0.gguf", f"bytes={HALF}-") in store.ranges
-        assert set(slow_hub.authorizations) == {"Bearer hf_secret"}
-        assert set(store.authorizations) == {""}
+        assert fetched(tmp_path).read_bytes() == WEIGHTS
+        assert ("x-Q4_0.gguf", f"bytes={HALF}-") in large_hub.store.ranges
+        asked = {token for path, token in large_hub.asked if "/resolve/" in path}
+        assert asked == {"Bearer hf_secret"} and large_hub.store.tokens == {None}

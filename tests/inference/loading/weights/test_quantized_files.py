@@ -3,7 +3,6 @@ format of each weight, and the refusals."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
@@ -13,19 +12,12 @@ import pytest
 import torch
 from gguf import dequantize
 from gguf import quantize as quantize_as_gguf
-from gguf.constants import GGMLQuantizationType
 from gguf.constants import GGMLQuantizationType as Type
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from inference.loading import loader
 from inference.loading.hub_config import read_directory_config
-from inference.loading.weights.quantized_files import (
-    CHUNK_WEIGHTS,
-    QuantizedFiles,
-    check_quantization,
-    quantize,
-)
+from inference.loading.weights import quantized_files
 from inference.loading.weights.tensor_files import SafetensorsFiles
 from inference.models.layers import linear
 from inference.models.layers.linear import QuantizedLinear
@@ -41,6 +33,9 @@ from tests.inference.loading.conftest import (
     saved_gguf,
 )
 
+LAYER = "model.layers.0"
+UP, DOWN, TABLE = f"{LAYER}.mlp.up_proj", f"{LAYER}.mlp.down_proj", "model.embed_tokens"
+
 
 @each_case(
     ("bits", "group_bytes", "tied"), [(4, 20, False), (4, 20, True), (5, 22, False), (6, 26, True)]
@@ -48,46 +43,26 @@ from tests.inference.loading.conftest import (
 def test_tables_take_eight_bits_and_projections_what_was_asked_for(
     tmp_path: Path, bits: int, group_bytes: int, tied: bool
 ) -> None:
-    directory = save_directory(tmp_path / "hf", "llama", tie_word_embeddings=tied)
+    """What fits no group stays dense, and biases come along."""
+    sizes = {"tie_word_embeddings": tied, "intermediate_size": 80}
+    directory = save_directory(tmp_path / "hf", "qwen2", **sizes)
     dense = opened(directory, tmp_path)
     model = opened(directory, tmp_path, quantization=f"q{bits}")
     stored = model.weights.stored
-    tables = ["model.embed_tokens"] if tied else ["model.embed_tokens", "lm_head"]
+    tables = [TABLE] if tied else [TABLE, "lm_head"]
     assert [stored(name).bits for name in tables] == [8] * len(tables)
-    heads = [f"model.layers.0.self_attn.{name}_proj" for name in "qkv"]
-    (fused,) = model.weights.stored_parts(*heads)
+    (fused,) = model.weights.stored_parts(*(f"{LAYER}.self_attn.{one}_proj" for one in "qkv"))
     assert isinstance(fused.sample, GroupedWeight) and fused.sample.bits == bits
+    queries = stored(f"{LAYER}.self_attn.q_proj").bias
+    assert queries is not None
+    assert torch.equal(queries, dense.weights.stored(f"{LAYER}.self_attn.q_proj").bias)
+    assert torch.equal(stored(DOWN).weight, dense.weights.stored(DOWN).weight)
     final = "model.norm.weight"
     assert torch.equal(model.weights.tensor(final), dense.weights.tensor(final))
-    projections = 2 * (2 * 64 * 64 + 2 * 32 * 64 + 3 * 96 * 64) * group_bytes // 32
-    norms = (2 * 2 + 1) * 64 * 4
-    assert model.weight_bytes == len(tables) * 64 * 64 * 34 // 32 + projections + norms
-    assert f"3 x q{bits} kept in {bits} bits" in model.weights.report()
-
-
-def test_what_fits_no_group_stays_dense_and_biases_come_along(tmp_path: Path) -> None:
-    directory = save_directory(tmp_path / "hf", "qwen2", intermediate_size=80)
-    weights = opened(directory, tmp_path, quantization="q8").weights
-    down, name = weights.stored("model.layers.0.mlp.down_proj"), "model.layers.1.self_attn.q_proj"
-    assert isinstance(down, DenseWeight) and down.shape == (64, 80)
-    stored = weights.stored(name)
-    assert isinstance(stored, GroupedWeight) and stored.bias is not None
-    assert torch.equal(stored.bias, load_file(directory / "model.safetensors")[f"{name}.bias"])
-    assert weights.report() == "1 x F32 dense; 1 x q8 kept in 8 bits (0.0 MB)"
-
-
-def test_dense_gguf_is_quantised_in_natural_order(tmp_path: Path) -> None:
-    name = "model.layers.1.self_attn.q_proj"
-    for type in (Type.F32, Type.F16, Type.BF16):
-        file = saved_gguf(tmp_path / type.name, types={f"{name}.weight": type})
-        stored = opened(file, tmp_path, quantization="q8").weights.stored(name)
-        assert isinstance(stored, GroupedWeight)
-        weight = load_file(file.parent / "hf" / "model.safetensors")[f"{name}.weight"]
-        assert torch.allclose(stored.dequantize(), weight, atol=0.01)
-
-
-UP, DOWN = "model.layers.0.mlp.up_proj", "model.layers.0.mlp.down_proj"
-TABLE = "model.embed_tokens"
+    projections = 2 * (2 * 64 * 64 + 2 * 32 * 64 + 2 * 80 * 64) * group_bytes // 32
+    floats = 2 * (64 * 80 + 64 + 2 * 32 + 2 * 64) + 64
+    assert model.weight_bytes == len(tables) * 64 * 64 * 34 // 32 + projections + 4 * floats
+    assert f"4 x q{bits} kept in {bits} bits" in model.weights.report()
 
 
 @each_case(
@@ -101,6 +76,30 @@ def test_a_file_of_other_bits_is_refused(tmp_path: Path, quantization: str, foun
         opened(file, tmp_path, quantization=quantization)
 
 
+KEPT = "1 x {0} kept in {1} bits (0.0 MB); 1 x q5 kept in 5 bits (0.0 MB); 1 x q8 kept in 8 bits"
+BOTH = "1 x Q4_0 kept in 4 bits (0.0 MB); 1 x Q8_0 kept in 8 bits; 1 x q4 kept in 4 bits (0.0 MB)"
+
+
+@each_case(
+    ("quantization", "types", "report"),
+    [
+        *(("q5", {UP: type}, KEPT.format(type.name, 5)) for type in (Type.Q5_0, Type.Q5_1)),
+        ("q4", {UP: Type.Q4_0, TABLE: Type.Q8_0}, BOTH),
+        *(("q8", {DOWN: type}, "3 x q8 kept in 8 bits (0.0 MB)") for type in (Type.F16, Type.BF16)),
+    ],
+)
+def test_what_has_the_wanted_bits_already_is_kept_and_what_is_dense_is_quantised(
+    tmp_path: Path, quantization: str, types: dict[str, Type], report: str
+) -> None:
+    file = saved_gguf(tmp_path, types={f"{name}.weight": type for name, type in types.items()})
+    weights = opened(file, tmp_path, quantization=quantization).weights
+    dense = load_file(file.parent / "hf" / "model.safetensors")[f"{DOWN}.weight"]
+    weights.stored(UP)
+    assert torch.allclose(weights.stored(DOWN).dequantize(), dense, atol=0.05)
+    weights.embedding(TABLE)
+    assert weights.report() == report
+
+
 def test_what_is_not_to_be_quantised_is_left_alone(tiny_directory: Path, tmp_path: Path) -> None:
     weights = load_file(tiny_directory / "model.safetensors")
     types = {name: Type.Q8_0 for name, weight in weights.items() if weight.dim() == 2}
@@ -111,71 +110,35 @@ def test_what_is_not_to_be_quantised_is_left_alone(tiny_directory: Path, tmp_pat
         assert isinstance(model.weights.stored("lm_head"), DenseWeight) == (source != file)
 
 
-KEPT = "1 x {0} kept in {1} bits (0.0 MB); 1 x q5 kept in 5 bits (0.0 MB); 1 x q8 kept in 8 bits"
-
-
-@each_case(
-    ("quantization", "types", "report"),
-    [
-        *(("q5", {UP: type}, KEPT.format(type.name, 5)) for type in (Type.Q5_0, Type.Q5_1)),
-        (
-            "q4",
-            {UP: Type.Q4_0, TABLE: Type.Q8_0},
-            "1 x Q4_0 kept in 4 bits (0.0 MB); 1 x Q8_0 kept in 8 bits; "
-            "1 x q4 kept in 4 bits (0.0 MB)",
-        ),
-    ],
-)
-def test_what_has_the_wanted_bits_already_is_kept(
-    tmp_path: Path, quantization: str, types: dict[str, Type], report: str
-) -> None:
-    file = saved_gguf(tmp_path, types={f"{name}.weight": type for name, type in types.items()})
-    weights = opened(file, tmp_path, quantization=quantization).weights
-    weights.stored(UP)
-    weights.stored(DOWN)
-    weights.embedding(TABLE)
-    assert weights.report() == report
-
-
-FP8 = {"quantization": "fp8"}
 NO_FP8 = r"capability 8\.9 or more, which {} is not; use q8"
 CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
 
 
-@each_case(
-    ("asked", "device", "capability", "refusal"),
-    [
-        (FP8, CPU, None, NO_FP8.format("cpu")),
-        (FP8, CUDA, (8, 0), NO_FP8.format("cuda:0")),
-        (FP8, CUDA, (8, 9), None),
-        # Float32 products on a card take dense weights.
+def test_what_a_device_multiplies(tiny_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Float32 products on a card take dense weights."""
+    files = SafetensorsFiles([tiny_directory / "model.safetensors"])
+    config = read_directory_config(tiny_directory)
+    for wanted, dtype, device, capability, refusal in (
+        ("fp8", "auto", CPU, None, NO_FP8.format("cpu")),
+        ("fp8", "auto", CUDA, (8, 0), NO_FP8.format("cuda:0")),
+        ("fp8", "auto", CUDA, (8, 9), None),
         *(
-            ({"quantization": bits, "dtype": "float32"}, device, (9, 0), refusal)
+            (bits, "float32", device, (9, 0), refusal)
             for bits in ("q4", "q5", "q6", "q8")
             for device, refusal in ((CPU, None), (CUDA, f"{bits} and dtype float32 exclude each"))
         ),
-    ],
-)
-def test_what_a_device_multiplies(
-    tiny_directory: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    asked: dict[str, Any],
-    device: torch.device,
-    capability: tuple[int, int] | None,
-    refusal: str | None,
-) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    files = SafetensorsFiles([tiny_directory / "model.safetensors"])
-    spec = LoadSpec(job_id="1", model="m", source="path:/m", **asked)
-    config = read_directory_config(tiny_directory)
-    with nullcontext() if refusal is None else pytest.raises(BadSourceError, match=refusal):
-        assert check_quantization(files, config, spec, device) == asked["quantization"]
+    ):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, has=capability: has)
+        given: dict[str, Any] = {"quantization": wanted, "dtype": dtype}
+        spec = LoadSpec(job_id="1", model="m", source="path:/m", **given)
+        with nullcontext() if refusal is None else pytest.raises(BadSourceError, match=refusal):
+            assert quantized_files.check_quantization(files, config, spec, device) == wanted
 
 
 def test_fp8_counts_a_byte_a_weight_and_leaves_tables_dense(tmp_path: Path) -> None:
     directory = save_directory(tmp_path / "hf", "llama", intermediate_size=40)
     dense = SafetensorsFiles([directory / "model.safetensors"])
-    files = QuantizedFiles(dense, read_directory_config(directory), "fp8", 1)
+    files = quantized_files.QuantizedFiles(dense, read_directory_config(directory), "fp8", 1)
     layer = "model.layers.0"
     assert files.bytes_of(f"{layer}.self_attn.q_proj.weight") == 64 * 64
     assert files.format_of(f"{layer}.self_attn.q_proj.weight") == "fp8"
@@ -185,15 +148,19 @@ def test_fp8_counts_a_byte_a_weight_and_leaves_tables_dense(tmp_path: Path) -> N
     files.close()
 
 
-def test_an_output_head_has_no_copy_for_prompts(
+def test_copies_for_prompts_are_kept_where_memory_is_plenty_and_not_of_an_output_head(
     tiny_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(linear, "has_fast_bfloat16", lambda device: True)
-    weights = opened(tiny_directory, tmp_path, quantization="q8").weights
-    up, head = weights.linear("model.layers.0.mlp.up_proj"), weights.linear("lm_head")
-    if not (isinstance(up, QuantizedLinear) and isinstance(head, QuantizedLinear)):
-        pytest.skip(weights.report())
-    assert up.prefill_weight is not None and head.prefill_weight is None
+    model = opened(tiny_directory, tmp_path, quantization="q8")
+    up, head = model.weights.linear(UP), model.weights.linear("lm_head")
+    needed = model.need.required_bytes
+    monkeypatch.setattr(loader, "free_memory_bytes", lambda device: needed)
+    lean = opened(tiny_directory, tmp_path, quantization="q8").weights.linear(UP)
+    if not all(isinstance(one, QuantizedLinear) for one in (up, head, lean)):
+        pytest.skip(model.weights.report())
+    assert up.prefill_weight is not None
+    assert head.prefill_weight is None and lean.prefill_weight is None
 
 
 def test_values_that_no_group_holds_are_named(tiny_directory: Path, tmp_path: Path) -> None:
@@ -211,56 +178,30 @@ FLOAT16_STEP = 2**-11
 """Half of float16's distance between neighbours, as a part of the number."""
 
 
-@pytest.fixture(scope="module")
-def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(2) as pool:
-        yield pool
-
-
-def random_weight(seed: int, size: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return (torch.randn(24, 96, generator=generator) * size).to(dtype)
-
-
-def by_group(weight: torch.Tensor) -> torch.Tensor:
-    return weight.float().view(weight.shape[0], -1, 32)
+THREADS = ThreadPoolExecutor(2)
 
 
 def error(weight: torch.Tensor, grouped: GroupedWeight) -> torch.Tensor:
-    """(out_features, num_groups, 32)"""
-    return (by_group(grouped.dequantize()) - by_group(weight)).abs()
-
-
-@given(
-    seed=st.integers(0, 2**31),
-    exponent=st.integers(-20, 12),
-    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
-)
-def test_eight_bits_are_off_by_half_a_scale_at_most(
-    threads: ThreadPoolExecutor, seed: int, exponent: int, dtype: torch.dtype
-) -> None:
-    weight = random_weight(seed, 2.0**exponent, dtype)
-    grouped = quantize(weight, 8, threads)
-    assert grouped.minimums is None and grouped.codes.dtype == torch.int8
-    assert (error(weight, grouped) <= 0.5001 * grouped.scales.float().unsqueeze(-1)).all()
+    return (grouped.dequantize() - weight).abs()
 
 
 @each_case(("bits", "theirs"), [(4, "Q4_1"), (5, "Q5_0"), (8, "Q8_0")])
-def test_no_more_error_than_ggufs_own_reference(
-    threads: ThreadPoolExecutor, bits: int, theirs: str
-) -> None:
+def test_no_more_error_than_ggufs_own_reference(bits: int, theirs: str) -> None:
     """gguf quantises by the rules of llama.cpp. Of 8 bits ours has one code less."""
     weight = torch.randn(256, 512, generator=torch.Generator().manual_seed(2))
-    type = GGMLQuantizationType[theirs]
+    type = Type[theirs]
     found = torch.from_numpy(dequantize(quantize_as_gguf(weight.numpy(), type), type))
-    ours = (error(weight, quantize(weight, bits, threads)) ** 2).mean()
+    grouped = quantized_files.quantize(weight, bits, THREADS)
+    ours = (error(weight, grouped) ** 2).mean()
     assert ours <= (1.01 if bits == 8 else 0.95) * (found - weight).square().mean()
+    if bits == 8:
+        assert grouped.minimums is None and grouped.codes.dtype == torch.int8
+        half = 0.5001 * grouped.scales.float().repeat_interleave(32, dim=1)
+        assert (error(weight, grouped) <= half).all()
 
 
 @each_case(("bits", "lowest", "highest"), [(4, 0, 15), (5, -16, 15), (6, -32, 31), (8, -127, 127)])
-def test_what_groups_can_hold_they_hold_exactly(
-    threads: ThreadPoolExecutor, bits: int, lowest: int, highest: int
-) -> None:
+def test_what_groups_can_hold_they_hold_exactly(bits: int, lowest: int, highest: int) -> None:
     generator = torch.Generator().manual_seed(3)
     scales = (torch.rand(40, 2, generator=generator) + 0.5).half()
     codes = torch.randint(lowest + 1, highest, (40, 64), generator=generator)
@@ -273,22 +214,22 @@ def test_what_groups_can_hold_they_hold_exactly(
         scales=scales,
         minimums=torch.randn(40, 2, generator=generator).half() if bits == 4 else None,
     )
-    grouped = quantize(source.dequantize(), bits, threads)
+    grouped = quantized_files.quantize(source.dequantize(), bits, THREADS)
     assert torch.equal(grouped.codes, source.codes)
     assert torch.equal(grouped.dequantize(), source.dequantize())
     for value in (0.0, -0.25, 3.0):
         weight = torch.full((2, 32), value)
-        off = error(weight, quantize(weight, bits, threads))
+        off = error(weight, quantized_files.quantize(weight, bits, THREADS))
         assert (off <= abs(value) * FLOAT16_STEP * 2).all(), "a group of one value"
 
 
 @each_case("bits", [4, 5, 6, 8])
-def test_chunks_do_not_show(threads: ThreadPoolExecutor, bits: int) -> None:
+def test_chunks_do_not_show(bits: int) -> None:
     features = 256
-    num_rows = 2 * CHUNK_WEIGHTS // features + 3
+    num_rows = 2 * quantized_files.CHUNK_WEIGHTS // features + 3
     weight = torch.randn(num_rows, features, generator=torch.Generator().manual_seed(5))
-    whole = quantize(weight, bits, threads)
+    whole = quantized_files.quantize(weight, bits, THREADS)
     for rows in (slice(0, 7), slice(num_rows - 5, num_rows)):
-        part = quantize(weight[rows], bits, threads)
+        part = quantized_files.quantize(weight[rows], bits, THREADS)
         assert torch.equal(part.codes, whole.codes[rows])
         assert torch.equal(part.scales, whole.scales[rows])

@@ -19,44 +19,30 @@ from inference.text.tool_calls.call_parser import (
 )
 from inference.text.tool_calls.tag_formats import DSML
 
+TEXT, NUMBER = {"type": "string"}, {"type": "integer"}
+TEXTS, OBJECT = {"type": "array", "items": TEXT}, {"type": "object"}
+
 
 def tool(
     name: str,
     properties: dict[str, Any],
-    *,
     required: Sequence[str] = (),
+    *,
     strict: bool = False,
-    defs: dict[str, Any] | None = None,
+    **more: Any,
 ) -> ToolDefinition:
-    parameters = {
-        "type": "object",
-        "properties": properties,
-        "required": list(required),
-        "additionalProperties": False,
-        **({} if defs is None else {"$defs": defs}),
-    }
+    """``more``: of its schema."""
+    own = {"type": "object", "properties": properties, "required": list(required)}
+    parameters = own | {"additionalProperties": False} | more
     return ToolDefinition(name=name, path=f"tools.{name}", parameters=parameters, strict=strict)
 
 
+FILE = {"path": TEXT, "content": TEXT, "mode": {"type": ["integer", "null"]}, "tags": TEXTS}
 TOOLS = [
-    tool(
-        "get_weather",
-        {"city": {"type": "string"}, "days": {"type": "integer"}},
-        required=["city"],
-    ),
-    tool("bash", {"command": {"type": "string"}}, required=["command"]),
-    tool("create_user", {"name": {"type": "string"}, "age": {"type": "integer"}}),
-    tool(
-        "write_file",
-        {
-            "path": {"type": "string"},
-            "content": {"type": "string"},
-            "mode": {"type": ["integer", "null"]},
-            "tags": {"type": "array", "items": {"type": "string"}},
-            "options": {"type": "object"},
-        },
-        required=["path", "content"],
-    ),
+    tool("get_weather", {"city": TEXT, "days": NUMBER}, ["city"]),
+    tool("bash", {"command": TEXT}, ["command"]),
+    tool("create_user", {"name": TEXT, "age": NUMBER}),
+    tool("write_file", FILE | {"options": OBJECT}, ["path", "content"]),
     ToolDefinition(name="now", path="tools.now"),
 ]
 
@@ -104,14 +90,6 @@ def read(tool_format: CallFormat, text: str, tools: Sequence[ToolDefinition] = T
     return merged(parts_of(tool_format, [text], tools))
 
 
-def read_by_grammar(
-    tool_format: CallFormat, text: str, tools: Sequence[ToolDefinition] = TOOLS
-) -> Merged:
-    parser = tool_format.parser(tools)
-    parser.streams_arguments = True
-    return merged([*parser.feed(text), *parser.flush()])
-
-
 Arguments = dict[str, Any]
 Call = tuple[str, Arguments]
 Write = Callable[[str, Arguments, int], str]
@@ -121,9 +99,9 @@ class Writing(NamedTuple):
     """``call`` writes a call from its name, arguments and place among several."""
 
     call: Write
-    between: str = ""
     opens: str = ""
     closes: str = ""
+    between: str = "\n"
 
 
 def _as(text: str) -> Write:
@@ -175,84 +153,52 @@ _DSML = _tagged(
     f"</{DSML}invoke>",
 )
 _INVOKE = _tagged('<invoke name="%n">\n', '<parameter name="%k">%v</parameter>\n', "</invoke>")
+_QWEN_CODER = ("<function=%n>\n", "<parameter=%k>\n%v\n</parameter>\n", "</function>\n")
+_SEED = ("<function=%n>\n", "<parameter=%k>%v</parameter>\n", "</function>\n")
+_GLM = ("<tool_call>%n\n", "<arg_key>%k</arg_key>\n<arg_value>%v</arg_value>\n", "</tool_call>")
+_GLM_47 = tuple(part.replace("\n", "") for part in _GLM)
+_FENCED = f"{js.CALL_BEGIN}function{js.SEPARATOR}%n\n```json\n%a\n```{js.CALL_END}"
+_COMMAND_R = _as('{"tool_call_id": "%i", "tool_name": "%n", "parameters": %a}')
+_KIMI = "<|tool_call_begin|>functions.%n:%i<|tool_call_argument_begin|>%a<|tool_call_end|>"
+_SECTION = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+_LFM2 = "<|tool_call_start|>[", "]<|tool_call_end|>"
+
+
+def _in(opens: str, parts: tuple[str, ...], closes: str) -> Write:
+    first, argument, last = parts
+    return _tagged(opens + first, argument, last + closes)
+
+
 WRITINGS: dict[str, Writing] = {
-    "hermes": Writing(
-        _as('<tool_call>\n{"name": "%n", "arguments": %a}\n</tool_call>'), between="\n"
-    ),
-    "qwen_coder": Writing(
-        _tagged(
-            "<tool_call>\n<function=%n>\n",
-            "<parameter=%k>\n%v\n</parameter>\n",
-            "</function>\n</tool_call>",
-        ),
-        between="\n",
-    ),
+    "hermes": Writing(_as('<tool_call>\n{"name": "%n", "arguments": %a}\n</tool_call>')),
+    "qwen_coder": Writing(_in("<tool_call>\n", _QWEN_CODER, "</tool_call>")),
     "llama3": Writing(_as('{"name": "%n", "parameters": %a}'), between="; "),
-    "llama3_python": Writing(_python(repr), between=", ", opens="[", closes="]"),
-    "mistral": Writing(_OBJECT, between=", ", opens="[TOOL_CALLS][", closes="]"),
-    "mistral_named": Writing(_as("[TOOL_CALLS]%n[ARGS]%a")),
-    "deepseek": Writing(
-        _as(f"{js.CALL_BEGIN}function{js.SEPARATOR}%n\n```json\n%a\n```{js.CALL_END}"),
-        between="\n",
-        opens=js.CALLS_BEGIN,
-        closes=js.CALLS_END,
-    ),
+    "llama3_python": Writing(_python(repr), "[", "]", ", "),
+    "mistral": Writing(_OBJECT, "[TOOL_CALLS][", "]", ", "),
+    "mistral_named": Writing(_as("[TOOL_CALLS]%n[ARGS]%a"), between=""),
+    "deepseek": Writing(_as(_FENCED), js.CALLS_BEGIN, js.CALLS_END),
     "deepseek_v31": Writing(
-        _as(f"{js.CALL_BEGIN}%n{js.SEPARATOR}%a{js.CALL_END}"),
-        opens=js.CALLS_BEGIN,
-        closes=js.CALLS_END,
+        _as(f"{js.CALL_BEGIN}%n{js.SEPARATOR}%a{js.CALL_END}"), js.CALLS_BEGIN, js.CALLS_END, ""
     ),
-    "dsml": Writing(
-        _DSML, between="\n", opens=f"<{DSML}function_calls>\n", closes=f"\n</{DSML}function_calls>"
+    "dsml": Writing(_DSML, f"<{DSML}function_calls>\n", f"\n</{DSML}function_calls>"),
+    "dsml_v4": Writing(_DSML, f"<{DSML}tool_calls>\n", f"\n</{DSML}tool_calls>"),
+    "function_gemma": Writing(
+        _gemma("<start_function_call>", "<end_function_call>", "<escape>"), between=""
     ),
-    "dsml_v4": Writing(
-        _DSML, between="\n", opens=f"<{DSML}tool_calls>\n", closes=f"\n</{DSML}tool_calls>"
-    ),
-    "function_gemma": Writing(_gemma("<start_function_call>", "<end_function_call>", "<escape>")),
-    "gemma_4": Writing(_gemma("<|tool_call>", "<tool_call|>", '<|"|>')),
-    "glm": Writing(
-        _tagged(
-            "<tool_call>%n\n",
-            "<arg_key>%k</arg_key>\n<arg_value>%v</arg_value>\n",
-            "</tool_call>",
-        ),
-        between="\n",
-    ),
-    "glm_47": Writing(
-        _tagged("<tool_call>%n", "<arg_key>%k</arg_key><arg_value>%v</arg_value>", "</tool_call>"),
-        between="\n",
-    ),
-    "granite": Writing(_OBJECT, between=", ", opens="<|tool_call|>[", closes="]"),
-    "hunyuan": Writing(_OBJECT, between=", ", opens="<tool_calls>[", closes="]</tool_calls>"),
-    "nemotron": Writing(_OBJECT, between=", ", opens="<TOOLCALL>[", closes="]</TOOLCALL>"),
-    "command_r": Writing(
-        _as('{"tool_call_id": "%i", "tool_name": "%n", "parameters": %a}'),
-        between=",\n    ",
-        opens="<|START_ACTION|>[\n    ",
-        closes="\n]<|END_ACTION|>",
-    ),
-    "functools": Writing(_OBJECT, between=", ", opens="functools[", closes="]"),
+    "gemma_4": Writing(_gemma("<|tool_call>", "<tool_call|>", '<|"|>'), between=""),
+    "glm": Writing(_in("", _GLM, "")),
+    "glm_47": Writing(_in("", _GLM_47, "")),
+    "granite": Writing(_OBJECT, "<|tool_call|>[", "]", ", "),
+    "hunyuan": Writing(_OBJECT, "<tool_calls>[", "]</tool_calls>", ", "),
+    "nemotron": Writing(_OBJECT, "<TOOLCALL>[", "]</TOOLCALL>", ", "),
+    "command_r": Writing(_COMMAND_R, "<|START_ACTION|>[\n    ", "\n]<|END_ACTION|>", ",\n    "),
+    "functools": Writing(_OBJECT, "functools[", "]", ", "),
     "harmony": Writing(_as("<|channel|>commentary to=%n <|constrain|>json<|message|>%a")),
-    "kimi": Writing(
-        _as("<|tool_call_begin|>functions.%n:%i<|tool_call_argument_begin|>%a<|tool_call_end|>"),
-        opens="<|tool_calls_section_begin|>",
-        closes="<|tool_calls_section_end|>",
-    ),
-    "lfm2": Writing(
-        _python(json.dumps), between=", ", opens="<|tool_call_start|>[", closes="]<|tool_call_end|>"
-    ),
-    "minimax": Writing(
-        _INVOKE, between="\n", opens="<minimax:tool_call>\n", closes="\n</minimax:tool_call>"
-    ),
-    "plain": Writing(_OBJECT, between="\n"),
-    "seed": Writing(
-        _tagged(
-            "<seed:tool_call>\n<function=%n>\n",
-            "<parameter=%k>%v</parameter>\n",
-            "</function>\n</seed:tool_call>",
-        ),
-        between="\n",
-    ),
+    "kimi": Writing(_as(_KIMI), *_SECTION, ""),
+    "lfm2": Writing(_python(json.dumps), *_LFM2, ", "),
+    "minimax": Writing(_INVOKE, "<minimax:tool_call>\n", "\n</minimax:tool_call>"),
+    "plain": Writing(_OBJECT),
+    "seed": Writing(_in("<seed:tool_call>\n", _SEED, "</seed:tool_call>")),
 }
 
 

@@ -1,19 +1,22 @@
-"""Answers as models write them, whole and cut anywhere; no text or schema makes a parser fail."""
+"""Answers as models write them, whole and cut anywhere; no text or schema makes a parser fail. The
+format of a model, inferred from its template; and text to the value that a schema asks for."""
 
 from __future__ import annotations
 
 import itertools
 import json
+from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from inference.protocol.generation import ToolDefinition
+from inference.text.tool_calls import find_tool_format
+from inference.text.tool_calls.argument_values import as_json, is_text
 from inference.text.tool_calls.call_parser import CallArguments, CallStarted
 from inference.text.tool_calls.tag_formats import DSML, TagFormat
 from tests.cases import each_case
-from tests.inference.text.tool_calls import json_examples, tag_examples
 from tests.inference.text.tool_calls.calls import (
     FORMATS,
     TOOLS,
@@ -24,21 +27,11 @@ from tests.inference.text.tool_calls.calls import (
     read,
     written,
 )
+from tests.inference.text.tool_calls.conftest import Vocabulary
+from tests.inference.text.tool_calls.examples import EXAMPLES
 
 LS, PARIS = ("bash", {"command": "ls"}), ("get_weather", {"city": "Paris", "days": 3})
 ONE_CALL, BARE_CALL = ("harmony",), ("llama3", "plain")
-EXAMPLES: dict[tuple[str, str], tuple[str, Merged]] = {
-    (name, case): example
-    for module in (json_examples, tag_examples)
-    for name, cases in module.READ.items()
-    for case, example in cases.items()
-}
-EXAMPLES |= {
-    (name, case): (text, [text])
-    for module in (json_examples, tag_examples)
-    for name, cases in module.KEPT.items()
-    for case, text in cases.items()
-}
 
 
 @each_case("name", FORMATS)
@@ -73,6 +66,7 @@ NESTED = {"a": [{"b": "x, }y", "c": None}, 1.5, True, ["x", 'y|"z']], "d": {}}
         ("write_file", {"mode": 420, "tags": ["a", "b"], "options": {"a": True}}),
         ("write_file", {"path": "007", "mode": None}),
         ("f", NESTED),
+        ("f", {"b": '\\"\u2028\ud7ff🙂', "c": [[], {}, -1e-7, 10**30, False]}),
     ],
 )
 def test_arguments_are_kept_to_the_character(name: str, call: Call) -> None:
@@ -82,24 +76,13 @@ def test_arguments_are_kept_to_the_character(name: str, call: Call) -> None:
     assert (called, json.loads(arguments)) == call
 
 
-@each_case(("name", "case"), EXAMPLES)
-def test_an_example_is_read_whole_and_in_pieces(name: str, case: str) -> None:
-    text, expected = EXAMPLES[name, case]
+@each_case(("name", "text", "expected"), EXAMPLES)
+def test_an_example_is_read_whole_and_in_pieces(name: str, text: str, expected: Merged) -> None:
     for size in (len(text), 1, 2, 3, 7):
         chunks = [text[start : start + size] for start in range(0, len(text), size)]
         assert merged(parts_of(FORMATS[name], chunks)) == expected, size
     if name == "mistral":
         assert read(FORMATS["mistral_named"], text) == expected
-
-
-@pytest.mark.parametrize("name", FORMATS)
-@given(text=st.text() | st.text('<tol_ca>[]{}fp/="\n ') | st.text('[]{}()"abc:=,\n '))
-@example(text=" \n ")
-@example(text="```json\n{}\n```<|")
-def test_text_without_calls_is_unchanged(name: str, text: str) -> None:
-    parts = read(FORMATS[name], text, [])
-    is_call = name in BARE_CALL and any(isinstance(part, tuple) for part in parts)
-    assert is_call or parts == ([text] if text else [])
 
 
 JSON_FRAGMENTS = [
@@ -110,9 +93,23 @@ JSON_FRAGMENTS = [
 ]
 
 
+SCHEMA_WORDS = st.sampled_from(
+    [
+        *("type", "properties", "required", "enum", "const", "anyOf", "oneOf", "allOf", "$ref"),
+        *("items", "nullable", "string", "integer", "object", "null", "#", "#/properties/a"),
+        *("command", "city", "bash"),
+    ]
+)
+INNER = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 2) | SCHEMA_WORDS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(SCHEMA_WORDS, inner, max_size=3),
+    max_leaves=10,
+)
+SCHEMAS = st.dictionaries(SCHEMA_WORDS, INNER, max_size=4)
+
+
 def _answers(name: str) -> st.SearchStrategy[str]:
-    texts = [text for (owner, _), (text, _) in EXAMPLES.items() if owner == name]
-    texts.append(written(name, LS))
+    texts = [text for owner, text, _ in EXAMPLES if owner == name] + [written(name, LS)]
     cut = st.tuples(st.sampled_from(texts), st.integers(0, 80), st.integers(1, 40))
     piece = cut.map(lambda one: one[0][one[1] : one[1] + one[2]])
     fragments = piece | st.sampled_from([*texts, *JSON_FRAGMENTS]) | st.text(max_size=4)
@@ -120,28 +117,24 @@ def _answers(name: str) -> st.SearchStrategy[str]:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@given(data=st.data())
-def test_any_answer_is_the_same_however_it_is_cut(name: str, data: st.DataObject) -> None:
+@given(data=st.data(), schema=st.none() | SCHEMAS)
+def test_any_answer_is_the_same_however_it_is_cut(
+    name: str, data: st.DataObject, schema: dict[str, object] | None
+) -> None:
+    """With the tools of the examples, and with one of any schema."""
+    tools = TOOLS if schema is None else [replace(TOOLS[1], parameters=schema)]
     text = data.draw(_answers(name))
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=12))
     borders = sorted({0, len(text), *cuts})
     chunks = [text[start:end] for start, end in itertools.pairwise(borders)]
-    whole = read(FORMATS[name], text)
-    assert merged(parts_of(FORMATS[name], chunks)) == whole
-    assert merged(parts_of(FORMATS[name], text)) == whole
+    whole = read(FORMATS[name], text, tools)
+    assert merged(parts_of(FORMATS[name], chunks, tools)) == whole
     if all(isinstance(part, str) for part in whole):
         assert "".join(map(str, whole)) == text
+    named = read(FORMATS[name], written(name, ("bash", {"command": "1", "city": "a"})), tools)
+    assert [called for called, _ in named] == ["bash"]
 
 
-VALUES = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=8,
-)
 WRITTEN = {
     "hermes": '<tool_call>\n{{"name": "f", "arguments": {}}}\n</tool_call>',
     "llama3": '{{"name": "f", "parameters": {}}}',
@@ -149,28 +142,6 @@ WRITTEN = {
     "mistral_named": "[TOOL_CALLS]f[ARGS]{}",
     "kimi": "<|tool_call_begin|>f:0<|tool_call_argument_begin|>{}<|tool_call_end|>",
 }
-
-
-@pytest.mark.parametrize("name", WRITTEN)
-@given(
-    arguments=st.dictionaries(st.text(), VALUES, max_size=4),
-    indent=st.none() | st.integers(0, 2),
-    is_ascii=st.booleans(),
-    data=st.data(),
-)
-def test_json_arguments_come_through_or_are_text_where_they_are_cut_off(
-    name: str,
-    arguments: dict[str, object],
-    indent: int | None,
-    is_ascii: bool,
-    data: st.DataObject,
-) -> None:
-    text = WRITTEN[name].format(json.dumps(arguments, indent=indent, ensure_ascii=is_ascii))
-    ((called, streamed),) = read(FORMATS[name], text)
-    assert (called, json.loads(streamed)) == ("f", arguments)
-    cut = text[: data.draw(st.integers(0, len(text)))]
-    parts = read(FORMATS[name], cut)
-    assert parts == [cut] or not any(isinstance(part, str) for part in parts)
 
 
 @each_case("name", WRITTEN)
@@ -195,29 +166,121 @@ def test_arguments_are_reported_as_they_come_under_a_grammar_else_whole(name: st
         assert merged(parts) == [text], "an answer in JSON is not held back"
 
 
-SCHEMA_WORDS = st.sampled_from(
-    [
-        *("type", "properties", "required", "enum", "const", "anyOf", "oneOf", "allOf", "$ref"),
-        *("items", "nullable", "string", "integer", "object", "null", "#", "#/properties/a"),
-        *("command", "city", "bash"),
-    ]
+SHOWN = "{% for tool in tools %}{{ tool | tojson }}{% endfor %}"
+TEMPLATES = {
+    "hermes": '<tool_call>\n{"name": <name>, "arguments": <arguments>}\n</tool_call>',
+    "qwen_coder": "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>",
+    "llama3": 'Respond in the format {"name": …, "parameters": dictionary of argument name}',
+    "mistral": "[TOOL_CALLS][{{ call | tojson }}]",
+    "mistral_named": "'[TOOL_CALLS]' + name + '[ARGS]' + arguments",
+    "glm": "<tool_call>{{ name }}\n<arg_key>{{ key }}</arg_key>\n<arg_value>",
+    "glm_47": "<tool_call>{{ name }}\n<arg_key>{{ key }}</arg_key><arg_value>",
+    "deepseek": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>```json",  # noqa: RUF001
+    "deepseek_v31": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>",  # noqa: RUF001
+    "dsml": "<｜DSML｜function_calls>\n<｜DSML｜invoke",  # noqa: RUF001
+    "dsml_v4": "<｜DSML｜tool_calls>\n<｜DSML｜invoke",  # noqa: RUF001
+    "kimi": "<|tool_calls_section_begin|><|tool_call_begin|>{{ id }}",
+    "granite": "respond with <|tool_call|> followed by a JSON list of tools used",
+    "hunyuan": "<tool_calls>{{ calls }}</tool_calls>",
+    "nemotron": "<TOOLCALL>[{{ call }}]</TOOLCALL>",
+    "command_r": '<|START_ACTION|>[{"tool_call_id": "0", "tool_name":',
+    "functools": "functools[{{ call }}]",
+    "lfm2": "<|tool_call_start|>[f(a=1)]<|tool_call_end|>",
+    "minimax": '<minimax:tool_call>\n<invoke name="f">\n<parameter name="a">',
+    "seed": "<seed:tool_call>\n<function=f>\n<parameter=a>1</parameter>",
+    "function_gemma": "<start_function_call>call:{{ name }}",
+    "gemma_4": "<|tool_call>call:{{ name }}",
+    "harmony": "<|start|>assistant<|channel|>commentary json<|message|>",
+}
+GEMMA_3 = (
+    "You MUST put it in the format of [func_name1(params_name1=params_value1)]",
+    'You MUST put it in the format of {"name": function name, "parameters": dictionary of '
+    "argument name and its value}",
 )
-SCHEMAS = st.recursive(
-    st.none() | st.booleans() | st.integers(-2, 2) | SCHEMA_WORDS,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(SCHEMA_WORDS, inner, max_size=3),
-    max_leaves=10,
-)
+"""The prompt of Gemma 3's documentation."""
 
 
-@settings(max_examples=200)
-@given(
-    data=st.data(),
-    name=st.sampled_from(list(FORMATS)),
-    schema=st.dictionaries(SCHEMA_WORDS, SCHEMAS, max_size=4),
-)
-def test_any_schema_is_read(data: st.DataObject, name: str, schema: dict[str, object]) -> None:
-    tools = [ToolDefinition(name="bash", path="", parameters=schema)]
-    read(FORMATS[name], data.draw(_answers(name)), tools)
-    read(FORMATS["hermes"], '<tool_call>{"arguments": {"command": 1}}</tool_call>', tools)
-    text = written(name, ("bash", {"command": "1", "city": "a"}))
-    assert [called for called, _ in read(FORMATS[name], text, tools)] == ["bash"]
+def test_templates_show_it_and_a_tokenizer_shows_the_rest(
+    vocabularies: dict[str, Vocabulary],
+) -> None:
+    special, spelled = vocabularies["special"], vocabularies["spelled"]
+    for name, template in (*TEMPLATES.items(), *(("llama3", prompt) for prompt in GEMMA_3)):
+        found = find_tool_format(SHOWN + template, spelled.text)
+        assert found is not None and found.name == name
+    for vocabulary in vocabularies.values():
+        for template in (None, "{{ messages[0].content }}"):
+            assert find_tool_format(template, vocabulary.text) is None
+    assert find_tool_format(SHOWN, spelled.text) is None
+    found = find_tool_format(SHOWN, special.text)
+    assert found is not None and found.name == "mistral"
+    markers = special.encode("<tool_call></tool_call>")
+    shown = FORMATS["hermes"].shown_token_ids
+    assert shown(special.text) == frozenset(markers), "only special ones"
+    assert shown(vocabularies["added"].text) == shown(spelled.text) == frozenset()
+
+
+INTEGER = {"type": "integer"}
+ROOT = {
+    "$defs": {"Count": INTEGER, "Loop": {"anyOf": [{"$ref": "#/$defs/Loop"}, INTEGER]}},
+    "properties": {"a/b": {"type": "boolean"}},
+}
+
+CASES: list[tuple[Any, str, Any]] = [
+    (INTEGER, "3", 3),
+    (INTEGER, " -3\n", -3),
+    (INTEGER, "3.0", 3),
+    (INTEGER, "3.5", "3.5"),
+    (INTEGER, "007", "007"),
+    (INTEGER, "9" * 500, "9" * 500),
+    ({"type": "number"}, "2.50", 2.5),
+    ({"type": "number"}, "1e3", 1000.0),
+    ({"type": "number"}, "NaN", "NaN"),
+    ({"type": "boolean"}, "True", True),
+    ({"type": "boolean"}, "yes", "yes"),
+    ({"type": "null"}, "None", None),
+    ({"type": "string"}, "3", "3"),
+    ({"type": "string"}, " null ", " null "),
+    ({"type": ["string", "null"]}, "null", None),
+    ({"type": ["string", "integer"]}, "3", 3),
+    ({"type": ["integer", "null"]}, "x", "x"),
+    ({"type": "string", "nullable": True}, "null", None),
+    ({"anyOf": [INTEGER, {"type": "null"}]}, "null", None),
+    ({"oneOf": [{"type": "boolean"}, {"type": "string"}]}, "false", False),
+    ({"allOf": [{"$ref": "#/$defs/Count"}], "description": "how many"}, "3", 3),
+    ({"type": "array", "items": INTEGER}, "[1, 2]", [1, 2]),
+    ({"items": INTEGER}, "[1, 2]", [1, 2]),
+    ({"type": "array"}, "('a', None)", "('a', None)"),
+    ({"type": "array"}, "1, 2", "1, 2"),
+    ({"type": "object"}, '{"a": 1}', {"a": 1}),
+    ({"properties": {}}, "{'a': None}", {"a": None}),
+    ({"type": "object"}, "[1]", "[1]"),
+    ({"type": "object"}, "[" * 100_000, "[" * 100_000),
+    ({"type": "object"}, '{"a": NaN}', '{"a": NaN}'),
+    ({"enum": ["1", 2, None]}, "1", "1"),
+    ({"enum": ["1", 2, None]}, "2", 2),
+    ({"enum": ["1", 2, None]}, "null", None),
+    ({"type": "string", "enum": ["a", "b"]}, "c", "c"),
+    ({"const": True}, "true", True),
+    ({"$ref": "#/$defs/Count"}, "3", 3),
+    ({"$ref": "#/properties/a~1b"}, "true", True),
+    ({"$ref": "#/nowhere"}, "3", "3"),
+    ({"$ref": "https://example.org/schema"}, "3", "3"),
+    ({"$ref": "#/$defs/Loop"}, "3", 3),
+    ({}, "3", 3),
+    (True, "text", "text"),
+    (None, "3", "3"),
+    ({"type": 7}, "x", "x"),
+    ({"enum": 7, "anyOf": 7}, "[1]", [1]),
+]
+
+
+def test_a_value_follows_its_schema_and_is_text_where_only_texts_are_allowed() -> None:
+    for schema, text, value in CASES:
+        found = json.loads(as_json(text, schema, ROOT))
+        assert (found, type(found)) == (value, type(value)), (schema, text)
+    any_of = {"anyOf": [{"type": "string"}, {"const": "x"}]}
+    for schema in ({"type": "string"}, {"enum": ["a"]}, any_of, None):
+        assert is_text(schema, ROOT)
+    nullable = {"type": "string", "nullable": True}
+    for schema in ({"type": ["string", "null"]}, nullable, INTEGER, {}):
+        assert not is_text(schema, ROOT)

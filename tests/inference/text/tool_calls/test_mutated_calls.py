@@ -16,20 +16,11 @@ from tests.cases import each_case
 from tests.inference.text.tool_calls import calls
 from tests.time_limit import LIMIT_S
 
+RUN = {"command": calls.TEXT, "cwd": calls.TEXT, "timeout": calls.NUMBER, "env": calls.OBJECT}
+RUN |= {"tags": calls.TEXTS, "login": {"type": "boolean"}}
 TOOLS = [
-    calls.tool(
-        "run",
-        {
-            "command": {"type": "string"},
-            "cwd": {"type": "string"},
-            "timeout": {"type": "integer"},
-            "env": {"type": "object"},
-            "tags": {"type": "array", "items": {"type": "string"}},
-            "login": {"type": "boolean"},
-        },
-        required=["command"],
-    ),
-    calls.tool("note", {"name": {"type": "string"}, "id": {"type": "integer"}}),
+    calls.tool("run", RUN, ["command"]),
+    calls.tool("note", {"name": calls.TEXT, "id": calls.NUMBER}),
 ]
 CALLS: list[calls.Call] = [
     ("run", {"command": "rm -rf build", "cwd": "/srv"}),
