@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +18,6 @@ from inference.backoff import Backoff
 from inference.neuron.discovery import Discovery
 from inference.neuron.name_lease import connect
 from inference.neuron.replicas.retries import RestartPolicy
-from inference.neuron.requests.request_table import RequestTable
 from inference.neuron.service import NeuronService
 from inference.protocol.delivery import inbox_entries
 from inference.protocol.events import (
@@ -36,8 +34,6 @@ from inference.protocol.generation import (
     Cancel,
     GenerationRequest,
     InboxFrame,
-    SamplingOptions,
-    Submit,
     TextInput,
     encode_inbox_frame,
 )
@@ -52,6 +48,8 @@ from inference.protocol.keys import (
 from inference.protocol.load import EarlierLoads, LoadSpec
 from inference.protocol.load_report import LoadFailure
 from inference.text.tokenizer import Tokenizer
+from tests.inference.neuron.devices import Machine, card, host
+from tests.inference.neuron.model_texts import request_for_model, submit_of
 from tests.processes import command_line
 from tests.sandbox_workers import WORKERS
 from tests.servers.private_redis import MortalRedis, mortal_redis
@@ -78,12 +76,10 @@ class TestGateway:
         self._ids = itertools.count(1)
         self._last_entry: bytes | str = EVENTS_FIRST_ENTRY_ID
         self.stay_alive()
-        self.make_stream()
 
-    def stay_alive(self, for_s: int = 3600) -> None:
-        self.client.set(gateway_alive_key(self.gateway_id), b"1", ex=for_s)
-
-    def make_stream(self) -> None:
+    def stay_alive(self) -> None:
+        """With a stream for its events."""
+        self.client.set(gateway_alive_key(self.gateway_id), b"1", ex=3600)
         key = events_key(self.neuron, self.gateway_id)
         if not self.client.exists(key):
             self.client.xadd(key, {b"": b""}, id=EVENTS_FIRST_ENTRY_ID)
@@ -102,17 +98,10 @@ class TestGateway:
         **sampling: Any,
     ) -> str:
         request_id = f"{self.gateway_id}-{next(self._ids)}"
-        made = GenerationRequest(
-            model=model, input=TextInput(texts=[text]), sampling=SamplingOptions(**sampling)
-        )
-        submit = Submit(
-            request_id=request_id,
-            gateway_id=self.gateway_id,
-            model=model,
-            request=request or made,
-            deadline_unix_s=time.time() + deadline_s,
-        )
-        self.put(submit)
+        made = request or request_for_model(TextInput(texts=[text]), **sampling)
+        deadline_unix_s = time.time() + deadline_s
+        given = {"gateway_id": self.gateway_id, "deadline_unix_s": deadline_unix_s}
+        self.put(submit_of(request_id, made, model=model, **given))
         return request_id
 
     def cancel(self, request_id: str) -> None:
@@ -142,20 +131,17 @@ class TestGateway:
             request_id, lambda events: bool(events) and isinstance(events[-1], TERMINAL_EVENTS)
         )
 
-    def heartbeat(self) -> NeuronHeartbeat:
-        """The latest. Where it expired, because its neuron got no time, the next one."""
-        wait_until(self.has_heartbeat)
-        return self._latest_heartbeat() or self.heartbeat()
-
-    def has_heartbeat(self) -> bool:
-        return self._latest_heartbeat() is not None
-
-    def _latest_heartbeat(self) -> NeuronHeartbeat | None:
+    def latest_heartbeat(self) -> NeuronHeartbeat | None:
         data = self.client.get(heartbeat_key(self.neuron))
         return decode_heartbeat(data) if data else None
 
+    def heartbeat(self) -> NeuronHeartbeat:
+        """The latest. Where it expired, because its neuron got no time, the next one."""
+        found: NeuronHeartbeat = wait_until(self.latest_heartbeat)
+        return found
+
     def replica(self, model: str = "m") -> ReplicaState | None:
-        heartbeat = self._latest_heartbeat()
+        heartbeat = self.latest_heartbeat()
         replicas = heartbeat.replicas if heartbeat else []
         return next((one for one in replicas if one.model == model), None)
 
@@ -167,24 +153,24 @@ class TestGateway:
             return False
         return stats.decode_tokens_per_s > 0 or not after_steps
 
-    def wait_status(self, status: str, model: str = "m") -> ReplicaState:
-        """Returns the very one that was waited for: the next may have another status."""
-        found: list[ReplicaState] = []
+    def wait_status(self, status: str, model: str = "m", job_id: str | None = None) -> Any:
+        """Returns the very state that was waited for: the next may have another status."""
 
-        def is_so() -> bool:
+        def found() -> ReplicaState | None:
             state = self.replica(model)
-            found[:] = [state] if state is not None and state.status == status else []
-            return bool(found)
+            is_it = state is not None and job_id in (None, state.job_id)
+            return state if is_it and state.status == status else None
 
-        wait_until(is_so)
-        return found[0]
+        return wait_until(found)
 
 
-def wait_until(is_so: Callable[[], object], timeout_s: float = WAIT_S) -> None:
+def wait_until(find: Callable[[], Any], timeout_s: float = WAIT_S) -> Any:
+    """Returns what was found."""
     deadline = time.monotonic() + timeout_s
-    while not is_so():
+    while not (found := find()):
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.01)
+    return found
 
 
 def running_engines(neuron_pid: int | None = None) -> list[psutil.Process]:
@@ -270,10 +256,10 @@ class TestNeuron:
         return self.start(**self.options)
 
     def load(self, *name: str, status: str | None = "ready", **options: Any) -> Any:
-        """Returns the replica's state once it has that status."""
+        """Returns the replica's state once that job has given it that status."""
         spec = self.spec(*name, **options)
         self.service.load_model(spec)
-        return status and self.gateway.wait_status(status, spec.model)
+        return status and self.gateway.wait_status(status, spec.model, spec.job_id)
 
     def refused(self, *name: str, **options: Any) -> LoadFailure:
         """Returns the failure of a load."""
@@ -319,6 +305,14 @@ def neuron(
 
 
 @pytest.fixture
+def cards(neuron: TestNeuron) -> Machine:
+    """The neuron's."""
+    cards = Machine(card(0, 6), card(1, 20), host(100))
+    neuron.options["discovery"] = cards
+    return cards
+
+
+@pytest.fixture
 def loaded(neuron: TestNeuron) -> TestNeuron:
     neuron.load()
     return neuron
@@ -330,24 +324,17 @@ def failure_of(events: list[Event]) -> Failure:
     return failed.failure
 
 
+CONFIG = """{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 96,
+"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4,
+"num_key_value_heads": 2, "max_position_embeddings": 512, "rms_norm_eps": 1e-5}"""
+
+
 @pytest.fixture
 def three_layers(tmp_path: Path) -> Path:
     """A model's directory with a config, of which only that is read."""
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": 96,
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 512,
-        "rms_norm_eps": 1e-5,
-    }
     directory = tmp_path / "three-layers"
     directory.mkdir()
-    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "config.json").write_text(CONFIG)
     (directory / "model.safetensors").touch()
     return directory
 
@@ -355,11 +342,6 @@ def three_layers(tmp_path: Path) -> Path:
 @pytest.fixture(scope="module")
 def tokenizer(byte_level_dir: Path) -> Tokenizer:
     return Tokenizer.load(byte_level_dir)
-
-
-@pytest.fixture
-def table() -> RequestTable:
-    return RequestTable()
 
 
 @pytest.fixture

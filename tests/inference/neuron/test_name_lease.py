@@ -39,7 +39,7 @@ from inference.protocol.keys import (
     heartbeat_key,
     lease_key,
 )
-from tests.inference.neuron.conftest import TestNeuron, wait_until
+from tests.inference.neuron.conftest import TestNeuron
 from tests.live.fleets.certificates import Authority
 from tests.servers.private_redis import MortalRedis
 from tests.servers.tls_front import tls_front
@@ -110,7 +110,7 @@ def test_who_lost_the_name_writes_no_heartbeat_and_removes_none(
 ) -> None:
     lost = threading.Event()
     service = make_service(on_name_lost=lost.set)
-    wait_until(gateway.has_heartbeat)
+    gateway.heartbeat()
     other = make_lease("other")
     redis_db.set(lease_key("n1"), other.value)
     assert lost.wait(60)

@@ -126,24 +126,24 @@ def test_refusals_before_the_engine_and_by_it(loaded: TestNeuron, gateway: Any) 
 def test_it_lists_the_requests_that_it_holds_and_drops_those_of_a_dead_gateway(
     loaded: TestNeuron, gateway: Any, redis_db: redis.Redis
 ) -> None:
-    def held(gateway_id: str) -> HeldRequests | None:
+    def held(gateway_id: str = "gw") -> HeldRequests | None:
         fields = redis_db.hgetall(held_key("n1"))
         data = fields.get(gateway_id.encode(), fields.get(NO_GATEWAY.encode()))
         return decode_held_requests(data) if data else None
 
-    def ids() -> list[str]:
-        listed = held("gw")
-        return listed.request_ids if listed else ["no report"]
+    def listing(*request_ids: str) -> HeldRequests:
+        found: HeldRequests = wait_until(
+            lambda: (one := held()) and one.request_ids == [*request_ids] and one
+        )
+        return found
 
     request_id = gateway.submit()
-    wait_until(lambda: ids() == [request_id])
-    listed, of_others = held("gw"), held("another")
-    assert listed is not None and of_others is not None
+    listed, of_others = listing(request_id), held("another")
+    assert of_others is not None
     assert (listed.epoch, of_others.request_ids) == (loaded.service.epoch, [])
     assert redis_db.ttl(held_key("n1")) > 0
     gateway.cancel(request_id)
-    wait_until(lambda: ids() == [])
-    assert held("gw").beat > listed.beat
+    assert listing().beat > listed.beat
     loaded.running()
     redis_db.delete(gateway_alive_key("gw"))
     wait_until(lambda: redis_db.ttl("helexa:neuron:n1:events:gw") > 0)
@@ -168,21 +168,16 @@ def test_a_request_that_ends_its_engine_is_named_where_it_was_alone_and_not_run_
         assert failure.retry_after_s is not None
 
 
-@pytest.mark.parametrize(
-    ("marks", "code"),
-    [
-        ({"gw-1": "before"}, "request_broke_worker"),
-        ({"gw-1": "before", "gw-9": "before"}, "neuron_lost"),
-    ],
-    ids=["it was alone", "it was one of two"],
-)
+@pytest.mark.parametrize("is_alone", [True, False])
 def test_what_the_last_instance_was_preparing_does_not_run(
-    neuron: TestNeuron, gateway: Any, redis_db: redis.Redis, marks: dict[str, str], code: str
+    neuron: TestNeuron, gateway: Any, redis_db: redis.Redis, is_alone: bool
 ) -> None:
     """Its frame is still in the inbox."""
+    marks = {"gw-1": "before"} | ({} if is_alone else {"gw-9": "before"})
     redis_db.hset(preparing_key("n1"), mapping=marks)
     poison, other = gateway.submit(), gateway.submit(max_tokens=1)
     assert neuron.service
+    code = "request_broke_worker" if is_alone else "neuron_lost"
     assert failure_of(gateway.wait_end(poison)).code == code
     # A request that only waited is taken as usual: its model is not loaded here.
     assert failure_of(gateway.wait_end(other)).code == "model_not_loaded"
@@ -191,24 +186,24 @@ def test_what_the_last_instance_was_preparing_does_not_run(
     assert {key.decode() for key in redis_db.hkeys(preparing_key("n1"))} == set(marks)
 
 
-@pytest.mark.parametrize("marks", [["m"], ["m", "r"]], ids=["alone", "beside a request"])
+@pytest.mark.parametrize("is_alone", [True, False])
 def test_a_model_that_ended_the_neuron_is_not_loaded_again(
-    neuron: TestNeuron, gateway: Any, redis_db: redis.Redis, marks: list[str]
+    neuron: TestNeuron, gateway: Any, redis_db: redis.Redis, is_alone: bool
 ) -> None:
     """It used to end each instance after the other, and with it every other model. Where a request
     may have done it, the model is tried once more."""
     store = SpecStore(redis_db, neuron="n1")
     store.write([neuron.spec(), neuron.spec("good")])
-    named = {load_mark(one) if one == "m" else one: "before" for one in marks}
-    redis_db.hset(preparing_key("n1"), mapping=named)
+    for mark in [load_mark("m")] + ["r"] * (not is_alone):
+        redis_db.hset(preparing_key("n1"), mark, "before")
     assert neuron.service
     gateway.wait_status("ready", "good")
-    if len(marks) == 2:
+    if is_alone:
+        failure = gateway.wait_status("failed").failure
+        assert (failure.code, failure.is_permanent) == ("bad_file", True)
+        assert [spec.model for spec in store.read()] == ["good"], "nor by the instance after this"
+    else:
         gateway.wait_status("ready")
-        return
-    failure = gateway.wait_status("failed").failure
-    assert (failure.code, failure.is_permanent) == ("bad_file", True)
-    assert [spec.model for spec in store.read()] == ["good"], "nor by the instance after this one"
 
 
 @pytest.mark.slow

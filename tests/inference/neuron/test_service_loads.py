@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 
 from inference.neuron.replicas import engine_run
 from inference.neuron.replicas.engine_process import EngineProcess
@@ -20,7 +19,7 @@ from inference.neuron.replicas.replica import Replica
 from inference.neuron.replicas.retries import SpecStore
 from inference.neuron.text.model_text import ModelText
 from inference.protocol.events import Finished
-from inference.protocol.keys import heartbeat_key, specs_key
+from inference.protocol.keys import specs_key
 from inference.protocol.load import EarlierLoads, StageSpec, spec_digest
 from inference.protocol.load_report import LOADED, LoadStage
 from inference.text.tokenizer import Tokenizer
@@ -33,8 +32,7 @@ pytestmark = pytest.mark.slow
 def test_a_load_is_cancelled_refused_and_counted(
     neuron: TestNeuron, gateway: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    state = neuron.load(load_s=30, status="loading")
-    assert (state.job_id, state.capabilities) == ("j1", [])
+    assert neuron.load(load_s=30, status="loading").capabilities == []
     failure = failure_of(neuron.ask())
     assert failure.code == "model_loading" and failure.retry_after_s
     wait_until(running_engines)
@@ -48,17 +46,15 @@ def test_a_load_is_cancelled_refused_and_counted(
         *((f"j{number}", number, {}) for number in (1, 2, 3)),
         ("other", 1, {"rate": 300}),  # failures in a row of one spec are counted
     ]:
-        neuron.load(job_id=job_id, load_fails=1, status=None, **options)
-        wait_until(lambda job_id=job_id: gateway.wait_status("failed").job_id == job_id)
-        assert gateway.replica().num_failed_loads == number
-    assert gateway.replica().failure.code == "does_not_fit"
+        state = neuron.load(job_id=job_id, load_fails=1, status="failed", **options)
+        assert (state.num_failed_loads, state.failure.code) == (number, "does_not_fit")
     assert "not loaded (does_not_fit): needs 9 GB, 1 GB is free" in caplog.text
     assert "orphaned" not in caplog.text
     wait_until(lambda: not gateway.client.exists(specs_key("n1")))
-    assert neuron.load(job_id="j2").job_id == "j2"
+    neuron.load(job_id="j2")
 
 
-def test_a_loaded_model_reports_what_it_is_and_only_another_spec_replaces_it(
+def test_a_loaded_model_reports_what_it_is_and_is_replaced_stopped_and_loaded_again(
     neuron: TestNeuron, gateway: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="inference.neuron")
@@ -80,11 +76,9 @@ def test_a_loaded_model_reports_what_it_is_and_only_another_spec_replaces_it(
     (engine,) = running_engines()
     known = EarlierLoads(device_kind="cpu", memory_correction_bytes=5)
     for job_id, same in (("j2", {}), ("j3", {"earlier_loads": known})):
-        neuron.load(job_id=job_id, status=None, **options, **same)
-        wait_until(lambda job_id=job_id: gateway.replica().job_id == job_id)
+        neuron.load(job_id=job_id, **options, **same)
         assert running_engines() == [engine]
-    neuron.load(job_id="j4", rate=300, status=None)
-    wait_until(lambda: gateway.replica().job_id == "j4" and gateway.replica().status == "ready")
+    neuron.load(job_id="j4", rate=300)  # another spec
     assert running_engines() != [engine]
     request_id = neuron.running(max_tokens=60)
     neuron.service.unload_model("m")
@@ -92,24 +86,17 @@ def test_a_loaded_model_reports_what_it_is_and_only_another_spec_replaces_it(
     neuron.wait_gone()
     assert not running_engines()
     assert not gateway.client.exists(specs_key("n1"))
-
-
-def test_stopping_fails_what_runs_and_the_next_life_loads_what_the_last_had(
-    loaded: TestNeuron, gateway: Any, redis_db: redis.Redis
-) -> None:
-    redis_db.flushall()
-    wait_until(
-        lambda: redis_db.hexists(specs_key("n1"), "m") and redis_db.exists(heartbeat_key("n1"))
-    )
+    neuron.load(job_id="j5")
+    gateway.client.flushall()
+    wait_until(lambda: gateway.client.hexists(specs_key("n1"), "m") and gateway.replica())
     gateway.stay_alive()
-    gateway.make_stream()
-    request_id = loaded.running()
-    loaded.service.stop()
+    request_id = neuron.running()
+    neuron.service.stop()
     assert failure_of(gateway.wait_end(request_id)).code == "neuron_stopping"
-    assert not gateway.has_heartbeat(), "a stopped neuron is away at once"
-    service = loaded.start()
+    assert not gateway.latest_heartbeat(), "a stopped neuron is away at once"
+    service = neuron.start()
     gateway.wait_status("ready")
-    assert gateway.heartbeat().epoch == service.epoch != loaded.service.epoch
+    assert gateway.heartbeat().epoch == service.epoch != neuron.service.epoch
 
 
 KINDS = (ModelText, Tokenizer, Replica, EngineProcess)
@@ -143,14 +130,6 @@ def test_models_that_were_unloaded_leave_nothing(
         load_and_unload(f"bad{index}", load_fails=1)
     wait_until(lambda: left() <= before)
     wait_until(lambda: threading.active_count() <= threads)
-
-
-@pytest.fixture
-def cards(neuron: TestNeuron) -> Machine:
-    """The neuron's."""
-    cards = Machine(card(0, 6), card(1, 20), host(100))
-    neuron.options = {"discovery": cards}
-    return cards
 
 
 def test_cold_loads_take_turns_and_their_memory_is_not_free_for_others(
@@ -213,12 +192,8 @@ def test_a_restart_loads_what_was_used_last_first(neuron: TestNeuron, gateway: A
     """Where not all of it has room any more."""
     used = {"a": None, "b": 20.0, "c": 30.0, "d": 10.0}
     store = SpecStore(gateway.client, neuron="n1")
-    store.write(
-        [
-            neuron.spec(name, needs_gb=15, devices=["cuda:0"], last_used_unix_s=last_used)
-            for name, last_used in used.items()
-        ]
-    )
+    needs: dict[str, Any] = {"needs_gb": 15, "devices": ["cuda:0"]}
+    store.write([neuron.spec(name, last_used_unix_s=at, **needs) for name, at in used.items()])
     neuron.start(discovery=Machine(card(0, 20), host(100)))
     assert gateway.wait_status("ready", "c").last_used_unix_s == 30.0
     assert {gateway.replica(name).status for name in ("a", "b", "d")} == {"recovering"}

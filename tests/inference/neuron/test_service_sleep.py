@@ -8,35 +8,12 @@ import pytest
 
 from inference.neuron.replicas.retries import SpecStore
 from inference.protocol.events import Finished
-from inference.protocol.load import LoadSpec
 from tests.inference.neuron.conftest import TestNeuron, failure_of, running_engines, wait_until
 from tests.inference.neuron.devices import GB, Machine, card, host
 
 pytestmark = pytest.mark.slow
 
-SLEEPER = {"takes_gb": 18, "asleep_gb": 1, "host_gb": 17}
-
-
-@pytest.fixture
-def cards() -> Machine:
-    return Machine(card(0, 2), card(1, 20), host(100))
-
-
-@pytest.fixture
-def neuron(neuron: TestNeuron, cards: Machine) -> TestNeuron:
-    neuron.options = {"discovery": cards}
-    return neuron
-
-
-def asleep(neuron: TestNeuron, cards: Machine, model: str = "m", **options: Any) -> LoadSpec:
-    spec = neuron.spec(model, **SLEEPER, **options)
-    neuron.service.load_model(spec)
-    neuron.gateway.wait_status("ready", model)
-    cards.there = [card(0, 2), card(1, 2), host(100)]
-    neuron.service.sleep_model(model, "j-sleep")
-    neuron.gateway.wait_status("asleep", model)
-    cards.there = [card(0, 2), card(1, 19), host(83)]
-    return spec
+SLEEPER = {"takes_gb": 18, "asleep_gb": 1, "host_gb": 17, "sleep_s": 0.3}
 
 
 def pids() -> list[int]:
@@ -46,95 +23,70 @@ def pids() -> list[int]:
 def test_it_sleeps_and_wakes_in_the_same_process(
     neuron: TestNeuron, cards: Machine, gateway: Any
 ) -> None:
-    asleep(neuron, cards)
-    before, state = pids(), gateway.replica()
-    assert (state.memory_bytes, state.host_memory_bytes) == (1 * GB, 17 * GB)
-    assert SpecStore(gateway.client, neuron="n1").read() == []  # the next life does not load it
-    cards.there[1] = card(1, 5)
-    neuron.load(job_id="j2", **SLEEPER, status=None)
-    wait_until(lambda: gateway.replica().failure is not None)
-    state = gateway.wait_status("asleep")
-    assert (state.job_id, state.failure.code) == ("j2", "does_not_fit")
-    assert "needs 17.00 GB more on cuda:1 to wake, and 5.00 GB are free" in state.failure.message
-    cards.there[1] = card(1, 19)
-    state = neuron.load(job_id="j3", **SLEEPER)
-    assert (state.job_id, state.devices, state.memory_bytes) == ("j3", ["cuda:1"], 18 * GB)
-    assert (state.host_memory_bytes, state.failure) == (0, None)
-    assert pids() == before
-    assert neuron.answers()
-
-
-def test_requests_that_run_are_answered_first_and_who_asks_meanwhile_wakes_it(
-    neuron: TestNeuron, gateway: Any
-) -> None:
-    neuron.load(**SLEEPER, sleep_s=0.3)
-    before = pids()
-    request_id = neuron.running(max_tokens=30)
-    neuron.service.sleep_model("m", "j-sleep")
-    # Gateways place it again: no engine has accepted it.
-    assert failure_of(neuron.ask(max_tokens=3)).code == "model_not_loaded"
-    assert isinstance(gateway.wait_end(request_id)[-1], Finished)
-    neuron.load(job_id="j2", **SLEEPER, sleep_s=0.3, status=None)
-    wait_until(lambda: gateway.replica().job_id == "j2")
-    gateway.wait_status("ready")
-    assert pids() == before
-
-
-def test_one_that_cannot_sleep_serves_on_and_reports_it(
-    neuron: TestNeuron, cards: Machine, gateway: Any
-) -> None:
     neuron.load(**SLEEPER)
+    before = pids()
     cards.there[2] = host(20)
     neuron.service.sleep_model("m", "j-sleep")
     wait_until(lambda: gateway.replica().sleep_refusal is not None)
     state = gateway.replica()
-    assert (state.status, state.sleep_refusal.job_id) == ("ready", "j-sleep")
+    assert (state.status, state.sleep_refusal.job_id) == ("ready", "j-sleep"), "it serves on"
     assert "no room for 17,000,000,000 bytes" in state.sleep_refusal.failure.message
     cards.there[2] = host(100)
+    request_id = neuron.running(max_tokens=30)
+    neuron.service.sleep_model("m", "j-again")
+    # Gateways place it again: no engine has accepted it.
+    assert failure_of(neuron.ask(max_tokens=3)).code == "model_not_loaded"
+    assert isinstance(gateway.wait_end(request_id)[-1], Finished), "it is answered first"
+    neuron.load(job_id="j2", **SLEEPER)  # who asks meanwhile wakes it
+    cards.there[1] = card(1, 2)
     for _ in range(2):  # it rests already: that is no refusal
         neuron.service.sleep_model("m", "j-again")
         state = gateway.wait_status("asleep")
+    cards.there = [card(0, 2), card(1, 5), host(83)]
     assert state.sleep_refusal.job_id == "j-sleep"
-
-
-def test_it_is_replaced_or_unloaded_asleep_and_while_it_falls_asleep(
-    neuron: TestNeuron, cards: Machine, gateway: Any
-) -> None:
-    asleep(neuron, cards)
-    before = pids()
-    assert neuron.load(job_id="j2").job_id == "j2", "another spec"
+    assert (state.memory_bytes, state.host_memory_bytes) == (1 * GB, 17 * GB)
+    assert SpecStore(gateway.client, neuron="n1").read() == []  # the next life does not load it
+    neuron.load(job_id="j3", **SLEEPER, status=None)
+    wait_until(lambda: gateway.replica().failure is not None)
+    state = gateway.wait_status("asleep", job_id="j3")
+    assert state.failure.code == "does_not_fit"
+    assert "needs 17.00 GB more on cuda:1 to wake, and 5.00 GB are free" in state.failure.message
+    cards.there[1] = card(1, 19)
+    state = neuron.load(job_id="j4", **SLEEPER)
+    assert (state.devices, state.memory_bytes) == (["cuda:1"], 18 * GB)
+    assert (state.host_memory_bytes, state.failure) == (0, None)
+    assert pids() == before
+    assert neuron.answers()
+    neuron.service.sleep_model("m", "j-sleep")
+    gateway.wait_status("asleep")
+    neuron.load(job_id="j5")  # another spec
     assert pids() != before
-    neuron.service.unload_model("m")
-    neuron.wait_gone()
-    cards.there = [card(0, 2), card(1, 20), host(100)]
-    asleep(neuron, cards)
-    neuron.service.unload_model("m")
-    wait_until(lambda: gateway.replica() is None and not running_engines())
-    cards.there = [card(0, 2), card(1, 20), host(100)]
-    neuron.load(**SLEEPER, sleep_s=0.3)
-    neuron.service.sleep_model("m", "j-sleep")
-    neuron.service.unload_model("m")
-    wait_until(lambda: gateway.replica() is None and not running_engines())
-    assert gateway.heartbeat().devices[2].reserved_bytes == 0
 
 
-@pytest.mark.parametrize("dies", ["falling asleep", "asleep", "waking"])
-def test_an_engine_that_dies_is_as_good_as_unloaded_or_started_anew(
-    dies: str, neuron: TestNeuron, cards: Machine, gateway: Any
+@pytest.mark.parametrize("end", ["unload", "unload asleep", "crash_sleep", "kill asleep"])
+def test_one_that_is_unloaded_or_dies_leaves_nothing(
+    end: str, neuron: TestNeuron, cards: Machine, gateway: Any
 ) -> None:
-    if dies == "waking":
-        asleep(neuron, cards, crash_wake=1)
-        state = neuron.load(job_id="j2", **SLEEPER, crash_wake=1)
-        assert (state.job_id, state.num_restarts) == ("j2", 1)
-        return
-    neuron.load(**SLEEPER, crash_sleep=float(dies == "falling asleep"))
+    neuron.load(**SLEEPER, crash_sleep=float(end == "crash_sleep"))
     neuron.service.sleep_model("m", "j-sleep")
-    if dies == "asleep":
+    if end.endswith("asleep"):
         gateway.wait_status("asleep")
+    if end.startswith("kill"):
         running_engines()[0].kill()
-    neuron.wait_gone()
+    if end.startswith("unload"):
+        neuron.service.unload_model("m")
+    wait_until(lambda: gateway.replica() is None and not running_engines())
     assert [one.reserved_bytes for one in gateway.heartbeat().devices] == [0, 0, 0]
     neuron.load(**SLEEPER)
+
+
+def test_one_that_dies_as_it_wakes_is_started_anew(
+    neuron: TestNeuron, cards: Machine, gateway: Any
+) -> None:
+    neuron.load(**SLEEPER, crash_wake=1)
+    neuron.service.sleep_model("m", "j-sleep")
+    gateway.wait_status("asleep")
+    assert neuron.load(job_id="j2", **SLEEPER, crash_wake=1).num_restarts == 1
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ def test_a_host_that_joined(start: Start, fake_spec: Any, tmp_path: Path) -> Non
         try:
             gateway = TestGateway(client, "n1")
             neuron = start(None, manage, "neuron", "--join", line)
-            wait_until(gateway.has_heartbeat)
+            gateway.heartbeat()
             tasks.load(fake_spec())
             gateway.wait_status("ready")
             tasks.answers_and_cancels(gateway)
@@ -171,7 +171,7 @@ def test_sigterm_lets_finish_what_runs_and_further_signals_do_not(
     neuron.send_signal(signal.SIGTERM)
     assert failure_of(gateway.wait_end(endless)).code == "neuron_stopping"
     assert neuron.wait(60) == 0
-    assert not engine.is_running() and not gateway.has_heartbeat()
+    assert not engine.is_running() and not gateway.latest_heartbeat()
     neuron = start(redis_url)  # an interrupt during a load ends it as well
     tasks.load(fake_spec("other", load_s=60))
     gateway.wait_status("loading", "other")
