@@ -3,7 +3,6 @@ it takes for dead."""
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from pathlib import Path
@@ -62,6 +61,10 @@ def beating(lease: NameLease) -> threading.Event:
     return stopped
 
 
+def none(_: float) -> None:
+    pytest.fail("there is nothing to wait for")
+
+
 @pytest.mark.slow
 def test_a_second_one_reports_who_holds_it(make_lease, redis_db, caplog, tmp_path: Path) -> None:
     """One that lives on this machine is not taken for dead either; a dead one's is soon free."""
@@ -83,9 +86,6 @@ def test_a_second_one_reports_who_holds_it(make_lease, redis_db, caplog, tmp_pat
 
 @pytest.mark.slow
 def test_a_free_or_released_name_is_taken_at_once(make_lease, redis_db, tmp_path: Path) -> None:
-    def none(_: float) -> None:
-        pytest.fail("there is nothing to wait for")
-
     first, second = make_lease("first"), make_lease("second")
     for lease in (first, second):
         lease.acquire(sleep=none)
@@ -172,42 +172,33 @@ def test_another_certificate_than_the_invitations_is_no_redis_to_wait_for(
         lease("n1", presented).acquire()
         for certificate in (Authority("other").pem, ""):
             with pytest.raises(RedisUntrustedError, match=r"does not trust \(.*\).*neurons invite"):
-                lease("n2", certificate).acquire(
-                    sleep=lambda _: pytest.fail("waiting changes nothing")
-                )
+                lease("n2", certificate).acquire(sleep=none)
 
 
-REFUSED = redis.AuthenticationError("invalid username-password pair or user is disabled.")
-
-
-def test_a_refusal_counts_only_without_a_break() -> None:
-    now_s = 0.0
-    access = AccessRefusal(clock=lambda: now_s)
-    for outcome in (REFUSED, redis.ConnectionError("refused"), REFUSED, None, REFUSED):
-        access.note(outcome)
-        now_s += REFUSED_LIMIT_S - 1.0
-    access.note(REFUSED)
-    now_s += 1.0
-    with pytest.raises(InvitationVoidError, match="revoked, or a newer one"):
-        access.note(REFUSED)
-
-
-@pytest.mark.slow
-def test_a_neuron_that_is_shut_out_reports_it_once_and_ends(
+def test_a_neuron_that_is_shut_out_without_a_break_reports_it_once_and_ends(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    refused = redis.AuthenticationError("invalid username-password pair or user is disabled.")
+    now_s = 0.0
+    access = AccessRefusal(clock=lambda: now_s)
+    for outcome in (refused, redis.ConnectionError("refused"), refused, None, refused):
+        access.note(outcome)
+        now_s += REFUSED_LIMIT_S - 1.0
+    access.note(refused)
+    now_s += 1.0
+    with pytest.raises(InvitationVoidError, match="revoked, or a newer one"):
+        access.note(refused)
     monkeypatch.setattr(name_lease, "REFUSED_LIMIT_S", 0.0)
     ended = threading.Event()
 
     def beat() -> None:
-        raise REFUSED
+        raise refused
 
     heart = Heart(beat, ended.set)
-    with caplog.at_level(logging.CRITICAL):
-        heart.start()
-        assert ended.wait(120)
-        heart.stop(60)
-    (logged,) = [record.getMessage() for record in caplog.records if record.levelname == "CRITICAL"]
+    heart.start()
+    assert ended.wait(120)
+    heart.stop(60)
+    (logged,) = [one.getMessage() for one in caplog.records if one.levelname == "CRITICAL"]
     assert "its invitation was revoked" in logged
 
 
