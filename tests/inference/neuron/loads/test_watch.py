@@ -7,6 +7,7 @@ import itertools
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -45,34 +46,27 @@ def watched(watch: LoadWatch, from_s: int, seconds: int) -> float:
     return stalled_s
 
 
-@each_case(
-    ("progress", "stalled_s"),
-    [
-        (PREFLIGHT, 1005),
+def test_whatever_moves_is_progress_of_a_load_that_runs() -> None:
+    for progress, stalled_s in (
+        (PREFLIGHT, 1005),  # the same report
         (LoadProgress(stage=LoadStage.WEIGHTS), 5),
         (LoadProgress(stage=LoadStage.PREFLIGHT, detail="model.gguf", done=1), 5),
         (LoadProgress(stage=LoadStage.PREFLIGHT, detail="another.gguf"), 5),
-    ],
-    ids=["the same report", "a stage", "a byte", "a file"],
-)
-def test_whatever_moves_is_progress(progress: LoadProgress, stalled_s: int) -> None:
-    watch = LoadWatch()
-    watch.progressed(PREFLIGHT)
-    assert watched(watch, 0, 1000) == 1000
-    watch.progressed(progress)
-    assert watched(watch, 1000, 5) == stalled_s
-
-
-def test_only_a_load_that_runs_is_watched() -> None:
-    watch = LoadWatch()
-    assert watched(watch, 0, 10) == 0
-    watch.progressed(PREFLIGHT)
-    watched(watch, 0, 10)
+    ):
+        watch = LoadWatch()
+        assert watched(watch, 0, 10) == 0, "it waits"
+        watch.progressed(PREFLIGHT)
+        assert watched(watch, 0, 1000) == 1000
+        watch.progressed(progress)
+        assert watched(watch, 1000, 5) == stalled_s
     watch.progressed(LoadProgress(stage=LoadStage.QUEUED, detail="m is loaded first"))
-    assert watched(watch, 10, 10_000) == 0
-    watch.progressed(PREFLIGHT)
-    assert watched(watch, 10_010, 3) == 3
+    assert watched(watch, 1010, 10_000) == 0
+    watch.progressed(LoadProgress(stage=LoadStage.WEIGHTS, done=3, total=9, unit="tensors"))
+    assert watched(watch, 11_010, 3) == 3
     assert watch.check(20_000.0) <= 5.0, "a neuron that was stopped itself counts no time"
+    failure = watch.failure(901.4)
+    assert (failure.code, failure.is_permanent) == ("load_stalled", False)
+    assert failure.message == "the load made no progress for 901 s at weights, 3 of 9 tensors"
     watch.stop()
     assert watched(watch, 20_010, 1000) == 0
     silence = SilenceTimer()
@@ -80,14 +74,6 @@ def test_only_a_load_that_runs_is_watched() -> None:
     silence.end()
     assert [silence.check(float(now_s)) for now_s in range(15, 18)] == [1, 2, 3]
     assert silence.check(3600.0) <= 5.0, "nor does it blame its engines"
-
-
-def test_the_failure_reports_where_it_stood() -> None:
-    watch = LoadWatch()
-    watch.progressed(LoadProgress(stage=LoadStage.WEIGHTS, done=3, total=9, unit="tensors"))
-    failure = watch.failure(901.4)
-    assert (failure.code, failure.is_permanent) == ("load_stalled", False)
-    assert failure.message == "the load made no progress for 901 s at weights, 3 of 9 tensors"
     downloading = LoadProgress(stage=LoadStage.DOWNLOADING, done=5)
     assert in_words(downloading) == "downloading, 5 of ? bytes"
     assert in_words(PREFLIGHT) == "preflight (model.gguf)"
@@ -130,40 +116,25 @@ def test_a_download_that_drips_makes_no_progress() -> None:
         now_s += 10
 
 
-class Clock:
-    """Stands still unless it is moved on."""
-
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 @pytest.fixture
 def neuron(neuron: TestNeuron) -> TestNeuron:
     """Its loads may make no progress for 900 s of a clock that the test moves."""
-    neuron.options = {"load_stall_limit_s": LIMIT_S, "clock": Clock()}
+    clock = SimpleNamespace(now_s=0.0)
+    neuron.options = {"load_stall_limit_s": LIMIT_S, "clock": lambda: clock.now_s}
+    neuron.clock = clock  # type: ignore[attr-defined]
     return neuron
 
 
-def pass_time(neuron: TestNeuron, seconds: float) -> None:
+def pass_time(neuron: Any, seconds: float) -> None:
     """Passes time as heartbeats do, which look once a second."""
-    clock = neuron.options["clock"]
-    until_s = clock.now_s + seconds
-    while clock.now_s < until_s:
-        clock.now_s += 1.0
+    for _ in range(int(seconds)):
+        neuron.clock.now_s += 1.0
         for replica in neuron.service._replicas.all():
             replica.tick()
 
 
 def wait_stage(neuron: TestNeuron, model: str, stage: LoadStage) -> None:
-    wait_until(
-        lambda: (
-            (state := neuron.gateway.replica(model)) is not None
-            and state.progress is not None
-            and state.progress.stage is stage
-        )
-    )
+    wait_until(lambda: (state := neuron.gateway.replica(model)) and state.progress.stage is stage)
 
 
 @pytest.mark.slow
