@@ -27,9 +27,6 @@ from inference.protocol.generation import (
 from inference.protocol.keys import (
     INBOX_FRAME_FIELD,
     INBOX_PART_FIELD,
-    MAX_GAP_S,
-    SETTLING_S,
-    Continuity,
 )
 from tests.cases import each_case
 
@@ -75,31 +72,26 @@ def test_small_frames_are_one_entry_and_one_whose_rest_comes_too_late_is_none() 
         assembler = FrameAssembler(kept_s=10.0)
         assert assembler.add(first, 0.0) is None
         assert [assembler.add(entry, late_s) for entry in rest] == found
-
-
-@each_case(
-    "part",
-    [b"", b"\xc1", b"\x93\xc4\x01a\x05\x05", b"\x93\xc4\x01a\xff\x05", b"\x93\xc4\x01a\x00\x00"],
-    ids=["nothing", "no msgpack", "the number after the last", "a negative one", "of none"],
-)
-def test_a_part_that_cannot_be_one_is_an_error(part: bytes) -> None:
-    with pytest.raises(ValueError):
-        FrameAssembler().add({INBOX_FRAME_FIELD: b"x", INBOX_PART_FIELD: part}, 0.0)
+    for part in (
+        *(b"", b"\xc1"),  # no msgpack
+        b"\x93\xc4\x01a\x05\x05",  # the number after the last
+        *(b"\x93\xc4\x01a\xff\x05", b"\x93\xc4\x01a\x00\x00"),  # a negative one, and of none
+    ):
+        with pytest.raises(ValueError):
+            FrameAssembler().add({INBOX_FRAME_FIELD: b"x", INBOX_PART_FIELD: part}, 0.0)
 
 
 @each_case(
     ("marks", "request_ids", "deaths_before", "deaths", "again"),
     [
-        pytest.param({}, ["r"], 0, 0, True, id="nothing was prepared"),
-        pytest.param({"other": "e1"}, ["r"], 0, 0, True, id="it was waiting"),
-        pytest.param({"other": "e1"}, ["r"], 1, 1, True, id="waiting at its second delivery"),
-        pytest.param({"r": "e1"}, ["r"], 0, 1, False, id="it was alone"),
-        pytest.param({"r": "e1", "other": "e0"}, ["r"], 0, 1, False, id="alone in its instance"),
-        pytest.param({"r": "e1", "other": "e1"}, ["r"], 0, 1, True, id="beside another"),
-        pytest.param({"r": "e1", "other": "e1"}, ["r"], 1, 2, False, id="beside another again"),
-        pytest.param(
-            {"r": "e1", "x": "e1", "r.2": "e2", "y": "e2"}, ["r", "r.2"], 0, 2, False, id="two died"
-        ),
+        ({}, ["r"], 0, 0, True),
+        ({"other": "e1"}, ["r"], 0, 0, True),  # it was waiting
+        ({"other": "e1"}, ["r"], 1, 1, True),  # at its second delivery
+        ({"r": "e1"}, ["r"], 0, 1, False),
+        ({"r": "e1", "other": "e0"}, ["r"], 0, 1, False),  # alone in its instance
+        ({"r": "e1", "other": "e1"}, ["r"], 0, 1, True),
+        ({"r": "e1", "other": "e1"}, ["r"], 1, 2, False),  # beside another again
+        ({"r": "e1", "x": "e1", "r.2": "e2", "y": "e2"}, ["r", "r.2"], 0, 2, False),
     ],
 )
 def test_blame(
@@ -108,23 +100,3 @@ def test_blame(
     raw = {request_id.encode(): instance.encode() for request_id, instance in marks.items()}
     found = blame(decode_marks(raw), request_ids, deaths_before)
     assert (found.num_worker_deaths, found.may_deliver_again) == (deaths, again)
-
-
-def test_a_missing_key_counts_from_the_beginning_and_a_while_after_a_pause_or_an_error() -> None:
-    continuity = Continuity()
-    assert continuity.is_settled(0)
-    continuity.answered(0)
-    continuity.answered(MAX_GAP_S)
-    assert continuity.is_settled(MAX_GAP_S)
-    resumed_s = 3 * MAX_GAP_S
-    continuity.answered(resumed_s)
-    assert not continuity.is_settled(resumed_s)
-    assert not continuity.is_settled(resumed_s + SETTLING_S - 0.1)
-    assert continuity.is_settled(resumed_s + SETTLING_S)
-    continuity = Continuity()
-    continuity.answered(0)
-    continuity.interrupted()
-    continuity.answered(0.1)
-    assert not continuity.is_settled(0.2)
-    continuity.answered(1.0)
-    assert continuity.is_settled(0.1 + SETTLING_S), "counted from the first answer"

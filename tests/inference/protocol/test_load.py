@@ -75,10 +75,8 @@ def test_what_memory_or_a_network_may_mend_is_not_permanent() -> None:
     for code in (*may_pass, *PERMANENT_FAILURES):
         assert LoadFailure(code=code, message="").is_permanent is (code in PERMANENT_FAILURES)
     failure = QuantizationNotFoundError("no Q9", ["Q4"], nearest="Q4").failure
-    assert (failure.code, failure.available, failure.suggestion) == (
-        *("quantization_not_found", ["Q4"]),
-        "Use Q4.",
-    )
+    assert (failure.code, failure.available) == ("quantization_not_found", ["Q4"])
+    assert failure.suggestion == "Use Q4."
     assert DoesNotFitError("it is large", 5).failure.needed_bytes == 5
     assert PartFailedError(failure).failure is failure
 
