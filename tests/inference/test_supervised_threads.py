@@ -21,10 +21,7 @@ from inference.supervised_threads import (
     thread_problems,
 )
 from tests.cases import each_case
-
-
-class PanicError(BaseException):
-    """Stands for PyO3's ``PanicException``, which Python code cannot create."""
+from tests.inference.neuron.conftest import PanicError
 
 
 class Scripted:
@@ -47,8 +44,7 @@ def _run(thread: SupervisedThread) -> None:
 
 
 @each_case("error", [PanicError("oh"), SystemExit(1), OSError()])
-@each_case("breaks_again", [False, True])
-@each_case("restarts", [True, False])
+@each_case("breaks_again, restarts", [(False, True), (True, True), (True, False)])
 def test_whatever_it_raises_is_logged_and_it_continues_where_it_may(
     error: BaseException, breaks_again: bool, restarts: bool, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import redis
-from msgspec import structs
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
@@ -24,21 +23,24 @@ from inference.neuron.requests.starter import EARLIER_KEPT_S, PreparingMarks
 from inference.protocol.delivery import MARKS_EXPIRY_S, PARTS_A_READ, inbox_entries
 from inference.protocol.generation import (
     Cancel,
-    GenerationRequest,
     InboxFrame,
     TextInput,
     encode_inbox_frame,
 )
 from inference.protocol.keys import inbox_key, preparing_key
 from tests.inference.neuron.conftest import wait_until
-from tests.inference.neuron.model_texts import submit_of
+from tests.inference.neuron.model_texts import request_for_model, submit_of
 from tests.servers.private_redis import MortalRedis
+
+
+def _add(client: redis.Redis, *entries: Any) -> None:
+    for entry in entries:
+        client.xadd(inbox_key("n1"), entry)
 
 
 def _put(client: redis.Redis, *frames: InboxFrame) -> None:
     for frame in frames:
-        for entry in inbox_entries(encode_inbox_frame(frame)):
-            client.xadd(inbox_key("n1"), entry)  # type: ignore[arg-type]
+        _add(client, *inbox_entries(encode_inbox_frame(frame)))
 
 
 class Read:
@@ -77,13 +79,14 @@ def test_all_frames_in_order_also_those_of_a_reader_that_died(redis_db: redis.Re
 
 def _drain_until(inbox: Inbox, is_done: Callable[[], bool]) -> None:
     """Redis may take its time, of which the inbox allows little."""
-    give_up_s = time.monotonic() + 60
-    while time.monotonic() < give_up_s:
+
+    def drained() -> bool:
         with contextlib.suppress(redis.TimeoutError):
             inbox.drain()
-            if is_done():
-                return
-    pytest.fail("it was not drained")
+            return is_done()
+        return False
+
+    wait_until(drained)
 
 
 def test_a_reader_that_got_no_answer_takes_each_frame_once(mortal: MortalRedis) -> None:
@@ -134,14 +137,11 @@ def test_a_submit_runs_once_and_not_after_its_cancel_and_is_remembered_for_a_tim
 
 def test_a_large_frame_is_taken_once_it_is_whole(redis_db: redis.Redis) -> None:
     read = Read(redis_db)
-    request = GenerationRequest(model="m", input=TextInput(texts=["x" * 5_000_000]))
-    large = structs.replace(submit_of("large"), request=request)
+    large = submit_of("large", request_for_model(TextInput(texts=["x" * 5_000_000])))
     *entries, last = inbox_entries(encode_inbox_frame(large))
-    for entry in entries:
-        redis_db.xadd(inbox_key("n1"), entry)  # type: ignore[arg-type]
+    _add(redis_db, *entries)
     assert read.take(submit_of("small")) == [submit_of("small")]
-    for entry in (last, *entries):  # some of them come again
-        redis_db.xadd(inbox_key("n1"), entry)  # type: ignore[arg-type]
+    _add(redis_db, last, *entries)  # some of them come again
     assert read.take() == [large]
     assert redis_db.xlen(inbox_key("n1")) == 0
 

@@ -184,8 +184,9 @@ def test_why_a_choice_ended(
     assert finished.reason == reason
 
 
-def test_calls_are_named_by_request_choice_and_place(tokenizer: Tokenizer) -> None:
-    events = events_of(tokenizer, "<call>f {}</call><call>g {}</call>", index=0)
+def test_calls_are_named_and_thoughts_and_the_stop_token_counted(tokenizer: Tokenizer) -> None:
+    calls = "<call>f {}</call><call>g {}</call>"
+    events = events_of(tokenizer, f"<think>so</think>yes{calls}", index=0)
     started = [event for event in events if isinstance(event, ToolCallStarted)]
     assert [(call.name, call.call_index) for call in started] == [("f", 0), ("g", 1)]
     ids = {call.call_id for call in started} | {call_id("r", 1, 0), call_id("s", 0, 0)}
@@ -194,19 +195,14 @@ def test_calls_are_named_by_request_choice_and_place(tokenizer: Tokenizer) -> No
     assert len(started[0].call_id) == len("call_") + 24
     deltas = [event for event in events if isinstance(event, ToolCallDelta)]
     assert [(delta.call_index, delta.arguments) for delta in deltas] == [(0, "{}"), (1, "{}")]
-
-
-def test_usage_counts_thoughts_which_carry_no_logprobs(tokenizer: Tokenizer) -> None:
-    """And the stop token."""
-    events = events_of(tokenizer, "<think>so</think>yes")
-    assert "".join(entry.token for entry in Folded(events).logprobs) == "yes"
-    num_thought, num_answer = len(ids_of(tokenizer, "so")), len(ids_of(tokenizer, "yes"))
-    usage = events[-1].usage
+    assert "".join(one.token for one in Folded(events).logprobs) == f"yes{calls}", "no thoughts"
+    usage, num_thought = events[-1].usage, len(ids_of(tokenizer, "so"))
+    num_shown = len(ids_of(tokenizer, f"yes{calls}"))
     assert usage.reasoning_tokens == num_thought
-    assert usage.completion_tokens == 2 + num_thought + num_answer + 1
+    assert usage.completion_tokens == 2 + num_thought + num_shown + 1
     assert usage.cached_tokens == 3
-    deltas = [event for event in events if isinstance(event, ReasoningDelta)]
-    assert sum(event.num_tokens for event in deltas) == num_thought + 2
+    thoughts = [event for event in events if isinstance(event, ReasoningDelta)]
+    assert sum(event.num_tokens for event in thoughts) == num_thought + 2
 
 
 def test_a_stop_string_ends_the_count_of_tokens_and_drafts(tokenizer: Tokenizer) -> None:
@@ -224,32 +220,26 @@ def test_a_stop_string_ends_the_count_of_tokens_and_drafts(tokenizer: Tokenizer)
     assert finished.usage.rejected_drafts == 3 + 2
 
 
-def test_an_answer_ends_with_its_last_choice(tokenizer: Tokenizer) -> None:
-    choices = [Choice(request_id="r", text=text_of(tokenizer), index=i) for i in range(4)]
-    answer = answer_of(*choices, n=2)
-    steps = steps_of(ids_of(tokenizer, "yes"))
-    for index in (2, 0, 3):
-        assert not isinstance(events_of_steps(answer, steps, index)[-1], Finished)
-    finished = events_of_steps(answer, steps, 1)[-1]
-    assert isinstance(finished, Finished)
-    assert finished.usage.cached_tokens == 6, "the two prompts, each counted once"
-
-
-def test_the_engines_times_go_up_with_the_end_of_its_only_sequence(tokenizer: Tokenizer) -> None:
+def test_an_answer_ends_with_its_last_choice_and_one_alone_with_the_engines_times(
+    tokenizer: Tokenizer,
+) -> None:
     timing = SequenceTiming(prefill_ms=5.0, decode_ms=20.0, prefill_tokens=2)
     *steps, last = steps_of(ids_of(tokenizer, "Paris is nice"))
     steps.append(msgspec.structs.replace(last, timing=timing))
 
-    def timing_of(n: int, **options: Any) -> SequenceTiming | None:
-        texts = [text_of(tokenizer, **options) for _ in range(n)]
+    def end_of(order: Sequence[int], n: int, **options: Any) -> Finished:
+        texts = [text_of(tokenizer, **options) for _ in order]
         choices = [Choice(request_id="r", text=text, index=i) for i, text in enumerate(texts)]
         answer = answer_of(*choices, n=n)
-        (*_, end) = [events_of_steps(answer, steps, index)[-1] for index in range(n)]
+        *others, end = [events_of_steps(answer, steps, index)[-1] for index in order]
+        assert not [one for one in others if isinstance(one, Finished)]
         assert isinstance(end, Finished)
-        return end.timing
+        return end
 
-    assert timing_of(1) == timing
-    assert timing_of(2) is timing_of(1, stop=["is"]) is None
+    finished = end_of((2, 0, 3, 1), n=2)
+    assert finished.usage.cached_tokens == 6, "the two prompts, each counted once"
+    assert end_of([0], n=1).timing == timing
+    assert finished.timing is end_of([0], n=1, stop=["is"]).timing is None
 
 
 def test_a_prompts_logprobs_come_with_its_echo(tokenizer: Tokenizer) -> None:
@@ -281,16 +271,13 @@ def test_a_prompts_scores_are_reported_as_they_come(tokenizer: Tokenizer) -> Non
     assert [len(token.top) for token in echo.logprobs] == [1]
 
 
-@each_case("echo", [Echo("The "), None])
-def test_a_prompt_alone_reports_and_counts_no_token(
-    tokenizer: Tokenizer, echo: Echo | None
-) -> None:
-    choice = Choice(request_id="r", text=ChoiceText(tokenizer), echo=echo, is_empty=True)
-    sampled = ids_of(tokenizer, "yes")[0]
-    events = events_of_steps(choice, [step(sampled, finish_reason="length", num_output_tokens=1)])
-    assert Folded(events).reported == ([] if echo is None else [["text", "The "]])
-    (finished,) = (event for event in events if isinstance(event, Finished))
-    assert finished.usage.completion_tokens == 0
+def test_a_prompt_alone_reports_and_counts_no_token(tokenizer: Tokenizer) -> None:
+    sampled = step(ids_of(tokenizer, "yes")[0], finish_reason="length", num_output_tokens=1)
+    for echo, reported in ((Echo("The "), [["text", "The "]]), (None, [])):
+        choice = Choice(request_id="r", text=ChoiceText(tokenizer), echo=echo, is_empty=True)
+        events = events_of_steps(choice, [sampled])
+        assert Folded(events).reported == reported
+        assert events[-1].usage.completion_tokens == 0
 
 
 @given(cuts=CUTS)

@@ -59,6 +59,8 @@ LONG_CALL = ToolCall(id="c", name="f", arguments=json.dumps("x" * MAX_ARGUMENTS_
 CALLS = ChatInput(messages=[ChatMessage(role="assistant", tool_calls=[LONG_CALL])])
 PLAIN = "{{ messages[0].content }}"
 LONG = "x" * (100 * MAX_BYTES_PER_TOKEN)
+X90 = TokensInput(prompts=[[5] * 90])
+BOTH = "What always fits is 75 of input beside 25 of output"
 SPOKEN = (
     PLAIN
     + "{% if thinking %}"
@@ -121,6 +123,10 @@ def test_tokens_are_those_that_the_prompt_is_answered_with(
         (None, TextInput(texts=["q" * 120]), {}, None, "prompt", "the prompt has 120,"),
         (None, TextInput(texts=[LONG]), {}, "context_length_exceeded", "prompt", "at least 10"),
         (None, a_chat(LONG), {}, "context_length_exceeded", "messages", "100 tokens"),
+        # What does not fit is refused with both limits.
+        (None, TokensInput(prompts=[[5] * 100]), {}, "context_length_exceeded", None, BOTH),
+        (None, X90, {"max_tokens": 11}, "context_length_exceeded", None, BOTH),
+        (None, TextInput(texts=["q7" * 60]), {}, "context_length_exceeded", None, BOTH),
     ],
 )
 def test_what_is_refused(
@@ -135,26 +141,6 @@ def test_what_is_refused(
     failure = refusal(model_text(byte_level_dir, chat_template=template), prompt, **request_)
     assert code in (failure.code, None) and param in (failure.param, None)
     assert words in failure.message
-
-
-@each_case(
-    ("given", "limits", "fits"),
-    [
-        (TokensInput(prompts=[[5] * 100]), {}, "75 of input beside 25 of output"),
-        (TokensInput(prompts=[[5] * 90]), {"max_tokens": 11}, "75 of input beside 25 of output"),
-        (TextInput(texts=["q7" * 60]), {"bound": 10}, "90 of input beside 10 of output"),
-        (TextInput(texts=["x" * 100_000]), {"bound": 10}, "90 of input beside 10 of output"),
-    ],
-    ids=["prompt", "answer", "text by tokens", "text by bytes alone"],
-)
-def test_what_does_not_fit_is_refused_with_both_limits(
-    byte_level_dir: Path, given: Any, limits: dict[str, int], fits: str
-) -> None:
-    text = model_text(byte_level_dir, max_output_tokens=limits.get("bound"))
-    failure = refusal(text, given, max_tokens=limits.get("max_tokens"))
-    assert failure.code == "context_length_exceeded" and failure.too_long is not None
-    assert "maximum context length is 100 tokens" in failure.message
-    assert failure.message.endswith(f"What always fits is {fits}")
 
 
 @each_case(
@@ -196,6 +182,10 @@ def test_how_long_an_answer_may_be_and_why(
 def test_more_than_the_operator_or_the_budget_allows_is_refused(
     text: ModelText, byte_level_dir: Path
 ) -> None:
+    bound = model_text(byte_level_dir, max_output_tokens=10)
+    failure = refusal(bound, TextInput(texts=["x" * 100_000]))
+    assert failure.too_long is not None and "context length is 100 tokens" in failure.message
+    assert failure.message.endswith("What always fits is 90 of input beside 10 of output")
     failure = refusal(model_text(byte_level_dir, max_output_tokens=4), max_tokens=5)
     assert "at most 4 tokens and you asked for 5" in failure.message
     assert failure.param == "max_tokens"
@@ -207,28 +197,15 @@ def test_more_than_the_operator_or_the_budget_allows_is_refused(
     assert refusal(text, TWO, TokenBudget(output_tokens=0)).code == "insufficient_quota"
 
 
-@each_case(
-    ("prompt", "echo", "top", "of_prompt", "scored"),
-    [
-        (ABC, False, 2, None, None),
-        (ABC, False, None, 3, 3),
-        (ABC, True, 2, 5, 5),
-        (ABC, True, 2, 0, 2),
-        (ABC, True, None, 0, 0),
-        (a_chat("abc"), False, None, 1, 1),
-    ],
-)
-def test_a_prompt_is_scored_for_its_echo_and_for_itself(
-    byte_level_dir: Path, prompt: Any, echo: bool, top: Any, of_prompt: Any, scored: Any
-) -> None:
-    text = model_text(byte_level_dir, chat_template=PLAIN)
-    made = prepared(text, prompt, top_logprobs=top, prompt_logprobs=of_prompt, echo=echo)
-    assert made.params.prompt_logprobs == scored
-
-
-def test_an_echo_is_the_clients_text_and_scores_are_bounded(
+def test_an_echo_is_the_clients_text_and_prompts_are_scored_up_to_a_bound(
     text: ModelText, byte_level_dir: Path
 ) -> None:
+    for prompt, echo, top, of_prompt, scores in [
+        *((ABC, False, 2, None, None), (ABC, False, None, 3, 3), (ABC, True, 2, 5, 5)),
+        *((ABC, True, 2, 0, 2), (ABC, True, None, 0, 0), (a_chat("abc"), False, None, 1, 1)),
+    ]:
+        made = prepared(text, prompt, top_logprobs=top, prompt_logprobs=of_prompt, echo=echo)
+        assert made.params.prompt_logprobs == scores
     token_ids = text.tokenizer.encode("Straße", add_special_tokens=False)
     for prompt in (TextInput(texts=["Straße"]), TokensInput(prompts=[token_ids])):
         request = request_for_model(prompt, echo=True)
@@ -339,6 +316,17 @@ def test_a_block_that_the_template_opens_is_noticed_in_chats_only(
         (a_chat(thinking=True, answer_start="Yes"), None),
     ):
         assert prepared(text, chat).thinking.phrases is found
+    markers = model_text(thinking_dir).markers
+    assert markers is not None
+    from_start = ThinkingLimit(max_tokens=7, end_token_id=markers.end_token_id)
+    later = msgspec.structs.replace(from_start, start_token_id=markers.start_token_id)
+    asked = a_chat(thinking=True, thinking_budget_tokens=7)
+    for directory, template, limit in (
+        *((thinking_dir, OPENS, from_start), (thinking_dir, THINKS, later)),
+        (byte_level_dir, THINKS, None),
+    ):
+        made = prepared(model_text(directory, chat_template=template), asked)
+        assert made.params.thinking_limit == limit, "a budget limits the block"
 
 
 def test_tags_that_are_no_single_tokens_open_a_block_that_no_token_ends(
@@ -355,18 +343,3 @@ def test_tags_that_are_no_single_tokens_open_a_block_that_no_token_ends(
     for chat, fields in ((bounded, {}), (a_chat(thinking=True), in_json)):
         assert refusal(text, chat, **fields).code == "unsupported_parameter"
     assert prepared(text, a_chat(thinking=False), **in_json).params.grammar is not None
-
-
-def test_a_budget_limits_the_block(thinking_dir: Path, byte_level_dir: Path) -> None:
-    markers = model_text(thinking_dir).markers
-    assert markers is not None
-    from_start = ThinkingLimit(max_tokens=7, end_token_id=markers.end_token_id)
-    later = msgspec.structs.replace(from_start, start_token_id=markers.start_token_id)
-    for directory, template, limit in (
-        (thinking_dir, OPENS, from_start),
-        (thinking_dir, THINKS, later),
-        (byte_level_dir, THINKS, None),
-    ):
-        text = model_text(directory, chat_template=template)
-        asked = a_chat(thinking=True, thinking_budget_tokens=7)
-        assert prepared(text, asked).params.thinking_limit == limit
