@@ -7,13 +7,11 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
-import redis
 
 from inference.neuron.errors import LoadRefusedError
 from inference.neuron.replicas import engine_process
@@ -41,11 +39,11 @@ def spec_of(job_id: str = "j") -> LoadSpec:
     return LoadSpec(job_id=job_id, model="m", source="path:/m")
 
 
-def test_lines_are_bounded_in_bytes_and_models(
-    monkeypatch: pytest.MonkeyPatch, redis_db: redis.Redis, capfd: Any
+def test_lines_are_bounded_in_bytes_and_models_and_hide_keys(
+    monkeypatch: pytest.MonkeyPatch, redis_db: Any, capfd: Any
 ) -> None:
     """A reload starts another engine, which does not hide why the first one ended."""
-    monkeypatch.setattr(engine_process, "MAX_MODEL_BYTES", 30)
+    monkeypatch.setattr(engine_process, "MAX_MODEL_BYTES", 35)
     monkeypatch.setattr(engine_process, "MAX_MODELS", 2)
     logs = EngineLogs(redis_db, neuron="n1")
     for number in range(5):
@@ -57,19 +55,13 @@ def test_lines_are_bounded_in_bytes_and_models(
     logs.writer("tiny")(b"x\n")
     logs.writer("other")
     assert (logs.lines("huge", 1), logs.lines("other", 1)) == (None, [])
-
-
-def test_what_is_reported_hides_keys(redis_db: redis.Redis) -> None:
-    logs = EngineLogs(redis_db, neuron="n1")
     logs.writer("tiny")(b"Authorization: Bearer abcdefgh\xff\n")
-    answers = []
-    for ask, model in (("ask-1", "tiny"), ("ask-2", "nobody")):
-        logs.send(ask, model, 10)
+    for ask, model, lines in (("1", "tiny", ["Authorization: Bearer ***"]), ("2", "nobody", [])):
+        logs.send(ask, model, 1)
         key = engine_log_key("n1", ask)
-        assert 0 < redis_db.ttl(key) <= 30  # type: ignore[operator]
-        answers.append(decode_engine_log(redis_db.lpop(key)))  # type: ignore[arg-type]
-    assert answers[0].lines == ["Authorization: Bearer ***"]
-    assert [answer.is_known for answer in answers] == [True, False]
+        assert 0 < redis_db.ttl(key) <= 30
+        answer = decode_engine_log(redis_db.lpop(key))
+        assert (answer.lines, answer.is_known) == (lines, bool(lines))
 
 
 ENGINE = r"""
@@ -79,55 +71,42 @@ print(len(connection.recv(4)), file=sys.stderr, flush=True)
 """
 
 
-class Starts:
-    """One engine is started ahead of loads."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-        self.lines: list[bytes] = []
-        command = [sys.executable, "-c", ENGINE]
-        self.starts = EngineStarts(command, lambda _: self.lines.append, clock=lambda: self.now_s)
-        self.before = children()
-        self.starts.start_ahead()
-        (self.ahead,) = children() - self.before
-
-    def start(self) -> int:
-        """The process id of the engine of a load, once it has read its spec."""
-        engine = self.starts.start(spec_of())
-        list(engine.messages())
-        engine.reap()
-        return engine.pid
-
-
 def children() -> set[int]:
     return {child.pid for child in psutil.Process().children()}
 
 
-@pytest.fixture
-def started() -> Iterator[Starts]:
-    one = Starts()
-    yield one
-    one.starts.close()
+def test_the_first_load_takes_the_engine_that_is_started_ahead() -> None:
+    """Unless it has ended. One that no load takes is ended."""
+    now_s, lines = 0.0, list[bytes]()
+    command = [sys.executable, "-c", ENGINE]
+    starts = EngineStarts(command, lambda _: lines.append, clock=lambda: now_s)
 
+    def ahead() -> int:
+        before = children()
+        starts.start_ahead()
+        (pid,) = children() - before
+        return pid
 
-def test_the_first_load_takes_it_and_its_lines_are_kept(started: Starts) -> None:
-    assert started.start() == started.ahead
-    assert started.start() != started.ahead
-    assert started.lines == [b"4\n", b"4\n"]
+    def load() -> int:
+        """The process id of its engine, which has read its spec."""
+        engine = starts.start(spec_of())
+        list(engine.messages())
+        engine.reap()
+        return engine.pid
 
-
-def test_one_that_has_ended_is_not_taken(started: Starts) -> None:
-    os.kill(started.ahead, signal.SIGKILL)
-    os.waitid(os.P_PID, started.ahead, os.WEXITED | os.WNOWAIT)
-    assert started.start() != started.ahead
-
-
-def test_one_that_no_load_takes_is_ended(started: Starts) -> None:
-    started.starts.tick()
-    assert children() - started.before
-    started.now_s = AHEAD_LIMIT_S
-    started.starts.tick()
-    assert children() == started.before
+    pid = ahead()
+    assert load() == pid != load()
+    assert lines == [b"4\n", b"4\n"]
+    os.kill(pid := ahead(), signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert load() != pid
+    before, pid = children(), ahead()
+    starts.tick()
+    assert children() - before == {pid}
+    now_s = AHEAD_LIMIT_S
+    starts.tick()
+    assert children() == before
+    starts.close()
 
 
 def test_a_stage_of_a_load_begins_with_its_first_report(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,26 +136,6 @@ def test_the_report_has_the_engines_warnings_and_drafts_of_lately() -> None:
         assert found.speculation == f"auto: whichever pays{lately}"
 
 
-def asleep(
-    readmit: Callable[..., bool], send: Callable[..., None], stop: Any = None, **context: Any
-) -> Replica:
-    """A replica that sleeps, with a load that may let it wake and an engine."""
-    made: Any = SimpleNamespace(
-        admission=SimpleNamespace(readmit=readmit),
-        loads=SimpleNamespace(wake=lambda: None),
-        clock=lambda: 0.0,
-        load_stall_limit_s=None,
-        silence_limit_s=None,
-        **context,
-    )
-    engine: Any = SimpleNamespace(
-        send=send, stop=stop, check=lambda _: 0.0, is_stopping=False, silence=None
-    )
-    replica = Replica(spec_of("first"), made)
-    replica._engine, replica.status = engine, ReplicaStatus.ASLEEP
-    return replica
-
-
 @each_case(
     "problem",
     [LoadRefusedError(LoadFailure(code="does_not_fit", message="no room")), ZeroDivisionError()],
@@ -200,25 +159,15 @@ def test_who_asks_as_soon_as_it_is_seen_to_sleep_on_wakes_it(problem: Exception)
         assert isinstance(command, Wake)
         woken.set()
 
-    replica = asleep(readmit, send, on_change=on_change)
+    context: Any = SimpleNamespace(
+        admission=SimpleNamespace(readmit=readmit),
+        loads=SimpleNamespace(wake=lambda: None),
+        clock=lambda: 0.0,
+        load_stall_limit_s=None,
+        on_change=on_change,
+    )
+    replica = Replica(spec_of("first"), context)
+    replica._engine, replica.status = SimpleNamespace(send=send), ReplicaStatus.ASLEEP  # type: ignore[assignment]
     replica.wake(spec_of("first"))
     assert woken.wait(WAIT_S)
     assert (jobs, replica.status) == (["first", "second"], ReplicaStatus.LOADING)
-
-
-def test_one_that_is_unloaded_as_it_may_wake_ends_once_its_requests_are_done() -> None:
-    woken, stopped, submits = threading.Event(), threading.Event(), ["runs"]
-
-    def readmit(*_: Any) -> bool:
-        replica.drain()
-        return True
-
-    table = SimpleNamespace(submits_of=lambda _: submits)
-    replica = asleep(
-        readmit, lambda _: woken.set(), stopped.set, table=table, on_change=lambda: None
-    )
-    replica.wake(spec_of("first"))
-    assert woken.wait(WAIT_S) and not stopped.is_set()
-    submits.clear()
-    replica.tick()
-    assert stopped.is_set()

@@ -66,9 +66,6 @@ def test_what_a_failed_load_waits_for(
             assert not has_improved(failure(code), ["cuda:0"], LITTLE, LITTLE)
             assert not has_improved(failure(code), ["cuda:0"], MUCH, LITTLE)
     assert waits_for_time(failure("does_not_fit", 5 * GIB), 99), "it is placed by what it needs"
-
-
-def test_room_is_more_than_noise_on_as_many_devices_as_it_was_loaded_onto() -> None:
     one = Conditions(device_free_bytes={"cuda:0": 9 * GIB, "cuda:1": GIB})
     ranks = ["cuda:0", "cuda:1"]
     assert not has_improved(failure("out_of_memory"), ranks, LITTLE, one)
@@ -77,9 +74,6 @@ def test_room_is_more_than_noise_on_as_many_devices_as_it_was_loaded_onto() -> N
     now = Conditions(device_free_bytes=noise, disk_free_bytes=GIB + 1)
     for code in ("out_of_memory", "disk_full"):
         assert not has_improved(failure(code), ["cuda:0"], LITTLE, now)
-
-
-def test_the_first_restart_is_at_once_then_delays_double_up_to_a_limit() -> None:
     policy = RestartPolicy(backoff=Backoff(first_s=0.5, max_s=1.5), max_quick_failures=5)
     delays = [policy.delay_s(failures) for failures in range(1, 7)]
     assert delays == [0.0, 0.5, 1.0, 1.5, 1.5, None]

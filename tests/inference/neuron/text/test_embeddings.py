@@ -82,7 +82,7 @@ def test_texts_get_special_tokens_and_inputs_are_cut_where_that_is_asked_for(
     assert prepare_embedding(tokens([5] * LIMIT, [7]), text) == [[5] * LIMIT, [7]]
     long = "Paris capital " * LIMIT
     short, whole = (text.tokenizer.encode(one, add_special_tokens=True) for one in ("Paris", long))
-    assert short[0] == whole[0] == 1 and short != whole[: len(short)]
+    assert short[0] == whole[0] == 1
     asked = request(long, "Paris", cuts_inputs=True)
     assert prepare_embedding(asked, text) == [whole[:LIMIT], short], "the bos is one of them"
     fewer = msgspec.structs.replace(asked, max_input_tokens=5)
