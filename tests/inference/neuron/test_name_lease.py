@@ -4,7 +4,6 @@ it takes for dead."""
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,6 @@ from inference.protocol.keys import (
     heartbeat_key,
     lease_key,
 )
-from tests.inference.neuron.conftest import TestNeuron
 from tests.live.fleets.certificates import Authority
 from tests.servers.private_redis import MortalRedis
 from tests.servers.tls_front import tls_front
@@ -137,20 +135,6 @@ def test_while_redis_stands_still_no_neuron_gets_it(mortal: MortalRedis) -> None
     with pytest.raises(NameHeldError):
         second.acquire()
     stopped.set()
-
-
-@pytest.mark.slow
-def test_leaving_finishes_what_runs_and_is_bounded_and_can_be_hurried(
-    loaded: TestNeuron, gateway: Any
-) -> None:
-    started_s, force = time.monotonic(), threading.Event()
-    endless = loaded.running()
-    loaded.service.leave(0.2, threading.Event())
-    force.set()
-    loaded.service.leave(600.0, force)
-    assert time.monotonic() - started_s < 60
-    assert gateway.heartbeat().replicas
-    loaded.end(endless)
 
 
 @pytest.mark.slow

@@ -67,9 +67,6 @@ class Tasks:
         with create_app(name="n1", redis_url=self.url) as app:
             app.send_task(task, args=[msgspec.to_builtins(one) for one in given], expires=60)
 
-    def load(self, spec: Any) -> None:
-        self.send(TASK_LOAD_MODEL, spec)
-
     def answers_and_cancels(self, gateway: TestGateway) -> None:
         request_id = gateway.submit(max_tokens=5)
         self.send(TASK_DRAIN_INBOX)
@@ -78,11 +75,6 @@ class Tasks:
         gateway.cancel(request_id)
         self.send(TASK_DRAIN_INBOX)
         assert isinstance(gateway.wait_end(request_id)[-1], Cancelled)
-
-
-@pytest.fixture
-def tasks(redis_url: str) -> Tasks:
-    return Tasks(redis_url)
 
 
 def running(gateway: TestGateway, **options: Any) -> str:
@@ -115,7 +107,7 @@ def test_a_host_that_joined(start: Start, fake_spec: Any, tmp_path: Path) -> Non
             gateway = TestGateway(client, "n1")
             neuron = start(None, manage, "neuron", "--join", line)
             gateway.heartbeat()
-            tasks.load(fake_spec())
+            tasks.send(TASK_LOAD_MODEL, fake_spec())
             gateway.wait_status("ready")
             tasks.answers_and_cancels(gateway)
             denied = {(entry["reason"], entry["object"]) for entry in client.acl_log()}
@@ -155,10 +147,10 @@ def test_a_host_that_joined(start: Start, fake_spec: Any, tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_sigterm_lets_finish_what_runs_and_further_signals_do_not(
-    start: Start, tasks: Tasks, redis_url: str, gateway: Any, fake_spec: Any
+    start: Start, redis_url: str, gateway: Any, fake_spec: Any
 ) -> None:
-    neuron = start(redis_url)
-    tasks.load(fake_spec(context=100_000))
+    neuron, tasks = start(redis_url), Tasks(redis_url)
+    tasks.send(TASK_LOAD_MODEL, fake_spec(context=100_000))
     gateway.wait_status("ready")
     (engine,) = running_engines(neuron.pid)
     bounded, endless = running(gateway, max_tokens=300), running(gateway)
@@ -173,7 +165,7 @@ def test_sigterm_lets_finish_what_runs_and_further_signals_do_not(
     assert neuron.wait(60) == 0
     assert not engine.is_running() and not gateway.latest_heartbeat()
     neuron = start(redis_url)  # an interrupt during a load ends it as well
-    tasks.load(fake_spec("other", load_s=60))
+    tasks.send(TASK_LOAD_MODEL, fake_spec("other", load_s=60))
     gateway.wait_status("loading", "other")
     wait_until(lambda: running_engines(neuron.pid))
     (engine, *_) = running_engines(neuron.pid)
@@ -202,24 +194,19 @@ def test_the_process_of_a_void_invitation_ends_with_a_code_and_one_line(
     assert output.count(b"neurons invite") == 1 and b"Traceback" not in output
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "words"),
-    [
+def test_bad_options_are_one_clear_line_and_an_early_interrupt_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for option, value, words in [
         ("--name", "a b", "a neuron's name is"),
         # Where everybody on the machine could read its password.
         ("--redis-url", "redis://:sesame@nowhere/0", "--redis-url"),
-    ],
-)
-def test_bad_options_are_one_clear_line(
-    option: str, value: str, words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main([option, value])
-    assert ended.value.code == 2
-    assert words in capsys.readouterr().err
+    ]:
+        with pytest.raises(SystemExit) as ended:
+            main([option, value])
+        assert ended.value.code == 2
+        assert words in capsys.readouterr().err
 
-
-def test_an_interrupt_before_it_is_up_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(_name: str, **_: object) -> int:
         raise KeyboardInterrupt
 

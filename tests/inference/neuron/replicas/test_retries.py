@@ -79,15 +79,18 @@ def test_what_a_failed_load_waits_for(
     assert delays == [0.0, 0.5, 1.0, 1.5, 1.5, None]
 
 
-class FailedReplica:
-    """What ``FailedLoads`` asks of one."""
+class Failed:
+    """What ``FailedLoads`` asks of a replica, and the watch over it."""
 
-    def __init__(self, spec: LoadSpec, code: str | None = "bad_file") -> None:
+    def __init__(self, source: str, code: str | None = "bad_file", **changes: Any) -> None:
         """``code``: by which it failed, ``None``: by one that time alone mends."""
-        self.spec = spec
-        self.load = Load(spec, file_identity=local_identity(spec))
-        self.unchanged_failure = None if code is None else LoadFailure(code=code, message="")
+        self.spec = spec_of(source)
+        self.load = Load(self.spec, file_identity=local_identity(self.spec))
+        self.unchanged_failure = None if code is None else failure(code)
         self.is_dropped = False
+        values: dict[str, Any] = {"ask_hub": lambda _: None, "free_bytes": dict}
+        values["cache_dir"] = Path("/")
+        self.watch = FailedLoads(lambda: [self], **values | changes)  # type: ignore[list-item]
 
     def improve(self) -> None:
         self.unchanged_failure = None
@@ -95,14 +98,13 @@ class FailedReplica:
     def drain(self) -> None:
         self.is_dropped = True
 
+    def is_changed(self) -> bool:
+        self.watch.check()
+        return self.is_dropped or self.unchanged_failure is None
+
 
 def spec_of(source: str, **changes: Any) -> LoadSpec:
     return LoadSpec(job_id="j", model="m", source=source, **changes)
-
-
-def watch_of(*failed: FailedReplica, **changes: Any) -> FailedLoads:
-    values: dict[str, Any] = {"ask_hub": lambda _: None, "free_bytes": dict, "cache_dir": Path("/")}
-    return FailedLoads(lambda: list(failed), **values | changes)  # type: ignore[arg-type]
 
 
 @each_case("change", ["rewritten", "replaced", "completed"])
@@ -110,12 +112,10 @@ def watch_of(*failed: FailedReplica, **changes: Any) -> FailedLoads:
 def test_files_on_disk(tmp_path: Path, change: str, names: str) -> None:
     file, later = tmp_path / "a.gguf", int(change == "rewritten")
     file.write_bytes(b"half")
-    failed = FailedReplica(spec_of(f"path:{tmp_path / names}"))
-    others = FailedReplica(failed.spec, code=None)
-    watch = watch_of(failed, others)
-    for _ in range(2):
-        watch.check()
-        assert not failed.is_dropped, "nothing has changed"
+    failed = Failed(f"path:{tmp_path / names}")
+    others = Failed(f"path:{tmp_path / names}", code=None)
+    assert not failed.is_changed() and not failed.is_changed()
+    others.watch.check()
     stats = file.stat()
     match change:
         case "completed":
@@ -123,11 +123,10 @@ def test_files_on_disk(tmp_path: Path, change: str, names: str) -> None:
         case "rewritten":
             file.write_bytes(b"good")
         case "replaced":  # by another one of the same size and time
-            shutil.copy2(file, tmp_path / "b.tmp")
-            (tmp_path / "b.tmp").replace(file)
+            Path(shutil.copy2(file, tmp_path / "b.tmp")).replace(file)
     os.utime(file, ns=(stats.st_atime_ns, stats.st_mtime_ns + later))
-    watch.check()
-    assert failed.is_dropped and not others.is_dropped
+    others.watch.check()
+    assert failed.is_changed() and failed.is_dropped and not others.is_dropped
 
 
 @each_case("is_removed", [False, True])
@@ -135,17 +134,14 @@ def test_a_download_that_was_replaced(tmp_path: Path, is_removed: bool) -> None:
     """A refused load removes only an unchanged file; one that was written again stays."""
     file = tmp_path / "model.safetensors"
     file.write_bytes(b"half")
-    failed = FailedReplica(spec_of("huggingface:org/m"))
+    failed = Failed("huggingface:org/m", ask_hub=lambda _: "commit")
     failed.load.weights = (file,)
-    watch = watch_of(failed, ask_hub=lambda _: "commit")
-    watch.check()
+    assert not failed.is_changed()
     if is_removed:
         file.unlink()
-    watch.check()
-    assert not failed.is_dropped
+    assert not failed.is_changed()
     file.write_bytes(b"whole")
-    watch.check()
-    assert failed.is_dropped
+    assert failed.is_changed()
 
 
 def test_nothing_below_the_folder_of_a_file_is_looked_through(
@@ -156,11 +152,9 @@ def test_nothing_below_the_folder_of_a_file_is_looked_through(
     (tmp_path / "loop").symlink_to("loop")
     scanned, scan = [], os.scandir
     monkeypatch.setattr(os, "scandir", lambda path: scanned.append(Path(path)) or scan(path))
-    draft = f"path:{tmp_path}/model.gguf"
-    specs = [
-        spec_of(f"path:{tmp_path}/model.gguf"),
-        spec_of("huggingface:org/m", speculation="draft_model", draft_model=draft),
-    ]
+    source = f"path:{tmp_path}/model.gguf"
+    drafting = {"speculation": "draft_model", "draft_model": source}
+    specs = [spec_of(source), spec_of("huggingface:org/m", **drafting)]
     before = [local_identity(spec) for spec in specs]
     (tmp_path / "model.gguf").write_bytes(b"whole")
     for spec, identity in zip(specs, before, strict=True):
@@ -176,17 +170,15 @@ def test_nothing_below_the_folder_of_a_file_is_looked_through(
 def test_what_the_hub_has_changed(code: str, commits: list[str | None]) -> None:
     """An answer that does not come changes nothing, and the hub is asked rarely."""
     now_s = 0.0
-    failed = FailedReplica(spec_of("huggingface:org/m"), code)
-    watch = watch_of(failed, ask_hub=lambda _: commits.pop(0), clock=lambda: now_s)
+    options: dict[str, Any] = {"ask_hub": lambda _: commits.pop(0), "clock": lambda: now_s}
+    failed = Failed("huggingface:org/m", code, **options)
     for source in ("pypi:tiny", "path:/nowhere", "nonsense"):
         assert hub_identity(spec_of(source)) is None, "no hub has it"
     for num_left in (3, 2, 1):
-        watch.check()
-        watch.check()
-        assert len(commits) == num_left and not failed.is_dropped
+        assert not failed.is_changed() and not failed.is_changed()
+        assert len(commits) == num_left
         now_s += ASK_HUB_S
-    watch.check()
-    assert failed.is_dropped
+    assert failed.is_changed()
 
 
 @each_case(
@@ -208,17 +200,14 @@ def test_memory_or_disk_that_was_freed(
     """The memory is on the device that it failed on, or on another one of that kind."""
     free = {"cuda:0": 4 << 30, "cuda:1": 2 << 30, "cpu": 9 << 30, "disk": 10 << 20}
     monkeypatch.setattr(retries, "free_disk_bytes", lambda _: free["disk"])
-    failed = FailedReplica(spec_of("pypi:m"), code)
+    failed = Failed("pypi:m", code, free_bytes=lambda: free)
     if device != "disk":  # else it has come to none
         failed.load.devices, failed.load.free_before = ("cuda:0",), dict(free)
-    watch = watch_of(failed, free_bytes=lambda: free)
-    watch.check()
+    assert not failed.is_changed()
     free["disk"] += 1 << 20  # as logs come and go
-    watch.check()
-    assert failed.unchanged_failure is not None
+    assert not failed.is_changed()
     free[device] = 5 << 30
-    watch.check()
-    assert (failed.unchanged_failure is None) == is_changed
+    assert failed.is_changed() == is_changed
 
 
 def test_a_neuron_drops_the_failure_of_a_file_that_was_mended(

@@ -184,42 +184,39 @@ def test_a_mark_outlives_its_process_and_the_next_instance_forgets_it_later(
     marks.close()
 
 
-def test_marks_wait_for_no_redis_that_stands_still(mortal: MortalRedis) -> None:
+def test_marks_wait_for_no_redis_and_continue_after_a_lost_connection(mortal: MortalRedis) -> None:
     with redis.Redis.from_url(mortal.url) as client:
         marks = PreparingMarks(connect(mortal.url), neuron="n1", epoch="e1")
+
+        def come_and_go(number: int) -> None:
+            for one in range(number):
+                marks.begin(f"r{one}")
+                marks.end(f"r{one}")
+
+        marks.begin("before anything is connected")
         marks.keep(0.0)
         mortal.suspend()
         started_s = time.monotonic()
-        for number in range(20):
-            marks.begin(f"r{number}")
-            marks.end(f"r{number}")
+        come_and_go(20)
         marks.begin("last")
         took_s = time.monotonic() - started_s
         mortal.resume()
         # Waiting for replies, each would have taken the two seconds of this client's patience.
         assert took_s < 40
         wait_until(lambda: marks_in(client) == {b"last": b"e1"})
+        for _ in range(5):
+            marks.keep(0.0)
+            come_and_go(500)
+        marks.end("last")
+        wait_until(lambda: marks_in(client) == {})
+        for one in client.client_list():
+            if one["cmd"] != "client|list":
+                client.client_kill_filter(_id=one["id"])
+
+        def is_marked() -> bool:
+            marks.keep(0.0)
+            marks.begin("after")
+            return b"after" in marks_in(client)
+
+        wait_until(is_marked)
         marks.close()
-
-
-def test_marks_continue_after_a_lost_connection(redis_url: str, redis_db: redis.Redis) -> None:
-    marks = PreparingMarks(connect(redis_url), neuron="n1", epoch="e1")
-    marks.begin("before anything is connected")
-    for _ in range(5):
-        marks.keep(0.0)
-        for number in range(500):
-            marks.begin(f"r{number}")
-            marks.end(f"r{number}")
-    marks.begin("last of many")
-    wait_until(lambda: marks_in(redis_db) == {b"last of many": b"e1"})
-    ids = [one["id"] for one in redis_db.client_list() if one["cmd"] != "client|list"]
-    for one in ids:
-        redis_db.client_kill_filter(_id=one)
-
-    def is_marked() -> bool:
-        marks.keep(0.0)
-        marks.begin("after")
-        return b"after" in marks_in(redis_db)
-
-    wait_until(is_marked)
-    marks.close()
