@@ -21,7 +21,7 @@ from inference.batches.models import Batch, StoredFile
 from inference.batches.services import batch_create, file_add
 from inference.conversations.models import ResponseRecord, StoredResponse
 from inference.conversations.services import response_save
-from inference.quotas import Quota, QuotaFullError, Used
+from inference.quotas import Quota, QuotaFullError
 from inference.recent_results import ENTRY_BYTES, RecentResults
 from inference.request_ids import REQUEST_ID, new_request_id
 from tests.cases import each_case
@@ -176,11 +176,3 @@ def test_of_many_at_once_exactly_what_fits_is_added(
         num_added = sum(threads.map(work, range(NUM_THREADS)))
     rows = model.objects.using(database).filter(account=account)
     assert (num_added, rows.count()) == (ROOM, ROOM)
-
-
-def test_a_quota_counts_what_comes() -> None:
-    quota = Quota(2, 100)
-    quota.check(Used(1, 60), 40)
-    for used, more in ((Used(2, 0), 0), (Used(0, 60), 41)):
-        with pytest.raises(QuotaFullError):
-            quota.check(used, more)

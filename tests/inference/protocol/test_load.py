@@ -26,7 +26,7 @@ from inference.protocol.load_errors import (
     PartFailedError,
     QuantizationNotFoundError,
 )
-from inference.protocol.load_report import PERMANENT_FAILURES, LoadFailure, ModelLimit, model_limit
+from inference.protocol.load_report import LoadFailure, ModelLimit, model_limit
 from tests.cases import each_case
 
 SPEC = LoadSpec(job_id="j", model="m", source="path:/models/m.gguf")
@@ -70,13 +70,12 @@ def test_a_digest_is_of_how_a_model_serves_not_of_where() -> None:
     assert SECRET not in repr(staged)
 
 
-def test_what_memory_or_a_network_may_mend_is_not_permanent() -> None:
-    may_pass = ("does_not_fit", "lost_its_room", "disk_full", "download_failed", "engine_crashed")
-    for code in (*may_pass, *PERMANENT_FAILURES):
-        assert LoadFailure(code=code, message="").is_permanent is (code in PERMANENT_FAILURES)
+def test_a_failure_says_what_is_there_and_what_is_needed() -> None:
     failure = QuantizationNotFoundError("no Q9", ["Q4"], nearest="Q4").failure
     assert (failure.code, failure.available) == ("quantization_not_found", ["Q4"])
-    assert failure.suggestion == "Use Q4."
+    assert (failure.suggestion, failure.is_permanent) == ("Use Q4.", True)
+    may_pass = ("does_not_fit", "lost_its_room", "disk_full", "download_failed", "engine_crashed")
+    assert not any(LoadFailure(code=code, message="").is_permanent for code in may_pass)
     assert DoesNotFitError("it is large", 5).failure.needed_bytes == 5
     assert PartFailedError(failure).failure is failure
 

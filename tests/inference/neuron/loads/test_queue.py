@@ -81,20 +81,6 @@ def test_a_card_counts_what_has_gone_since_the_load_began() -> None:
     assert queue.kept_bytes(load) is None
 
 
-def test_on_a_cpu_what_was_promised_stays_promised_while_it_is_not_held() -> None:
-    """What an engine's ranks hold counts with it: they are its children."""
-    for ranks in (1, 2):
-        machine = Machine(host(100))
-        queue = LoadQueue(machine)
-        load = load_of(10, devices=["cpu"], tensor_parallel=ranks)
-        begun(queue, load)
-        loaded(queue, load, 30)
-        second = begun(queue, load_of(None, devices=["cpu"]))
-        assert (second.promised_bytes, second.memory_limit_bytes) == (30 * GB, 70 * GB)
-        machine.held = 4 * GB
-        assert free_gb(queue) == [74]
-
-
 def test_loads_that_wait_and_ranks_share_the_cards() -> None:
     queue = LoadQueue(Machine(card(0, 20)))
     queue.accept(later := load_of(8))

@@ -159,7 +159,9 @@ def logged(caplog: Any, text: ModelText, answered: str, given: Any = CHAT, **mor
     return [record.getMessage() for record in caplog.records if record.name == name]
 
 
-def test_without_the_setting_no_text_is_in_the_log(caplog: Any, text: ModelText) -> None:
+def test_texts_are_in_the_log_of_accounts_alone_that_the_setting_names(
+    caplog: Any, text: ModelText
+) -> None:
     assert logged(caplog, text, CALL, bodies="all", level=logging.INFO) == []
     for bodies in (None, "other"):
         prompt, call = logged(caplog, text, CALL, bodies=bodies)
@@ -175,19 +177,14 @@ def test_without_the_setting_no_text_is_in_the_log(caplog: Any, text: ModelText)
     _, opens, closes = logged(caplog, text, THOUGHT)
     assert opens.startswith("r/0 reasoning opens") and closes.startswith("r/0 reasoning closes")
     assert "cat" not in opens + closes
-
-
-@each_case("bodies", ["all", "acme", "other, acme"])
-def test_the_rendered_prompt_and_a_call_of_an_account_that_is_named(
-    caplog: Any, text: ModelText, bodies: str
-) -> None:
-    prompt, call = logged(caplog, text, CALL, bodies=bodies)
-    rendered = prompt.partition("text=")[2]
-    assert rendered.startswith("<|im_start|>") and "The cat sat. sk-***" in rendered
-    assert SECRET not in rendered
-    assert '{"city": "Oslo"}' in call and call.endswith(f"text={CALL}")
-    (prompt,) = logged(caplog, text, "Yes.", TextInput(texts=["The cat"]), bodies=bodies)
-    assert prompt.endswith("text=The cat") and "tool_format=- " in prompt
+    for bodies in ("all", "acme", "other, acme"):
+        prompt, call = logged(caplog, text, CALL, bodies=bodies)
+        rendered = prompt.partition("text=")[2]
+        assert rendered.startswith("<|im_start|>") and "The cat sat. sk-***" in rendered
+        assert SECRET not in rendered
+        assert '{"city": "Oslo"}' in call and call.endswith(f"text={CALL}")
+        (prompt,) = logged(caplog, text, "Yes.", TextInput(texts=["The cat"]), bodies=bodies)
+        assert prompt.endswith("text=The cat") and "tool_format=- " in prompt
 
 
 def test_a_trace_has_the_prompt_the_raw_text_and_the_parsers_decisions_up_to_a_bound(

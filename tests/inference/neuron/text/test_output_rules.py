@@ -104,9 +104,7 @@ def test_which_grammar_a_request_comes_to(text: ModelText) -> None:
     _, call, answer = _grammars(_request(FORMAT, tools=[TOOL]), _llama(text))
     assert call["json_schema"]["properties"]["name"] == {"const": "f"}
     assert answer["json_schema"]["type"] == "integer"
-
-
-def test_a_model_that_may_think_may_think_first(text: ModelText) -> None:
+    # A model that may think may think first.
     rules, answer = _grammars(_request(FORMAT, shows_reasoning=True), text)
     assert rules["lark_grammar"].startswith(f"start: thought? (@{answer['name']})")
     assert len(_grammars(_request(FORMAT, thinking=False), text)) == 1
@@ -115,9 +113,9 @@ def test_a_model_that_may_think_may_think_first(text: ModelText) -> None:
     assert text.markers is not None
     for thinking in (None, False):  # a template may open it whatever the request asks
         request = _request(FORMAT, thinking=thinking)
-        grammar = output_rules(request, text, starts_thinking=True).grammar
-        assert grammar is not None
-        assert grammar.starts_after_token_id == text.markers.end_token_id
+        opened = output_rules(request, text, starts_thinking=True).grammar
+        assert opened is not None
+        assert opened.starts_after_token_id == text.markers.end_token_id
 
 
 PLACE = "tools[1].function.parameters"

@@ -186,8 +186,8 @@ def test_more_than_the_operator_or_the_budget_allows_is_refused(
     failure = refusal(bound, TextInput(texts=["x" * 100_000]))
     assert failure.too_long is not None and "context length is 100 tokens" in failure.message
     assert failure.message.endswith("What always fits is 90 of input beside 10 of output")
-    failure = refusal(model_text(byte_level_dir, max_output_tokens=4), max_tokens=5)
-    assert "at most 4 tokens and you asked for 5" in failure.message
+    failure = refusal(bound, max_tokens=11)
+    assert "at most 10 tokens and you asked for 11" in failure.message
     assert failure.param == "max_tokens"
     paid = prepare(request_for_model(TWO), text, TokenBudget(prompt_tokens=50))
     assert paid.num_prompt_tokens == 50
@@ -258,12 +258,9 @@ def test_sampling_is_the_clients_then_the_models_then_neutral(byte_level_dir: Pa
 
 
 def _chat(num_turns: int) -> ChatInput:
-    messages = [ChatMessage(role="system", content="s")]
-    for number in range(num_turns):
-        messages += [
-            ChatMessage(role="user", content=f"u{number}"),
-            ChatMessage(role="assistant", content=f"a{number}"),
-        ]
+    words = [("system", "s")]
+    words += [(who, f"{who[0]}{n}") for n in range(num_turns) for who in ("user", "assistant")]
+    messages = [ChatMessage(role=role, content=content) for role, content in words]
     return ChatInput(messages=messages, may_lose=[1 + 2 * turn for turn in range(1, num_turns)])
 
 
