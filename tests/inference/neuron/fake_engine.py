@@ -6,11 +6,8 @@ spec's file names a tokenizer directory:
 
     rate         engine steps per second; 0: accepts sequences and never steps
     load_s       how long a load takes
-    load_fails   1: the load is refused for want of room, 2: for good
-    crash_load   1: the process dies while it loads
-    crash_after  the process kills itself after so many steps
+    load_fails   1: the load is refused for want of room, 2: for good, 3: the process dies
     fault_after  its device is lost after so many steps
-    hang_after   after so many steps it sends nothing any more
     context      the context limit it reports
     takes_gb     how much memory it reports to have taken
     asleep_gb    it can sleep, and holds so much of its device then
@@ -113,7 +110,7 @@ class FakeEngine:
             messages.LoadProgressed(progress=LoadProgress(stage=LoadStage.WEIGHTS, done=1, total=2))
         )
         time.sleep(self.option("load_s"))
-        if self.option("crash_load"):
+        if self.option("load_fails") == 3:
             os._exit(3)
         if failure := FAILURES.get(self.option("load_fails")):
             self._send(messages.LoadFailedMessage(failure=failure))
@@ -183,12 +180,9 @@ class FakeEngine:
         outputs = [self._step(*one) for one in list(self.running.values())]
         if outputs:
             self.num_steps += 1
-            self.die_if(self.num_steps == self.option("crash_after"))
             if self.num_steps == self.option("fault_after"):
                 self._send(messages.EngineFaulted(code="device_fault", message="the device failed"))
                 os._exit(EngineExit.DEVICE_FAULT)
-            if self.num_steps == self.option("hang_after"):
-                threading.Event().wait()
         return outputs
 
     def _step(

@@ -38,7 +38,7 @@ def test_a_load_is_cancelled_refused_and_counted(
     wait_until(running_engines)
     neuron.service.unload_model("m")
     wait_until(lambda: not running_engines() and gateway.replica() is None)
-    failure = neuron.refused(crash_load=1)
+    failure = neuron.refused(load_fails=3)
     assert failure.code == "engine_crashed" and "code 3" in failure.message
     neuron.service.unload_model("m")
     neuron.wait_gone()

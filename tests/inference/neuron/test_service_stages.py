@@ -13,6 +13,7 @@ from inference.protocol.heartbeat import HeldStage
 from inference.protocol.load import LinkIdentity, StageOf, StageSpec
 from tests.inference.neuron.conftest import TestNeuron, running_engines, wait_until
 from tests.inference.neuron.devices import GB, Machine
+from tests.inference.neuron.fake_engine import POISON_SEED
 
 pytestmark = pytest.mark.slow
 
@@ -104,7 +105,7 @@ def test_a_stage_ends_with_its_engine_and_its_process(
     ("changes", "code"),
     [
         ({"load_fails": 1}, "does_not_fit"),
-        ({"crash_load": 1}, "engine_crashed"),
+        ({"load_fails": 3}, "engine_crashed"),
         ({"stages": [replace(OWN, memory_bytes=25 * GB)] * 3}, "exceeds_device"),
     ],
 )
@@ -125,9 +126,9 @@ def test_what_the_order_names_leaves_first_if_it_is_idle_and_no_engine_with_stag
     """Its own stage alone is reserved; a restart of the neuron does not load it either."""
     far = replace(OWN, neuron="far", address="10.0.0.9:7400")
     own = StageSpec(device="cuda:1", layers=(0, 4), memory_bytes=5 * GB)
-    neuron.load(crash_after=3, takes_gb=1, stages=[own, far], link_identity=IDENTITY)
+    neuron.load(takes_gb=1, stages=[own, far], link_identity=IDENTITY)
     assert not SpecStore(redis_db, neuron="n1").read()
-    neuron.ask()
+    neuron.ask(seed=POISON_SEED)
     state = gateway.wait_status("failed")
     assert state.failure.code == "engine_crashed" and state.num_restarts == 0
     wait_until(lambda: not running_engines())
