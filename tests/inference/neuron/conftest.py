@@ -55,8 +55,10 @@ from tests.sandbox_workers import WORKERS
 from tests.servers.private_redis import MortalRedis, mortal_redis
 
 FAKE_ENGINE = Path(__file__).parent / "fake_engine.py"
+ENGINE_COMMAND = [sys.executable, str(FAKE_ENGINE)]
 SPEC_FIELDS = frozenset(LoadSpec.__struct_fields__)
 WAIT_S = 120.0
+BACKOFF = Backoff(first_s=0.01, max_s=30.0)
 
 
 class PanicError(BaseException):
@@ -180,58 +182,8 @@ def running_engines(neuron_pid: int | None = None) -> list[psutil.Process]:
 
 
 @pytest.fixture
-def engine_command() -> list[str]:
-    return [sys.executable, str(FAKE_ENGINE)]
-
-
-@pytest.fixture
 def gateway(redis_db: redis.Redis) -> TestGateway:
     return TestGateway(redis_db, "n1")
-
-
-@pytest.fixture
-def fake_spec(byte_level_dir: Path) -> Callable[..., LoadSpec]:
-    """``fake_spec(rate=50, evict=["a"])``: a spec for the fake engine with its options and with
-    fields of the spec. ``needs_gb``: what an earlier load on a card needed."""
-
-    def make(
-        model: str = "m", job_id: str = "j1", *, needs_gb: float | None = None, **options: Any
-    ) -> LoadSpec:
-        if needs_gb is not None:
-            needed_bytes = int(needs_gb * 10**9)
-            options["earlier_loads"] = EarlierLoads(device_kind="cuda", needed_bytes=needed_bytes)
-        fields = {name: options.pop(name) for name in [*options] if name in SPEC_FIELDS}
-        words = ",".join(f"{name}={value}" for name, value in ({"rate": 200} | options).items())
-        made = {"order": "ordered", "source": f"fake:{words}", "file": str(byte_level_dir)}
-        return LoadSpec(job_id=job_id, model=model, **(made | fields))
-
-    return make
-
-
-@pytest.fixture
-def make_service(
-    redis_url: str, engine_command: list[str]
-) -> Iterator[Callable[..., NeuronService]]:
-    services: list[NeuronService] = []
-    backoff = Backoff(first_s=0.01, max_s=30.0)
-
-    def make(**changes: Any) -> NeuronService:
-        options = {
-            "name": "n1",
-            "client": connect(redis_url),
-            "engine_command": engine_command,
-            "discovery": Discovery.run(),
-            "restart_policy": RestartPolicy(backoff=backoff, max_quick_failures=2),
-            "workers": WORKERS,
-        }
-        services.append(NeuronService(**(options | changes)))
-        services[-1].start()
-        return services[-1]
-
-    yield make
-    for service in services:
-        service.stop()
-    assert not running_engines()
 
 
 class TestNeuron:
@@ -239,17 +191,40 @@ class TestNeuron:
 
     __test__ = False
 
-    def __init__(
-        self,
-        make_service: Callable[..., NeuronService],
-        make_spec: Callable[..., LoadSpec],
-        gateway: TestGateway,
-    ) -> None:
-        self.start = make_service
-        self.spec = make_spec
+    def __init__(self, redis_url: str, directory: Path, gateway: TestGateway) -> None:
+        self.url = redis_url
+        self.directory = directory
+        """Its models' tokenizer."""
         self.gateway = gateway
         self.options: dict[str, Any] = {}
         """What its service is made with."""
+        self.services: list[NeuronService] = []
+
+    def start(self, **changes: Any) -> NeuronService:
+        options = {
+            "name": "n1",
+            "client": connect(self.url),
+            "engine_command": ENGINE_COMMAND,
+            "discovery": Discovery.run(),
+            "restart_policy": RestartPolicy(backoff=BACKOFF, max_quick_failures=2),
+            "workers": WORKERS,
+        }
+        self.services.append(NeuronService(**(options | changes)))
+        self.services[-1].start()
+        return self.services[-1]
+
+    def spec(
+        self, model: str = "m", job_id: str = "j1", *, needs_gb: float | None = None, **options: Any
+    ) -> LoadSpec:
+        """``spec(rate=50, evict=["a"])``: one for the fake engine with its options and with fields
+        of the spec. ``needs_gb``: what an earlier load on a card needed."""
+        if needs_gb is not None:
+            needed_bytes = int(needs_gb * 10**9)
+            options["earlier_loads"] = EarlierLoads(device_kind="cuda", needed_bytes=needed_bytes)
+        fields = {name: options.pop(name) for name in [*options] if name in SPEC_FIELDS}
+        words = ",".join(f"{name}={value}" for name, value in ({"rate": 200} | options).items())
+        made = {"order": "ordered", "source": f"fake:{words}", "file": str(self.directory)}
+        return LoadSpec(job_id=job_id, model=model, **(made | fields))
 
     @functools.cached_property
     def service(self) -> NeuronService:
@@ -296,12 +271,12 @@ class TestNeuron:
 
 
 @pytest.fixture
-def neuron(
-    make_service: Callable[..., NeuronService],
-    fake_spec: Callable[..., LoadSpec],
-    gateway: TestGateway,
-) -> TestNeuron:
-    return TestNeuron(make_service, fake_spec, gateway)
+def neuron(redis_url: str, byte_level_dir: Path, gateway: TestGateway) -> Iterator[TestNeuron]:
+    neuron = TestNeuron(redis_url, byte_level_dir, gateway)
+    yield neuron
+    for service in neuron.services:
+        service.stop()
+    assert not running_engines()
 
 
 @pytest.fixture

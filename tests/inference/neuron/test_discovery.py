@@ -8,7 +8,6 @@ import platform
 import subprocess
 import sys
 import threading
-from dataclasses import dataclass, replace
 from importlib import metadata
 from types import SimpleNamespace
 from typing import Any
@@ -45,33 +44,24 @@ OF_CARDS = {
 }
 
 
-@dataclass(frozen=True)
-class Card:
+def card(name: str, uuid: str, free_gib: int, **reported: Any) -> SimpleNamespace:
     """``None``: it does not report it."""
-
-    name: str
-    uuid: str
-    free_gib: int
-    total_gib: int = 24
-    capability: tuple[int, int] = (8, 6)
-    utilization: Any = None
-    power_mw: int | None = None
-    temperature: int | None = None
-    max_parts: int | None = None
-    parts: tuple[Card | None, ...] = ()
+    made = dict.fromkeys(("utilization", "power_mw", "temperature", "max_parts"))
+    made |= {"total_gib": 24, "capability": (8, 6), "parts": {}} | reported
+    return SimpleNamespace(name=name, uuid=uuid, free_gib=free_gib, **made)
 
 
-FIRST = Card("Card 0", "GPU-0abc", 20, 24, (8, 6), SimpleNamespace(gpu=80), 220_500, 61)
-SECOND = Card("Card 1", "GPU-1abc", 21)
-PARTS = (Card("Part 0", "MIG-part0", 5, 6), None, Card("Part 2", "MIG-part2", 5, 6))
-DIVIDED = replace(SECOND, max_parts=7, parts=PARTS)
+USED = {"utilization": SimpleNamespace(gpu=80), "power_mw": 220_500, "temperature": 61}
+FIRST, SECOND = card("Card 0", "GPU-0abc", 20, **USED), card("Card 1", "GPU-1abc", 21)
+PARTS = {index: card(f"Part {index}", f"MIG-part{index}", 5, total_gib=6) for index in (0, 2)}
+DIVIDED = card("Card 1", "GPU-1abc", 21, max_parts=7, parts=PARTS)
 
 
 class FakeNvml:
     """NVIDIA's driver with two cards, as far as discovery reads it, that answers until a test makes
     it hang."""
 
-    def __init__(self, init_error: int | None = None, second: Card = SECOND) -> None:
+    def __init__(self, init_error: int | None = None, second: Any = SECOND) -> None:
         self.init_error = init_error
         self.cards = (FIRST, second)
         self.memory_errors: dict[str, int] = {}
@@ -84,7 +74,7 @@ class FakeNvml:
         if name not in OF_CARDS:
             return getattr(pynvml, name)  # errors and constants
 
-        def of_card(card: Card, sensor: int = pynvml.NVML_TEMPERATURE_GPU) -> Any:
+        def of_card(card: Any, sensor: int = pynvml.NVML_TEMPERATURE_GPU) -> Any:
             value = getattr(card, OF_CARDS[name])
             assert sensor == pynvml.NVML_TEMPERATURE_GPU
             self.fail(pynvml.NVML_ERROR_NOT_SUPPORTED if value is None else None)
@@ -96,16 +86,14 @@ class FakeNvml:
         if error is not None:
             raise pynvml.NVMLError(error)
 
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> Card:  # noqa: N802 - NVML's own names
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> Any:  # noqa: N802 - NVML's own names
         return self.cards[index]
 
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, card: Card, index: int) -> Card:  # noqa: N802
-        part = card.parts[index] if index < len(card.parts) else None
-        self.fail(pynvml.NVML_ERROR_NOT_FOUND if part is None else None)
-        assert part is not None
-        return part
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, card: Any, index: int) -> Any:  # noqa: N802
+        self.fail(None if index in card.parts else pynvml.NVML_ERROR_NOT_FOUND)
+        return card.parts[index]
 
-    def nvmlDeviceGetMemoryInfo(self, card: Card) -> Any:  # noqa: N802
+    def nvmlDeviceGetMemoryInfo(self, card: Any) -> Any:  # noqa: N802
         if not self.answers.is_set():
             self.hangs.set()
         self.answers.wait(LIMIT_S)
@@ -148,7 +136,7 @@ def test_cards_and_their_host() -> None:
     ],
 )
 def test_engines_see_what_cuda_visible_devices_leaves(
-    second: Card, visible: str | None, names: list[str]
+    second: Any, visible: str | None, names: list[str]
 ) -> None:
     """A divided card is never offered whole: a process gets one part of it."""
     listed = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}

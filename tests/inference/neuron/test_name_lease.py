@@ -37,6 +37,7 @@ from inference.protocol.keys import (
     heartbeat_key,
     lease_key,
 )
+from tests.inference.neuron.conftest import TestNeuron
 from tests.live.fleets.certificates import Authority
 from tests.servers.private_redis import MortalRedis
 from tests.servers.tls_front import tls_front
@@ -64,27 +65,8 @@ def none(_: float) -> None:
 
 
 @pytest.mark.slow
-def test_a_second_one_reports_who_holds_it(make_lease, redis_db, caplog, tmp_path: Path) -> None:
-    """One that lives on this machine is not taken for dead either; a dead one's is soon free."""
-    first = make_lease("first-epoch")
-    first.acquire(PreviousInstance(tmp_path, "n1"))
-    stopped = beating(first)
-    with pytest.raises(NameHeldError) as refused:
-        make_lease("second").acquire(PreviousInstance(tmp_path, "n1"))
-    stopped.set()
-    for word in ("host ", "process ", "first-ep", "since 20", "--name"):
-        assert word in str(refused.value)
-    assert "waiting" in caplog.text
-    first.confirm()
-    redis_db.pexpire(lease_key("n1"), 300)
-    second = make_lease("second")
-    second.acquire()
-    second.confirm()
-
-
-@pytest.mark.slow
-def test_a_free_or_released_name_is_taken_at_once(make_lease, redis_db, tmp_path: Path) -> None:
-    first, second = make_lease("first"), make_lease("second")
+def test_a_name_is_free_held_or_released(make_lease, redis_db, caplog, tmp_path: Path) -> None:
+    first, second = make_lease("first-epoch"), make_lease("second")
     for lease in (first, second):
         lease.acquire(sleep=none)
         assert 0 < redis_db.pttl(lease_key("n1")) <= 4000
@@ -98,16 +80,27 @@ def test_a_free_or_released_name_is_taken_at_once(make_lease, redis_db, tmp_path
     second.release()
     dead = PreviousInstance(tmp_path, "n1")
     make_lease("dead").acquire(dead)
-    dead.close()
-    make_lease("next life on this machine").acquire(PreviousInstance(tmp_path, "n1"), sleep=none)
+    dead.close()  # on this machine the next life waits for nothing
+    first.acquire(PreviousInstance(tmp_path, "n1"), sleep=none)
+    stopped = beating(first)
+    with pytest.raises(NameHeldError) as refused:  # one that lives is not taken for dead
+        second.acquire(PreviousInstance(tmp_path, "n1"))
+    stopped.set()
+    for word in ("host ", "process ", "first-ep", "since 20", "--name"):
+        assert word in str(refused.value)
+    assert "waiting" in caplog.text
+    first.confirm()
+    redis_db.pexpire(lease_key("n1"), 300)
+    second.acquire()
+    second.confirm()
 
 
 @pytest.mark.slow
 def test_who_lost_the_name_writes_no_heartbeat_and_removes_none(
-    make_service: Any, make_lease, gateway: Any, redis_db: redis.Redis
+    neuron: TestNeuron, make_lease, gateway: Any, redis_db: redis.Redis
 ) -> None:
     lost = threading.Event()
-    service = make_service(on_name_lost=lost.set)
+    service = neuron.start(on_name_lost=lost.set)
     gateway.heartbeat()
     other = make_lease("other")
     redis_db.set(lease_key("n1"), other.value)

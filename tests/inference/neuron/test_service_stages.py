@@ -26,79 +26,78 @@ OWN = StageSpec(
 STAGES = [OTHERS, OWN, replace(OTHERS, layers=(6, 8), neuron="other")]
 
 
-class Holder(TestNeuron):
-    def order(self, status: str | None = None, job_id: str = "j1", **changes: Any) -> Any:
-        """Returns the stage of that job once it has that status."""
-        stage = {"stages": STAGES, "stage_of": OF, "link_identity": IDENTITY}
-        self.service.load_model(self.spec(job_id=job_id, **(stage | changes)))
-        return status and self.held(status, job_id)
+def order(neuron: TestNeuron, status: str | None = None, job_id: str = "j1", **changes: Any) -> Any:
+    """Returns the stage of that job once it has that status."""
+    stage = {"stages": STAGES, "stage_of": OF, "link_identity": IDENTITY}
+    neuron.service.load_model(neuron.spec(job_id=job_id, **(stage | changes)))
+    return status and held(neuron, status, job_id)
 
-    def held(self, status: str, job_id: str = "j1") -> HeldStage:
-        """The only one, as the heartbeat reports it."""
 
-        def found() -> HeldStage | None:
-            stages = self.gateway.heartbeat().stages
-            is_it = [(one.status, one.job_id) for one in stages] == [(status, job_id)]
-            return stages[0] if is_it else None
+def held(neuron: TestNeuron, status: str, job_id: str = "j1") -> HeldStage:
+    """The only one, as the heartbeat reports it."""
 
-        stage: HeldStage = wait_until(found)
-        return stage
+    def found() -> HeldStage | None:
+        stages = neuron.gateway.heartbeat().stages
+        is_it = [(one.status, one.job_id) for one in stages] == [(status, job_id)]
+        return stages[0] if is_it else None
 
-    def reserved(self, device: int) -> int:
-        return self.gateway.heartbeat().devices[device].reserved_bytes
+    stage: HeldStage = wait_until(found)
+    return stage
 
-    def wait_nothing(self) -> None:
-        """Waits until no process, no memory and no report is left."""
-        wait_until(lambda: not self.gateway.heartbeat().stages and not running_engines())
-        wait_until(lambda: not any(map(self.reserved, range(3))))
+
+def reserved(neuron: TestNeuron) -> list[int]:
+    return [device.reserved_bytes for device in neuron.gateway.heartbeat().devices]
+
+
+def wait_nothing(neuron: TestNeuron) -> None:
+    """Waits until no process, no memory and no report is left."""
+    wait_until(lambda: not neuron.gateway.heartbeat().stages and not running_engines())
+    wait_until(lambda: not any(reserved(neuron)))
 
 
 @pytest.fixture
-def neuron(make_service: Any, fake_spec: Any, gateway: Any) -> Holder:
-    made = Holder(make_service, fake_spec, gateway)
-    made.options = {"stage_host": "10.0.0.5", "silence_limit_s": 5.0}
-    return made
+def neuron(neuron: TestNeuron, cards: Machine) -> TestNeuron:
+    neuron.options |= {"stage_host": "10.0.0.5", "silence_limit_s": 5.0}
+    return neuron
 
 
 def test_a_stage_reserves_its_own_memory_listens_and_is_released(
-    neuron: Holder, cards: Machine, gateway: Any, redis_db: Any, caplog: pytest.LogCaptureFixture
+    neuron: TestNeuron, gateway: Any, redis_db: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    neuron.order(stage_of=replace(OF, index=3))
+    order(neuron, stage_of=replace(OF, index=3))
     assert not gateway.heartbeat().stages and "names none of its stages" in caplog.text
-    stage = neuron.order("listening")
+    stage = order(neuron, "listening")
     assert (stage.model, stage.order, stage.address) == ("m", "ordered", "127.0.0.1:7400")
     assert (stage.engine_neuron, stage.index, stage.num_stages) == ("far", 1, 3)
     assert (stage.layers, stage.device) == ((4, 6), "cuda:1")
-    assert stage.memory_bytes == neuron.reserved(1) == 20 * GB, "all that it may take"
-    assert neuron.reserved(0) == 0, "the stages of others are theirs"
+    assert stage.memory_bytes == reserved(neuron)[1] == 20 * GB, "all that it may take"
+    assert reserved(neuron)[0] == 0, "the stages of others are theirs"
     heartbeat = gateway.heartbeat()
     assert heartbeat.stage_host == "10.0.0.5" and not heartbeat.replicas
     assert "secret" not in str(heartbeat)
     assert not SpecStore(redis_db, neuron="n1").read(), "no restart holds it again"
     neuron.load("whole", devices=["cuda:0"])  # it keeps no turn
-    neuron.order()  # the same order again changes nothing
-    assert neuron.held("listening").since_unix_s == stage.since_unix_s
-    neuron.order("listening", "j2")
+    order(neuron)  # the same order again changes nothing
+    assert held(neuron, "listening").since_unix_s == stage.since_unix_s
+    order(neuron, "listening", "j2")
     wait_until(lambda: len(running_engines()) == 2)
     neuron.service.unload_model("whole")
     neuron.service.release_stages("m", "another job")
     neuron.service.release_stages("other", "j2")
-    neuron.held("listening", "j2")
+    held(neuron, "listening", "j2")
     neuron.service.release_stages("m", "j2")
-    neuron.wait_nothing()
+    wait_nothing(neuron)
 
 
 @pytest.mark.parametrize("end", ["released", "leaves", "kill", "suspend"])
-def test_a_stage_ends_with_its_engine_and_its_process(
-    neuron: Holder, cards: Machine, end: str
-) -> None:
-    neuron.order(joins=1, leaves=int(end == "leaves"), takes_gb=7)
+def test_a_stage_ends_with_its_engine_and_its_process(neuron: TestNeuron, end: str) -> None:
+    order(neuron, joins=1, leaves=int(end == "leaves"), takes_gb=7)
     if end != "leaves":
-        assert neuron.held("ready").memory_bytes == 7 * GB
+        assert held(neuron, "ready").memory_bytes == 7 * GB
         (process,) = running_engines()
         ends = {"released": lambda: neuron.service.release_stages("m", "j1")}
         ends.get(end, lambda: getattr(process, end)())()
-    neuron.wait_nothing()
+    wait_nothing(neuron)
 
 
 @pytest.mark.parametrize(
@@ -110,18 +109,18 @@ def test_a_stage_ends_with_its_engine_and_its_process(
     ],
 )
 def test_a_refused_stage_reports_why_and_holds_no_memory(
-    neuron: Holder, cards: Machine, monkeypatch: pytest.MonkeyPatch, changes: Any, code: str
+    neuron: TestNeuron, monkeypatch: pytest.MonkeyPatch, changes: Any, code: str
 ) -> None:
-    assert neuron.order("failed", **changes).failure.code == code
-    assert neuron.reserved(1) == 0 and not running_engines()
-    neuron.order("listening", "j2")  # the next order takes its place
-    neuron.order("failed", "j3", **changes)
+    assert order(neuron, "failed", **changes).failure.code == code
+    assert reserved(neuron)[1] == 0 and not running_engines()
+    order(neuron, "listening", "j2")  # the next order takes its place
+    order(neuron, "failed", "j3", **changes)
     monkeypatch.setattr(held_stages, "FAILURE_KEPT_S", 0.0)
-    neuron.wait_nothing()
+    wait_nothing(neuron)
 
 
 def test_what_the_order_names_leaves_first_if_it_is_idle_and_no_engine_with_stages_is_restarted(
-    neuron: Holder, cards: Machine, gateway: Any, redis_db: Any
+    neuron: TestNeuron, gateway: Any, redis_db: Any
 ) -> None:
     """Its own stage alone is reserved; a restart of the neuron does not load it either."""
     far = replace(OWN, neuron="far", address="10.0.0.9:7400")
@@ -136,11 +135,11 @@ def test_what_the_order_names_leaves_first_if_it_is_idle_and_no_engine_with_stag
     neuron.wait_gone()
     neuron.load("old", takes_gb=18, context=1_000_000)
     request_id = neuron.running(model="old", max_tokens=100_000)
-    failure = neuron.order("failed", evict=["old"]).failure
+    failure = order(neuron, "failed", evict=["old"]).failure
     assert (failure.code, failure.is_permanent) == ("lost_its_room", False)
     assert gateway.replica("old").status == "ready"
     neuron.end(request_id)
     wait_until(lambda: gateway.replica("old").stats.in_flight == 0)
-    neuron.order("listening", "j2", evict=["old", "long-gone"])
+    order(neuron, "listening", "j2", evict=["old", "long-gone"])
     neuron.wait_gone("old")
     wait_until(lambda: len(running_engines()) == 1)

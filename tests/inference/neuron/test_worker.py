@@ -26,7 +26,13 @@ from inference.protocol.events import Cancelled, Finished
 from inference.protocol.joining import Joining, encode_joining
 from inference.protocol.keys import TASK_DRAIN_INBOX, TASK_LOAD_MODEL, TASK_UNLOAD_MODEL
 from inference.settings.setting import EXIT_MISCONFIGURED
-from tests.inference.neuron.conftest import TestGateway, failure_of, running_engines, wait_until
+from tests.inference.neuron.conftest import (
+    ENGINE_COMMAND,
+    TestGateway,
+    failure_of,
+    running_engines,
+    wait_until,
+)
 
 REPOSITORY_DIR = Path(__file__).resolve().parents[3]
 NAMED = ("-m", "inference.neuron", "--name", "n1")
@@ -34,13 +40,13 @@ Start = Callable[..., subprocess.Popen[bytes]]
 
 
 @pytest.fixture
-def start(engine_command: list[str], tmp_path: Path) -> Iterator[Start]:
+def start(tmp_path: Path) -> Iterator[Start]:
     started: list[subprocess.Popen[bytes]] = []
 
     def start(url: str | None, *command: str, **options: Any) -> subprocess.Popen[bytes]:
         environment = {name: value for name, value in os.environ.items() if name != "REDIS_URL"} | {
             "HELEXA_DATA_DIR": str(tmp_path / "data"),
-            "HELEXA_ENGINE_COMMAND": shlex.join(engine_command),
+            "HELEXA_ENGINE_COMMAND": shlex.join(ENGINE_COMMAND),
         }
         process = subprocess.Popen(
             [sys.executable, *(command or NAMED)],
@@ -55,6 +61,11 @@ def start(engine_command: list[str], tmp_path: Path) -> Iterator[Start]:
     for process in started:
         process.kill()
         process.wait()
+
+
+@pytest.fixture
+def fake_spec(neuron: Any) -> Any:
+    return neuron.spec
 
 
 class Tasks:

@@ -9,13 +9,11 @@ import socket
 import sys
 import threading
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-import redis
 
 from inference.backoff import Backoff
 from inference.loading.sources.cached import list_cached
@@ -39,14 +37,13 @@ from inference.protocol.load import LoadSpec
 from inference.protocol.load_report import LOADED, LoadProgress, LoadStage
 from inference.protocol.neuron_tasks import (
     CacheJobState,
-    CacheReport,
     DeleteSpec,
     PullSpec,
     decode_cache_report,
 )
 from inference.settings.setting import SettingError
 from tests.cases import each_case
-from tests.inference.neuron.conftest import TestNeuron, running_engines, wait_until
+from tests.inference.neuron.conftest import ENGINE_COMMAND, TestNeuron, running_engines, wait_until
 from tests.processes import command_line
 
 SOURCE = "pypi:tiny-model==1.0"
@@ -54,9 +51,36 @@ CACHED = "pypi:tiny-model-1.0"
 DELETE = DeleteSpec(job_id="d1", source=CACHED, revision="")
 
 
+class Cache:
+    """A neuron's, and what it reports of it."""
+
+    def __init__(self, neuron: TestNeuron, directory: Path) -> None:
+        self.neuron = neuron
+        self.directory = directory
+        neuron.options["cache_dir"] = directory
+
+    def pull(self, job_id: str, source: str = SOURCE) -> None:
+        self.neuron.service.downloads.pull(PullSpec(job_id=job_id, source=source))
+
+    def report(self) -> Any:
+        data: Any = self.neuron.gateway.client.get(downloads_key("n1"))
+        return decode_cache_report(data) if data else None
+
+    def ended(self, job_id: str) -> CacheJobState:
+        """The job, once it is over."""
+
+        def found() -> CacheJobState | None:
+            jobs = reported.jobs if (reported := self.report()) else []
+            ended = [one for one in jobs if one.status not in ("queued", "running")]
+            return next((one for one in ended if one.job_id == job_id), None)
+
+        job: CacheJobState = wait_until(found)
+        return job
+
+
 @pytest.fixture
-def cache(neuron: TestNeuron, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The neuron's. Its pip may look at one place alone, and tiny-model 1.0 lies there."""
+def cache(neuron: TestNeuron, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
+    """Its pip may look at one place alone, and tiny-model 1.0 lies there."""
     shelf, info = tmp_path / "wheels", "tiny_model-1.0.dist-info/"
     shelf.mkdir()
     with zipfile.ZipFile(shelf / "tiny_model-1.0-py3-none-any.whl", "w") as archive:
@@ -70,102 +94,68 @@ def cache(neuron: TestNeuron, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("PIP_FIND_LINKS", str(shelf))
     for name in ("HF_HUB_CACHE", "HF_HOME"):
         monkeypatch.delenv(name, raising=False)
-    neuron.options["cache_dir"] = tmp_path / "cache"
-    return tmp_path / "cache"
-
-
-class Reported:
-    def __init__(self, client: redis.Redis) -> None:
-        self.client = client
-
-    def report(self) -> CacheReport | None:
-        data = self.client.get(downloads_key("n1"))
-        return decode_cache_report(data) if data else None  # type: ignore[arg-type]
-
-    def ended(self, job_id: str) -> CacheJobState:
-        """The job, once it is over."""
-
-        def found() -> CacheJobState | None:
-            reported = self.report()
-            jobs = [one for one in reported.jobs if one.job_id == job_id] if reported else []
-            return next((one for one in jobs if one.status not in ("queued", "running")), None)
-
-        job: CacheJobState = wait_until(found)
-        return job
-
-
-@pytest.fixture
-def reported(redis_db: redis.Redis) -> Reported:
-    return Reported(redis_db)
-
-
-@pytest.fixture
-def pull(neuron: TestNeuron, cache: Path) -> Callable[..., None]:
-    def pull(job_id: str, source: str = SOURCE) -> None:
-        neuron.service.downloads.pull(PullSpec(job_id=job_id, source=source))
-
-    return pull
+    return Cache(neuron, tmp_path / "cache")
 
 
 @pytest.mark.slow
 def test_pulls_leave_their_files_fail_for_a_reason_or_are_cancelled(
-    neuron: TestNeuron, pull: Any, reported: Any, monkeypatch: pytest.MonkeyPatch
+    neuron: TestNeuron, cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pull("p1")
-    pull("waits")
+    cache.pull("p1")
+    cache.pull("waits")
     neuron.service.downloads.cancel("waits")
-    assert reported.ended("waits").status == "cancelled"
-    done = reported.ended("p1")
+    assert cache.ended("waits").status == "cancelled"
+    done = cache.ended("p1")
     assert (done.status, done.kind, done.progress) == ("succeeded", "pull", LOADED)
-    (model,) = reported.report().cached
+    (model,) = cache.report().cached
     assert model.source == CACHED
     assert "tiny_model/tiny-Q4_0.gguf" in [file.name for file in model.files]
-    assert reported.report().disk_free_bytes > 0
+    assert cache.report().disk_free_bytes > 0
     neuron.service.downloads.delete(DELETE)
-    assert reported.ended("d1").status == "succeeded"
-    assert reported.report().cached == []
-    pull("p2", "pypi:no-such-model")
-    pull("p3", "path:/models/m.gguf")
-    failed = reported.ended("p2")
+    assert cache.ended("d1").status == "succeeded"
+    assert cache.report().cached == []
+    cache.pull("p2", "pypi:no-such-model")
+    cache.pull("p3", "path:/models/m.gguf")
+    failed = cache.ended("p2")
     assert (failed.status, failed.failure.code) == ("failed", "download_failed")
-    assert reported.ended("p3").failure.code == "bad_source"
+    assert cache.ended("p3").failure.code == "bad_source"
     with socket.create_server(("127.0.0.1", 0)) as server:  # an index that never answers
         port = server.getsockname()[1]
         monkeypatch.delenv("PIP_NO_INDEX")
         monkeypatch.delenv("PIP_FIND_LINKS")
         monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{port}/simple")
-        pull("p4")
+        cache.pull("p4")
         server.accept()
         neuron.service.downloads.cancel("p4")
-        assert reported.ended("p4").status == "cancelled"
+        assert cache.ended("p4").status == "cancelled"
 
 
 @pytest.mark.slow
 def test_a_load_fetches_first_and_what_it_uses_is_not_deleted(
-    neuron: TestNeuron, cache: Path, reported: Any, engine_command: list[str]
+    neuron: TestNeuron, cache: Cache
 ) -> None:
-    neuron.options["engine_command"] = [*engine_command, "--options", "load_s=3600"]
+    neuron.options["engine_command"] = [*ENGINE_COMMAND, "--options", "load_s=3600"]
     neuron.load(source=SOURCE, file=None, status=None)
-    wait_until(lambda: (found := reported.report()) and [one.used_by for one in found.cached])
-    assert reported.report().cached[0].used_by == ["m"]
+    wait_until(lambda: (found := cache.report()) and [one.used_by for one in found.cached])
+    assert cache.report().cached[0].used_by == ["m"]
     neuron.service.downloads.delete(DELETE)
-    refused = reported.ended("d1")
+    refused = cache.ended("d1")
     assert (refused.status, refused.failure.code) == ("failed", "in_use")
     assert "m is loaded from it" in refused.failure.message
-    assert list_cached(cache)
+    assert list_cached(cache.directory)
 
 
 @pytest.mark.slow
 def test_what_was_downloaded_for_a_load_that_can_never_succeed_is_removed(
-    neuron: TestNeuron, cache: Path, pull: Any, reported: Any, engine_command: list[str]
+    neuron: TestNeuron, cache: Cache
 ) -> None:
-    neuron.options["engine_command"] = [*engine_command, "--options", "load_fails=2"]
+    neuron.options["engine_command"] = [*ENGINE_COMMAND, "--options", "load_fails=2"]
     assert neuron.refused(source=SOURCE, file=None).code == "unknown_architecture"
-    wait_until(lambda: not list_cached(cache))
-    pull("p1")
-    assert reported.ended("p1").status == "succeeded"
+    wait_until(lambda: not list_cached(cache.directory))
+    cache.pull("p1")
+    assert cache.ended("p1").status == "succeeded"
     assert neuron.refused("other", source=SOURCE, file=None).code == "unknown_architecture"
-    assert list_cached(cache), "it was there before"
+    assert list_cached(cache.directory), "it was there before"
 
 
 SLEEPS = (sys.executable, "-c", "import time; print('{', flush=True); time.sleep(3600)")

@@ -41,7 +41,7 @@ from inference.protocol.load import LoadSpec
 from inference.protocol.load_report import PERMANENT_FAILURES, LoadFailure, LoadProgress, LoadStage
 from inference.protocol.neuron_tasks import decode_engine_log
 from tests.cases import each_case
-from tests.inference.neuron.conftest import TestNeuron
+from tests.inference.neuron.conftest import ENGINE_COMMAND, TestNeuron
 from tests.inference.reports import engine_stats, load_report
 
 GIB = 1024**3
@@ -227,12 +227,12 @@ def test_memory_or_disk_that_was_freed(
 
 
 def test_a_neuron_drops_the_failure_of_a_file_that_was_mended(
-    neuron: TestNeuron, engine_command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    neuron: TestNeuron, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retries, "CHECK_S", 0.02)
     file = tmp_path / "m.gguf"
     file.write_bytes(b"half")
-    neuron.options = {"engine_command": [*engine_command, "--options", "load_fails=2"]}
+    neuron.options = {"engine_command": [*ENGINE_COMMAND, "--options", "load_fails=2"]}
     assert neuron.refused(source=f"path:{file}").is_permanent
     file.write_bytes(b"whole")
     neuron.wait_gone()
