@@ -213,14 +213,8 @@ def test_a_model_that_ended_the_neuron_is_not_loaded_again(
     ],
     ids=["killed", "device lost", "stopped"],
 )
-def test_a_broken_engine_fails_its_requests_once_and_comes_back(
-    neuron: TestNeuron,
-    gateway: Any,
-    caplog: Any,
-    ending: str,
-    options: Any,
-    code: str,
-    logged: str,
+def test_a_broken_engine_fails_its_requests_once_and_comes_back_but_not_for_ever(
+    neuron: TestNeuron, gateway: Any, caplog: Any, ending: str, options: Any, code: str, logged: str
 ) -> None:
     neuron.options = {"silence_limit_s": 5.0}
     neuron.load(**options)
@@ -243,10 +237,9 @@ def test_a_broken_engine_fails_its_requests_once_and_comes_back(
     wait_until(lambda: gateway.wait_status("ready").num_restarts == 1)
     assert logged in caplog.text
     assert neuron.answers() and not psutil.pid_exists(engine.pid)
+    if ending != "kill":
+        return
 
-
-@pytest.mark.slow
-def test_the_watchdog_gives_up_after_quick_failures(loaded: TestNeuron, gateway: Any) -> None:
     def kill_or_failed() -> bool:
         for engine in running_engines():
             with contextlib.suppress(psutil.NoSuchProcess):  # the neuron was quicker

@@ -18,8 +18,6 @@ import redis
 
 from benchmarks.ports import free_port
 from fleet.redis_users import secret_hash, users_apply
-from helexa_site.bootstrap.redis_server import configure_private_redis, wait_for_redis
-from helexa_site.data_directory import Share
 from inference.neuron.__main__ import main
 from inference.neuron.neuron_process import create_app
 from inference.protocol.events import Cancelled, Finished
@@ -33,6 +31,7 @@ from tests.inference.neuron.conftest import (
     running_engines,
     wait_until,
 )
+from tests.servers.private_redis import mortal_redis
 
 REPOSITORY_DIR = Path(__file__).resolve().parents[3]
 NAMED = ("-m", "inference.neuron", "--name", "n1")
@@ -100,60 +99,51 @@ def test_a_host_that_joined(start: Start, fake_spec: Any, tmp_path: Path) -> Non
     its name ends. Redis dies and comes back empty: the model stays loaded, and work continues. So
     it does after the neuron was killed, with its engine."""
     secret, port = "a-secret-of-this-test-alone", free_port()
-    directives = Share(host="127.0.0.1", port=port).directives()
-    server = configure_private_redis(tmp_path / "redis", listening=directives)
-    url = f"redis://neuron-n1:{secret}@127.0.0.1:{port}/0"
-    line = encode_joining(Joining(neuron="n1", redis_url=url))
-    tasks, manage = Tasks(server.url), str(REPOSITORY_DIR / "manage.py")
-
-    def serve() -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(server.command, stdout=subprocess.DEVNULL)
-        wait_for_redis(server.url)
-        users_apply(client, {"n1": secret_hash(secret)})
-        return process
-
-    with redis.Redis.from_url(server.url) as client:
-        process = serve()
-        try:
-            gateway = TestGateway(client, "n1")
-            neuron = start(None, manage, "neuron", "--join", line)
-            gateway.heartbeat()
-            tasks.send(TASK_LOAD_MODEL, fake_spec())
-            gateway.wait_status("ready")
-            tasks.answers_and_cancels(gateway)
-            denied = {(entry["reason"], entry["object"]) for entry in client.acl_log()}
-            assert denied <= {("command", "zadd"), ("key", "helexa:neurons")}
-            commands = Path(f"/proc/{neuron.pid}/cmdline").read_bytes()
-            assert secret.encode() not in commands and line.encode() not in commands
-            epoch = gateway.heartbeat().epoch
-            second = start(server.url, stderr=subprocess.PIPE)
-            _, output = second.communicate(timeout=150)
-            assert second.returncode == 1
-            assert f"process {neuron.pid}, epoch {epoch[:8]}, since 20" in output.decode()
-            assert gateway.heartbeat().epoch == epoch
-            running(gateway)
-            engines = running_engines(neuron.pid)
-            process.kill()
-            process.wait()
-            process = serve()
-            gateway = TestGateway(client, "n1", "gw2")
-            assert gateway.wait_status("ready").num_restarts == 0
-            assert running_engines(neuron.pid) == engines
-            wait_until(gateway.is_idle)
-            neuron.kill()
-            neuron.wait()
-            wait_until(lambda: not engines[0].is_running())
-            neuron = start(None, manage, "neuron")  # it knows where it belongs
-            wait_until(lambda: gateway.heartbeat().epoch != epoch)
-            gateway.wait_status("ready")
-            tasks.answers_and_cancels(gateway)
-            tasks.send(TASK_UNLOAD_MODEL, "m")
-            wait_until(lambda: gateway.replica() is None)
-        finally:
-            process.kill()
-            process.wait()
-        neuron.send_signal(signal.SIGTERM)
-        assert neuron.wait(60) == 0, "without Redis too"
+    line = encode_joining(
+        Joining(neuron="n1", redis_url=f"redis://neuron-n1:{secret}@127.0.0.1:{port}/0")
+    )
+    users, manage = {"n1": secret_hash(secret)}, str(REPOSITORY_DIR / "manage.py")
+    with (
+        mortal_redis(tmp_path, port=port) as server,
+        redis.Redis.from_url(server.url) as client,
+    ):
+        users_apply(client, users)
+        tasks, gateway = Tasks(server.url), TestGateway(client, "n1")
+        neuron = start(None, manage, "neuron", "--join", line)
+        gateway.heartbeat()
+        tasks.send(TASK_LOAD_MODEL, fake_spec())
+        gateway.wait_status("ready")
+        tasks.answers_and_cancels(gateway)
+        denied = {(entry["reason"], entry["object"]) for entry in client.acl_log()}
+        assert denied <= {("command", "zadd"), ("key", "helexa:neurons")}
+        commands = Path(f"/proc/{neuron.pid}/cmdline").read_bytes()
+        assert secret.encode() not in commands and line.encode() not in commands
+        epoch = gateway.heartbeat().epoch
+        second = start(server.url, stderr=subprocess.PIPE)
+        _, output = second.communicate(timeout=150)
+        assert second.returncode == 1
+        assert f"process {neuron.pid}, epoch {epoch[:8]}, since 20" in output.decode()
+        assert gateway.heartbeat().epoch == epoch
+        running(gateway)
+        engines = running_engines(neuron.pid)
+        server.kill()
+        server.start()
+        users_apply(client, users)
+        gateway = TestGateway(client, "n1", "gw2")
+        assert gateway.wait_status("ready").num_restarts == 0
+        assert running_engines(neuron.pid) == engines
+        wait_until(gateway.is_idle)
+        neuron.kill()
+        neuron.wait()
+        wait_until(lambda: not engines[0].is_running())
+        neuron = start(None, manage, "neuron")  # it knows where it belongs
+        wait_until(lambda: gateway.heartbeat().epoch != epoch)
+        gateway.wait_status("ready")
+        tasks.answers_and_cancels(gateway)
+        tasks.send(TASK_UNLOAD_MODEL, "m")
+        wait_until(lambda: gateway.replica() is None)
+    neuron.send_signal(signal.SIGTERM)
+    assert neuron.wait(60) == 0, "without Redis too"
 
 
 @pytest.mark.slow

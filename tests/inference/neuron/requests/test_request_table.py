@@ -85,10 +85,7 @@ OUTPUTS = {
 
 
 @given(
-    steps=st.lists(
-        st.tuples(st.sampled_from([*STEPS, *OUTPUTS]), st.integers(0, 1)),
-        max_size=14,
-    )
+    steps=st.lists(st.tuples(st.sampled_from([*STEPS, *OUTPUTS]), st.integers(0, 1)), max_size=14)
 )
 def test_at_most_one_terminal_event(tokenizer: Tokenizer, steps: list[tuple[str, int]]) -> None:
     engine, table = RecordingEngine(), RequestTable()
