@@ -18,15 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helexa_site.program import REPOSITORY_DIR
-from inference.logs import (
-    INDENT,
-    MAX_THROTTLED_KEYS,
-    JsonFormatter,
-    TextFormatter,
-    ThrottledLog,
-    configure_logging,
-    one_line,
-)
+from inference import logs
 from inference.redaction import (
     MAX_BODY_CHARACTERS,
     Redactor,
@@ -38,8 +30,8 @@ from inference.settings.setting import SettingError
 from tests.cases import each_case
 
 REDACT = Redactor(frozenset({"operators-own", "the"}))
-TEXT = TextFormatter("gateway", Redactor())
-JSON = JsonFormatter("gateway", Redactor(frozenset({"a-known-secret"})))
+TEXT = logs.TextFormatter("gateway", Redactor())
+JSON = logs.JsonFormatter("gateway", Redactor(frozenset({"a-known-secret"})))
 FORGED = "tiny\n2026-11-22 10:00:00,000 INFO gateway helexa.requests: req-1 model=tiny finished"
 RECORD = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} [A-Z]+ gateway [\w.]+: ")
 
@@ -134,7 +126,7 @@ def test_no_text_breaks_a_line_and_what_is_invisible_is_escaped(text: str) -> No
         ("a\u2028b\x85c\u202e", r"a\u2028b\x85c\u202e"),
         ("half \ud800", r"half \ud800"),
     ):
-        assert one_line(given_) == shown
+        assert logs.one_line(given_) == shown
 
 
 def test_a_record_is_one_line_or_object_with_its_trace_and_no_secret() -> None:
@@ -142,9 +134,9 @@ def test_a_record_is_one_line_or_object_with_its_trace_and_no_secret() -> None:
     assert RECORD.match(line) and r"model=tiny\n2026-11-22" in line
     head, *rest = TEXT.format(failing(FORGED)).split("\n")
     assert RECORD.match(head)
-    assert rest[0] == f"{INDENT}Traceback (most recent call last):"
+    assert rest[0] == f"{logs.INDENT}Traceback (most recent call last):"
     assert any("req-1 model=tiny finished" in line for line in rest)
-    assert all(line.startswith(INDENT) for line in rest)
+    assert all(line.startswith(logs.INDENT) for line in rest)
     assert "%d tokens" in TEXT.format(record("%d tokens", "many")), "arguments that do not fit"
     more = {"model": "tiny", "prompt_tokens": 7, "when": datetime.max}
     line = JSON.format(record("model=%s", FORGED, level="forged", **more))
@@ -247,27 +239,29 @@ def test_levels_are_the_operators(word: str, num_records: tuple[int, ...]) -> No
     assert tuple(loggers[name] for name in NAMES) == num_records
     for name, wrong in (("HELEXA_LOG_FORMAT", "xml"), ("HELEXA_LOG_LEVEL", "loud")):
         with pytest.raises(SettingError, match=f"{name}="):
-            configure_logging("gateway", environment={name: wrong})
+            logs.configure_logging("gateway", environment={name: wrong})
 
 
 def test_a_few_lines_of_each_key_and_interval(caplog: pytest.LogCaptureFixture) -> None:
     now_s = 0.0
     logger = logging.getLogger("tests.throttled")
-    log = ThrottledLog(logger, logging.WARNING, interval_s=60, max_messages=2, clock=lambda: now_s)
+    log = logs.ThrottledLog(
+        logger, logging.WARNING, interval_s=60, max_messages=2, clock=lambda: now_s
+    )
     for number in range(10):
         log.log("a", f"a{number % 3}")
     log.log("b", "b")
     now_s = 60
     log.log("a", "a0")
     log.log("b", "b")
-    log = ThrottledLog(logger, logging.WARNING)
+    log = logs.ThrottledLog(logger, logging.WARNING)
     for _ in range(2):
         log.log("a", "broken")
         log.forget("a")  # it is new again
     shown = ["a0", "a1", "b", "a0 (and 8 more like it)", "b", "broken", "broken"]
     assert caplog.messages == shown
-    for number in range(MAX_THROTTLED_KEYS + 1):
+    for number in range(logs.MAX_THROTTLED_KEYS + 1):
         log.log(str(number), "x")
     log.log("1", "x")
     log.log("0", "x")
-    assert len(caplog.messages) == len(shown) + MAX_THROTTLED_KEYS + 2, "keys are bounded"
+    assert len(caplog.messages) == len(shown) + logs.MAX_THROTTLED_KEYS + 2, "keys are bounded"

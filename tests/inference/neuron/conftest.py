@@ -19,17 +19,8 @@ from inference.neuron.discovery import Discovery
 from inference.neuron.name_lease import connect
 from inference.neuron.replicas.retries import RestartPolicy
 from inference.neuron.service import NeuronService
+from inference.protocol import events as protocol
 from inference.protocol.delivery import inbox_entries
-from inference.protocol.events import (
-    EVENT_BATCH_FIELD,
-    TERMINAL_EVENTS,
-    Event,
-    EventBatch,
-    Failed,
-    Failure,
-    Finished,
-    decode_event_batch,
-)
 from inference.protocol.generation import (
     Cancel,
     GenerationRequest,
@@ -74,7 +65,7 @@ class TestGateway:
         self.client = client
         self.neuron = neuron
         self.gateway_id = gateway_id
-        self.batches: list[EventBatch] = []
+        self.batches: list[protocol.EventBatch] = []
         self._ids = itertools.count(1)
         self._last_entry: bytes | str = EVENTS_FIRST_ENTRY_ID
         self.stay_alive()
@@ -114,13 +105,15 @@ class TestGateway:
         for _, entries in self.client.xread({key: self._last_entry}, block=50) or []:
             for entry_id, fields in entries:
                 self._last_entry = entry_id
-                self.batches.append(decode_event_batch(fields[EVENT_BATCH_FIELD]))
+                self.batches.append(protocol.decode_event_batch(fields[protocol.EVENT_BATCH_FIELD]))
 
-    def events(self, request_id: str) -> list[Event]:
+    def events(self, request_id: str) -> list[protocol.Event]:
         events = [event for batch in self.batches for event in batch.events]
         return [event for event in events if event.request_id == request_id]
 
-    def wait_events(self, request_id: str, is_enough: Callable[[list[Event]], bool]) -> list[Event]:
+    def wait_events(
+        self, request_id: str, is_enough: Callable[[list[protocol.Event]], bool]
+    ) -> list[protocol.Event]:
         def enough() -> bool:
             self.read()
             return is_enough(self.events(request_id))
@@ -128,9 +121,10 @@ class TestGateway:
         wait_until(enough)
         return self.events(request_id)
 
-    def wait_end(self, request_id: str) -> list[Event]:
+    def wait_end(self, request_id: str) -> list[protocol.Event]:
         return self.wait_events(
-            request_id, lambda events: bool(events) and isinstance(events[-1], TERMINAL_EVENTS)
+            request_id,
+            lambda events: bool(events) and isinstance(events[-1], protocol.TERMINAL_EVENTS),
         )
 
     def latest_heartbeat(self) -> NeuronHeartbeat | None:
@@ -264,7 +258,7 @@ class TestNeuron:
         return self.gateway.wait_end(request_id)
 
     def answers(self, model: str = "m") -> bool:
-        return isinstance(self.ask(model=model, max_tokens=2)[-1], Finished)
+        return isinstance(self.ask(model=model, max_tokens=2)[-1], protocol.Finished)
 
     def wait_gone(self, model: str = "m") -> None:
         wait_until(lambda: self.gateway.replica(model) is None)
@@ -293,9 +287,9 @@ def loaded(neuron: TestNeuron) -> TestNeuron:
     return neuron
 
 
-def failure_of(events: list[Event]) -> Failure:
+def failure_of(events: list[protocol.Event]) -> protocol.Failure:
     """Returns the failure of a request, which has one end."""
-    (failed,) = [event for event in events if isinstance(event, Failed)]
+    (failed,) = [event for event in events if isinstance(event, protocol.Failed)]
     return failed.failure
 
 

@@ -11,6 +11,7 @@ import pytest
 import redis
 
 from inference.neuron.replicas.retries import SpecStore
+from inference.protocol import keys
 from inference.protocol.delivery import NO_GATEWAY, HeldRequests, decode_held_requests, load_mark
 from inference.protocol.events import Accepted, Cancelled, Delta, Failed, Finished
 from inference.protocol.generation import (
@@ -19,14 +20,6 @@ from inference.protocol.generation import (
     SamplingOptions,
     TextInput,
     TokensInput,
-)
-from inference.protocol.keys import (
-    INBOX_FRAME_FIELD,
-    gateway_alive_key,
-    held_key,
-    inbox_key,
-    preparing_key,
-    specs_key,
 )
 from tests.inference.neuron.conftest import TestNeuron, failure_of, running_engines, wait_until
 from tests.inference.neuron.fake_engine import POISON_SEED
@@ -98,8 +91,8 @@ def test_a_sequence_that_never_stepped_is_cancelled_or_unloaded_at_once(
 
 
 def test_refusals_before_the_engine_and_by_it(loaded: TestNeuron, gateway: Any) -> None:
-    gateway.client.xadd(inbox_key("n1"), {INBOX_FRAME_FIELD: b"\xff\xff"})
-    gateway.client.xadd(inbox_key("n1"), {b"other": b"field"})
+    gateway.client.xadd(keys.inbox_key("n1"), {keys.INBOX_FRAME_FIELD: b"\xff\xff"})
+    gateway.client.xadd(keys.inbox_key("n1"), {b"other": b"field"})
     bad_format = OutputFormat(path="response_format", schema={"not": {}})
     refused: list[tuple[str, dict[str, Any]]] = [
         ("queue_timeout", {"deadline_s": -1.0}),
@@ -122,7 +115,7 @@ def test_it_lists_the_requests_that_it_holds_and_drops_those_of_a_dead_gateway(
     loaded: TestNeuron, gateway: Any, redis_db: redis.Redis
 ) -> None:
     def held(gateway_id: str = "gw") -> HeldRequests | None:
-        fields = redis_db.hgetall(held_key("n1"))
+        fields = redis_db.hgetall(keys.held_key("n1"))
         data = fields.get(gateway_id.encode(), fields.get(NO_GATEWAY.encode()))
         return decode_held_requests(data) if data else None
 
@@ -136,11 +129,11 @@ def test_it_lists_the_requests_that_it_holds_and_drops_those_of_a_dead_gateway(
     listed, of_others = listing(request_id), held("another")
     assert of_others is not None
     assert (listed.epoch, of_others.request_ids) == (loaded.service.epoch, [])
-    assert redis_db.ttl(held_key("n1")) > 0
+    assert redis_db.ttl(keys.held_key("n1")) > 0
     gateway.cancel(request_id)
     assert listing().beat > listed.beat
     loaded.running()
-    redis_db.delete(gateway_alive_key("gw"))
+    redis_db.delete(keys.gateway_alive_key("gw"))
     wait_until(lambda: redis_db.ttl("helexa:neuron:n1:events:gw") > 0)
     wait_until(gateway.is_idle)
 
@@ -156,7 +149,7 @@ def test_a_request_that_ends_its_engine_is_named_where_it_was_alone_and_not_run_
     wait_until(lambda: gateway.replica().num_restarts == 1)
     gateway.wait_status("ready")
     assert loaded.answers()
-    wait_until(lambda: not redis_db.exists(preparing_key("n1")))
+    wait_until(lambda: not redis_db.exists(keys.preparing_key("n1")))
     for request_id in (loaded.running(), loaded.submit(seed=POISON_SEED)):
         failure = failure_of(gateway.wait_end(request_id))
         assert failure.code == "engine_crashed", "it may have been either"
@@ -169,7 +162,7 @@ def test_what_the_last_instance_was_preparing_does_not_run(
 ) -> None:
     """Its frame is still in the inbox."""
     marks = {"gw-1": "before"} | ({} if is_alone else {"gw-9": "before"})
-    redis_db.hset(preparing_key("n1"), mapping=marks)
+    redis_db.hset(keys.preparing_key("n1"), mapping=marks)
     poison, other = gateway.submit(), gateway.submit(max_tokens=1)
     assert neuron.service
     code = "request_broke_worker" if is_alone else "neuron_lost"
@@ -177,8 +170,8 @@ def test_what_the_last_instance_was_preparing_does_not_run(
     # A request that only waited is taken as usual: its model is not loaded here.
     assert failure_of(gateway.wait_end(other)).code == "model_not_loaded"
     neuron.load()
-    wait_until(lambda: redis_db.xlen(inbox_key("n1")) == 0)
-    assert {key.decode() for key in redis_db.hkeys(preparing_key("n1"))} == set(marks)
+    wait_until(lambda: redis_db.xlen(keys.inbox_key("n1")) == 0)
+    assert {key.decode() for key in redis_db.hkeys(keys.preparing_key("n1"))} == set(marks)
 
 
 @pytest.mark.parametrize("is_alone", [True, False])
@@ -190,7 +183,7 @@ def test_a_model_that_ended_the_neuron_is_not_loaded_again(
     store = SpecStore(redis_db, neuron="n1")
     store.write([neuron.spec(), neuron.spec("good")])
     for mark in [load_mark("m")] + ["r"] * (not is_alone):
-        redis_db.hset(preparing_key("n1"), mark, "before")
+        redis_db.hset(keys.preparing_key("n1"), mark, "before")
     assert neuron.service
     gateway.wait_status("ready", "good")
     if is_alone:
@@ -250,4 +243,4 @@ def test_a_broken_engine_fails_its_requests_once_and_comes_back_but_not_for_ever
     state = gateway.replica()
     assert state.failure.code == "engine_crashed"
     assert "3 failures in a row" in state.failure.message
-    assert gateway.client.hexists(specs_key("n1"), "m"), "the next life tries again"
+    assert gateway.client.hexists(keys.specs_key("n1"), "m"), "the next life tries again"

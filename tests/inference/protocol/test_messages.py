@@ -11,15 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.neuron.text.output_rules import answer_limit
-from inference.protocol.delivery import (
-    PART_BYTES,
-    FrameAssembler,
-    blame,
-    decode_marks,
-    image_field_names,
-    image_fields,
-    inbox_entries,
-)
+from inference.protocol import delivery, load
 from inference.protocol.generation import (
     GenerationRequest,
     SamplingOptions,
@@ -30,15 +22,6 @@ from inference.protocol.generation import (
     encode_inbox_frame,
 )
 from inference.protocol.keys import INBOX_FRAME_FIELD, INBOX_PART_FIELD
-from inference.protocol.load import (
-    EarlierLoads,
-    LinkIdentity,
-    LoadSpec,
-    PrefillSpeed,
-    StageOf,
-    StageSpec,
-    spec_digest,
-)
 from inference.protocol.load_errors import (
     DoesNotFitError,
     PartFailedError,
@@ -62,31 +45,31 @@ def test_a_submit_is_of_nobody_and_unbounded_unless_it_says_so() -> None:
         assert decode_inbox_frame(encode_inbox_frame(sent)) == sent
 
 
-NUM_BYTES = st.integers(PART_BYTES + 1, 5 * PART_BYTES)
+NUM_BYTES = st.integers(delivery.PART_BYTES + 1, 5 * delivery.PART_BYTES)
 
 
 @given(st.lists(NUM_BYTES, min_size=1, max_size=3), st.randoms(use_true_random=False))
 def test_frames_of_mixed_and_repeated_entries(sizes: list[int], order: object) -> None:
     frames = [bytes([number]) * size for number, size in enumerate(sizes)]
-    entries = [entry for frame in frames for entry in inbox_entries(frame)]
-    assert max(len(entry[INBOX_FRAME_FIELD]) for entry in entries) <= PART_BYTES
+    entries = [entry for frame in frames for entry in delivery.inbox_entries(frame)]
+    assert max(len(entry[INBOX_FRAME_FIELD]) for entry in entries) <= delivery.PART_BYTES
     entries += entries[::2]
     order.shuffle(entries)  # type: ignore[attr-defined]
-    assembler = FrameAssembler()
+    assembler = delivery.FrameAssembler()
     whole = [frame for entry in entries if (frame := assembler.add(entry, 0.0)) is not None]
     assert sorted(whole) == sorted(frames)
 
 
 def test_small_frames_are_one_entry_and_one_whose_rest_comes_too_late_is_none() -> None:
-    frame = bytes([1]) * PART_BYTES
-    assert inbox_entries(frame) == [{INBOX_FRAME_FIELD: frame}]
-    assert FrameAssembler().add({INBOX_FRAME_FIELD: frame}, 0.0) == frame
-    fields = image_fields("d", frame + b"end")
-    assert list(fields) == image_field_names("d", len(frame) + 3) == ["d:0", "d:1"]
+    frame = bytes([1]) * delivery.PART_BYTES
+    assert delivery.inbox_entries(frame) == [{INBOX_FRAME_FIELD: frame}]
+    assert delivery.FrameAssembler().add({INBOX_FRAME_FIELD: frame}, 0.0) == frame
+    fields = delivery.image_fields("d", frame + b"end")
+    assert list(fields) == delivery.image_field_names("d", len(frame) + 3) == ["d:0", "d:1"]
     assert b"".join(fields.values()) == frame + b"end", "images have their bytes in order"
-    first, *rest = inbox_entries(frame * 3)
+    first, *rest = delivery.inbox_entries(frame * 3)
     for late_s, found in ((9.9, [None, frame * 3]), (10.0, [None, None])):
-        assembler = FrameAssembler(kept_s=10.0)
+        assembler = delivery.FrameAssembler(kept_s=10.0)
         assert assembler.add(first, 0.0) is None
         assert [assembler.add(entry, late_s) for entry in rest] == found
     for part in (
@@ -95,7 +78,7 @@ def test_small_frames_are_one_entry_and_one_whose_rest_comes_too_late_is_none() 
         *(b"\x93\xc4\x01a\xff\x05", b"\x93\xc4\x01a\x00\x00"),  # a negative one, and of none
     ):
         with pytest.raises(ValueError):
-            FrameAssembler().add({INBOX_FRAME_FIELD: b"x", INBOX_PART_FIELD: part}, 0.0)
+            delivery.FrameAssembler().add({INBOX_FRAME_FIELD: b"x", INBOX_PART_FIELD: part}, 0.0)
 
 
 @each_case(
@@ -115,23 +98,23 @@ def test_blame(
     marks: dict[str, str], request_ids: list[str], deaths_before: int, deaths: int, again: bool
 ) -> None:
     raw = {request_id.encode(): instance.encode() for request_id, instance in marks.items()}
-    found = blame(decode_marks(raw), request_ids, deaths_before)
+    found = delivery.blame(delivery.decode_marks(raw), request_ids, deaths_before)
     assert (found.num_worker_deaths, found.may_deliver_again) == (deaths, again)
 
 
-SPEC = LoadSpec(job_id="j", model="m", source="path:/models/m.gguf")
+SPEC = load.LoadSpec(job_id="j", model="m", source="path:/models/m.gguf")
 SECRET = "-----BEGIN PRIVATE KEY----- a secret"
 STAGES = {
     "stages": [
-        StageSpec(device="cpu", layers=(0, 1)),
-        StageSpec(device="cpu", layers=(1, 2), neuron="b", address="10.0.0.5:7400"),
+        load.StageSpec(device="cpu", layers=(0, 1)),
+        load.StageSpec(device="cpu", layers=(1, 2), neuron="b", address="10.0.0.5:7400"),
     ],
-    "stage_of": StageOf(index=1, engine_neuron="a", engine_certificate="the engine's"),
-    "link_identity": LinkIdentity(certificate="a certificate", private_key=SECRET),
+    "stage_of": load.StageOf(index=1, engine_neuron="a", engine_certificate="the engine's"),
+    "link_identity": load.LinkIdentity(certificate="a certificate", private_key=SECRET),
 }
 ELSEWHERE: list[dict[str, Any]] = [
     *({"job_id": "other"}, {"devices": ["cuda:3"]}, {"evict": ["n"]}, {"promised_bytes": 7}),
-    *({"earlier_loads": EarlierLoads(device_kind="cpu", needed_bytes=5)}, {"dtype": "auto"}),
+    *({"earlier_loads": load.EarlierLoads(device_kind="cpu", needed_bytes=5)}, {"dtype": "auto"}),
     STAGES,
 ]
 OTHERWISE: list[dict[str, Any]] = [
@@ -146,17 +129,17 @@ def test_a_digest_is_of_how_a_model_serves_not_of_where() -> None:
     """It is compared between the control and neurons, and kept over restarts. A default word that
     was read from a database is another object, and an int a float."""
     for changes in (*ELSEWHERE, *OTHERWISE):
-        digest = spec_digest(msgspec.structs.replace(SPEC, **changes))
-        assert (digest == spec_digest(SPEC)) is (changes in ELSEWHERE), changes
-    assert spec_digest(SPEC) == "7361a17729506149"
+        digest = load.spec_digest(msgspec.structs.replace(SPEC, **changes))
+        assert (digest == load.spec_digest(SPEC)) is (changes in ELSEWHERE), changes
+    assert load.spec_digest(SPEC) == "7361a17729506149"
     word = "".join(["au", "to"])
     sent = msgspec.structs.replace(SPEC, dtype=word, max_prefill_s=300)
-    received = msgspec.convert(msgspec.to_builtins(sent), LoadSpec)
-    stored = msgspec.json.decode(msgspec.json.encode(received), type=LoadSpec)
+    received = msgspec.convert(msgspec.to_builtins(sent), load.LoadSpec)
+    stored = msgspec.json.decode(msgspec.json.encode(received), type=load.LoadSpec)
     plain = msgspec.structs.replace(SPEC, max_prefill_s=300.0)
-    assert len({spec_digest(spec) for spec in (sent, received, stored, plain)}) == 1
+    assert len({load.spec_digest(spec) for spec in (sent, received, stored, plain)}) == 1
     staged = msgspec.structs.replace(SPEC, **STAGES)
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(staged), type=LoadSpec) == staged
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(staged), type=load.LoadSpec) == staged
     assert SECRET not in repr(staged)
 
 
@@ -171,7 +154,7 @@ def test_a_failure_says_what_is_there_and_what_is_needed() -> None:
 
 
 speeds = st.builds(
-    PrefillSpeed,
+    load.PrefillSpeed,
     token_s=st.floats(1e-6, 1.0),
     growth_s=st.floats(0, 1e-3),
     window_tokens=st.none() | st.integers(1, 5000),
@@ -180,10 +163,10 @@ speeds = st.builds(
 
 def test_a_token_costs_its_products_and_its_reading() -> None:
     """Beyond the window depth costs no more."""
-    speed = PrefillSpeed(token_s=0.01, growth_s=0.0001)
+    speed = load.PrefillSpeed(token_s=0.01, growth_s=0.0001)
     assert speed.prompt_s(100) == pytest.approx(100 * 0.01 + 0.0001 * 100**2 / 2)
     assert speed.tokens_per_s(100) == pytest.approx(100 / 1.5)
-    speed = PrefillSpeed(token_s=0.01, growth_s=0.0001, window_tokens=50)
+    speed = load.PrefillSpeed(token_s=0.01, growth_s=0.0001, window_tokens=50)
     far = speed.span_s(1000, 1001)
     assert far == pytest.approx(speed.span_s(60, 61)) == pytest.approx(0.01 + 50 * 0.0001)
     whole = speed.prompt_s(1000)
@@ -193,7 +176,7 @@ def test_a_token_costs_its_products_and_its_reading() -> None:
 
 @given(speed=speeds, seconds=st.floats(0, 1000), at_most=st.integers(1, 100_000))
 def test_the_longest_prompt_is_the_last_that_keeps_the_time(
-    speed: PrefillSpeed, seconds: float, at_most: int
+    speed: load.PrefillSpeed, seconds: float, at_most: int
 ) -> None:
     longest = speed.longest_prompt(seconds, at_most)
     assert 0 <= longest <= at_most

@@ -14,15 +14,8 @@ from inference.neuron.loads.admission import Leaving, LoadAdmission, choose_slee
 from inference.neuron.loads.files import FileChecker
 from inference.neuron.loads.load import Load, check_possible, check_room, waking_bytes
 from inference.neuron.loads.queue import HOST_SHARE_KEPT, LoadQueue
+from inference.protocol import load_report as reported
 from inference.protocol.load import EarlierLoads, LoadSpec, StageSpec
-from inference.protocol.load_report import (
-    AsleepBytes,
-    DeviceMemory,
-    LoadFailure,
-    LoadProgress,
-    LoadReport,
-    LoadStage,
-)
 from inference.settings.neuron import MemoryLimits
 from tests.cases import each_case
 from tests.inference.neuron.devices import GB, Machine, card, host
@@ -136,9 +129,9 @@ def stages(card_gb: float, host_gb: float) -> list[StageSpec]:
     ]
 
 
-def staged_report(card_gb: float, host_gb: float) -> LoadReport:
+def staged_report(card_gb: float, host_gb: float) -> reported.LoadReport:
     memory = [
-        DeviceMemory(device=name, actual_bytes=int(gigabytes * GB), process_bytes=0)
+        reported.DeviceMemory(device=name, actual_bytes=int(gigabytes * GB), process_bytes=0)
         for name, gigabytes in (("cuda:0", card_gb), ("cpu", host_gb))
     ]
     return msgspec.structs.replace(REPORT, actual_bytes=1, stage_memory=memory)
@@ -162,7 +155,7 @@ def test_stages_keep_what_their_plan_allots_or_they_hold_on_each_device() -> Non
     assert load.used == {"cuda:0": 11 * GB, "cpu": 3 * GB}
     assert queue.kept_bytes(load) == 14 * GB
     machine.there, machine.held = [host(29), card(0, 9)], 3 * GB
-    held = AsleepBytes(
+    held = reported.AsleepBytes(
         device_bytes=3 * GB, host_bytes=1 * GB, by_device={"cuda:0": GB, "cpu": 2 * GB}
     )
     for name, free in (("cuda:0", 19), ("cpu", 30)):  # another load counts on the rest
@@ -215,7 +208,7 @@ def test_weights_that_fall_asleep_are_promised_their_part_of_the_host() -> None:
     assert queue.host_bytes() == 10 * GB
     assert not queue.keep_host_room(second, 11 * GB)
     machine.there[1] = host(20, total_gb=100)  # they are there
-    queue.fell_asleep(first, AsleepBytes(device_bytes=GB, host_bytes=40 * GB))
+    queue.fell_asleep(first, reported.AsleepBytes(device_bytes=GB, host_bytes=40 * GB))
     assert queue.host_bytes() == 10 * GB
     assert queue.kept_bytes(first) == GB
     queue.begin_waking(first)
@@ -269,7 +262,7 @@ class House:
             clock=lambda: old.now_s,
             sleep=old.pass_time,
         )
-        self.reported: list[LoadProgress] = []
+        self.reported: list[reported.LoadProgress] = []
 
     def admit(self, gigabytes: float | None, **changes: Any) -> Any:
         evicting = {"model": "new", "devices": ["cuda:1"], "evict": ["old"]} | changes
@@ -279,7 +272,7 @@ class House:
         finally:
             self.queue.release(load)
 
-    def refusal(self, gigabytes: float | None, **changes: Any) -> LoadFailure:
+    def refusal(self, gigabytes: float | None, **changes: Any) -> reported.LoadFailure:
         with pytest.raises(LoadRefusedError) as refused:
             self.admit(gigabytes, **changes)
         return refused.value.failure
@@ -329,12 +322,12 @@ def test_the_evicted_leave_and_their_memory_is_waited_for_but_not_for_ever() -> 
     failure = house.refusal(15)
     assert failure.code == "load_stalled"
     assert failure.message == "old was to make room and has not left after 300 s"
-    assert {progress.stage for progress in house.reported} == {LoadStage.QUEUED}
+    assert {progress.stage for progress in house.reported} == {reported.LoadStage.QUEUED}
     assert house.queue.enter(load_of(1), lambda: False, lambda _: None), "the next has its turn"
 
 
 def leaving(model: str, held: int, device: int | None, host: int = 0) -> Leaving:
-    asleep = None if device is None else AsleepBytes(device_bytes=device, host_bytes=host)
+    asleep = None if device is None else reported.AsleepBytes(device_bytes=device, host_bytes=host)
     return Leaving(model=model, held_bytes=held, asleep=asleep)
 
 

@@ -24,16 +24,6 @@ from inference.neuron.replicas import record as record_module
 from inference.neuron.replicas.engine_process import AHEAD_LIMIT_S, EngineLogs, EngineStarts
 from inference.neuron.replicas.record import ReplicaRecord
 from inference.neuron.replicas.replica import Replica
-from inference.neuron.replicas.retries import (
-    ASK_HUB_S,
-    MAX_CHANCES,
-    MORE_MEMORY_BYTES,
-    Conditions,
-    FailedLoads,
-    RestartPolicy,
-    has_improved,
-    waits_for_time,
-)
 from inference.protocol.engine import Wake
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.keys import engine_log_key
@@ -45,8 +35,10 @@ from tests.inference.neuron.conftest import ENGINE_COMMAND, TestNeuron
 from tests.inference.reports import engine_stats, load_report
 
 GIB = 1024**3
-LITTLE = Conditions(device_free_bytes={"cuda:0": GIB, "cuda:1": GIB}, disk_free_bytes=GIB)
-MUCH = Conditions(device_free_bytes={"cuda:0": 9 * GIB, "cuda:1": 9 * GIB}, disk_free_bytes=9 * GIB)
+LITTLE = retries.Conditions(device_free_bytes={"cuda:0": GIB, "cuda:1": GIB}, disk_free_bytes=GIB)
+MUCH = retries.Conditions(
+    device_free_bytes={"cuda:0": 9 * GIB, "cuda:1": 9 * GIB}, disk_free_bytes=9 * GIB
+)
 
 
 def failure(code: str, needed_bytes: int | None = None) -> LoadFailure:
@@ -62,7 +54,7 @@ NO_ROOM = ["does_not_fit", "out_of_memory", "disk_full"]
     ("codes", "most_failures", "by_room"),
     [
         (UNSEEN, 99, None),
-        (BY_CHANCE, MAX_CHANCES, True),
+        (BY_CHANCE, retries.MAX_CHANCES, True),
         (NO_ROOM, 0, True),
         (sorted(PERMANENT_FAILURES), 0, False),
     ],
@@ -74,23 +66,25 @@ def test_what_a_failed_load_waits_for(
     """For time, up to so many failures, and for room."""
     for code in codes:
         if most_failures:
-            assert waits_for_time(failure(code), most_failures)
+            assert retries.waits_for_time(failure(code), most_failures)
         if most_failures < 99:
-            assert not waits_for_time(failure(code), most_failures + 1)
+            assert not retries.waits_for_time(failure(code), most_failures + 1)
         if by_room is not None:
-            assert has_improved(failure(code), ["cuda:0"], LITTLE, MUCH) == by_room
-            assert not has_improved(failure(code), ["cuda:0"], LITTLE, LITTLE)
-            assert not has_improved(failure(code), ["cuda:0"], MUCH, LITTLE)
-    assert waits_for_time(failure("does_not_fit", 5 * GIB), 99), "it is placed by what it needs"
-    one = Conditions(device_free_bytes={"cuda:0": 9 * GIB, "cuda:1": GIB})
+            assert retries.has_improved(failure(code), ["cuda:0"], LITTLE, MUCH) == by_room
+            assert not retries.has_improved(failure(code), ["cuda:0"], LITTLE, LITTLE)
+            assert not retries.has_improved(failure(code), ["cuda:0"], MUCH, LITTLE)
+    assert retries.waits_for_time(failure("does_not_fit", 5 * GIB), 99), (
+        "it is placed by what it needs"
+    )
+    one = retries.Conditions(device_free_bytes={"cuda:0": 9 * GIB, "cuda:1": GIB})
     ranks = ["cuda:0", "cuda:1"]
-    assert not has_improved(failure("out_of_memory"), ranks, LITTLE, one)
-    assert has_improved(failure("out_of_memory"), ranks, LITTLE, MUCH)
-    noise = {"cuda:0": GIB + MORE_MEMORY_BYTES - 1, "cuda:1": GIB}
-    now = Conditions(device_free_bytes=noise, disk_free_bytes=GIB + 1)
+    assert not retries.has_improved(failure("out_of_memory"), ranks, LITTLE, one)
+    assert retries.has_improved(failure("out_of_memory"), ranks, LITTLE, MUCH)
+    noise = {"cuda:0": GIB + retries.MORE_MEMORY_BYTES - 1, "cuda:1": GIB}
+    now = retries.Conditions(device_free_bytes=noise, disk_free_bytes=GIB + 1)
     for code in ("out_of_memory", "disk_full"):
-        assert not has_improved(failure(code), ["cuda:0"], LITTLE, now)
-    policy = RestartPolicy(backoff=Backoff(first_s=0.5, max_s=1.5), max_quick_failures=5)
+        assert not retries.has_improved(failure(code), ["cuda:0"], LITTLE, now)
+    policy = retries.RestartPolicy(backoff=Backoff(first_s=0.5, max_s=1.5), max_quick_failures=5)
     delays = [policy.delay_s(failures) for failures in range(1, 7)]
     assert delays == [0.0, 0.5, 1.0, 1.5, 1.5, None]
 
@@ -106,7 +100,7 @@ class Failed:
         self.is_dropped = False
         values: dict[str, Any] = {"ask_hub": lambda _: None, "free_bytes": dict}
         values["cache_dir"] = Path("/")
-        self.watch = FailedLoads(lambda: [self], **values | changes)  # type: ignore[list-item]
+        self.watch = retries.FailedLoads(lambda: [self], **values | changes)  # type: ignore[list-item]
 
     def improve(self) -> None:
         self.unchanged_failure = None
@@ -193,7 +187,7 @@ def test_what_the_hub_has_changed(code: str, commits: list[str | None]) -> None:
     for num_left in (3, 2, 1):
         assert not failed.is_changed() and not failed.is_changed()
         assert len(commits) == num_left
-        now_s += ASK_HUB_S
+        now_s += retries.ASK_HUB_S
     assert failed.is_changed()
 
 
