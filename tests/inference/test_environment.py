@@ -90,7 +90,6 @@ DUMP = "import os, sys; open({path!r}, 'wb').write(open('/proc/self/environ', 'r
 
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process's."""
     for name, value in (SECRETS | HARMLESS).items():
         monkeypatch.setenv(name, value)
 
@@ -106,7 +105,6 @@ def held(path: Path) -> set[str]:
 
 @each_case("role", Role, ids=lambda role: role.name)
 def test_who_knows_what_of_secrets_and_of_those_that_settings_name(role: Role) -> None:
-    """Whatever the names of those are."""
     harmless = HARMLESS.keys() | WRONG.keys()
     named = (set() if role is Role.OTHER else TOKENS) | (
         BENCH_KEYS if role is Role.SERVE else set()

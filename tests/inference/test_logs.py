@@ -193,7 +193,6 @@ def run(program: str, log_format: str, level: str = "") -> subprocess.CompletedP
 
 
 def test_everything_is_a_record_of_one_line() -> None:
-    """One set-up takes over what libraries and servers had."""
     outcome = run(PROGRAM, "json")
     assert (outcome.stdout, outcome.returncode) == ("", 1)
     records = [json.loads(line) for line in outcome.stderr.splitlines()]

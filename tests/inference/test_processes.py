@@ -194,8 +194,6 @@ def test_frames_arrive_whole_whatever_pieces_they_come_in_or_not_at_all(
 
 
 class Scripted:
-    """A target that raises one after the other, then returns."""
-
     def __init__(self, *errors: BaseException) -> None:
         self.errors = list(errors)
         self.num_calls = 0
@@ -302,7 +300,6 @@ async def test_what_a_job_of_a_pool_raises_is_an_exception_to_who_waits() -> Non
 
 
 def test_a_real_panic_is_contained() -> None:
-    """llguidance's, on a schema with a bound that is no number."""
     schema = json.dumps({"type": "number", "minimum": "\N{GRINNING FACE}" * 50}, ensure_ascii=False)
     grammar = LLMatcher.grammar_from_json_schema(schema)
     with pytest.raises(supervised_threads.BrokenJobError, match="PanicException"):

@@ -217,7 +217,6 @@ def test_old_responses_are_forgotten_so_many_at_a_time(monkeypatch: pytest.Monke
 def test_the_control_forgets_after_the_days_of_the_setting(
     monkeypatch: pytest.MonkeyPatch, days: int, is_away: bool
 ) -> None:
-    """Zero keeps them. Without the database it does nothing."""
     forgotten: list[tuple[Actor, timedelta]] = []
 
     def forget(*, actor: Actor, older_than: timedelta) -> int:

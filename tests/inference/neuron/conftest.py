@@ -161,7 +161,6 @@ class TestGateway:
 
 
 def wait_until(find: Callable[[], Any], timeout_s: float = WAIT_S) -> Any:
-    """Returns what was found."""
     deadline = time.monotonic() + timeout_s
     while not (found := find()):
         assert time.monotonic() < deadline, "it did not happen in time"
@@ -231,7 +230,6 @@ class TestNeuron:
         return status and self.gateway.wait_status(status, spec.model, spec.job_id)
 
     def refused(self, *name: str, **options: Any) -> LoadFailure:
-        """Returns the failure of a load."""
         failure: LoadFailure = self.load(*name, status="failed", **options).failure
         return failure
 
@@ -242,17 +240,14 @@ class TestNeuron:
         return request_id
 
     def ask(self, *text: str, **options: Any) -> list[Any]:
-        """Returns a request's events, once it has ended."""
         return self.gateway.wait_end(self.submit(*text, **options))
 
     def running(self, **options: Any) -> str:
-        """Returns the id of a request that has some tokens."""
         request_id = self.submit(**options)
         self.gateway.wait_events(request_id, lambda events: len(events) > 2)
         return request_id
 
     def end(self, request_id: str) -> list[Any]:
-        """Returns the events of a request that is cancelled."""
         self.gateway.cancel(request_id)
         self.service.drain_inbox()
         return self.gateway.wait_end(request_id)
@@ -275,7 +270,6 @@ def neuron(redis_url: str, byte_level_dir: Path, gateway: TestGateway) -> Iterat
 
 @pytest.fixture
 def cards(neuron: TestNeuron) -> Machine:
-    """The neuron's."""
     cards = Machine(card(0, 6), card(1, 20), host(100))
     neuron.options["discovery"] = cards
     return cards
@@ -288,7 +282,6 @@ def loaded(neuron: TestNeuron) -> TestNeuron:
 
 
 def failure_of(events: list[protocol.Event]) -> protocol.Failure:
-    """Returns the failure of a request, which has one end."""
     (failed,) = [event for event in events if isinstance(event, protocol.Failed)]
     return failed.failure
 

@@ -26,8 +26,6 @@ def host(free_gb: float, total_gb: float = 128) -> DeviceInfo:
 
 
 class Machine:
-    """Has the devices that a test names."""
-
     def __init__(self, *devices: DeviceInfo) -> None:
         self.there = list(devices)
         self.held = 0

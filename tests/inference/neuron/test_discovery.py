@@ -138,7 +138,6 @@ def test_cards_and_their_host() -> None:
 def test_engines_see_what_cuda_visible_devices_leaves(
     second: Any, visible: str | None, names: list[str]
 ) -> None:
-    """A divided card is never offered whole: a process gets one part of it."""
     listed = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     devices = discovered(FakeNvml(second=second), **listed).cuda_devices()
     assert [(device.name, device.index) for device in devices] == [
@@ -206,7 +205,6 @@ def test_a_broken_driver_is_named_unless_the_host_does_without_cards(
 
 
 def test_what_an_engine_has_started_counts_with_it_once_it_is_touched() -> None:
-    """Ranks and stages."""
     num_bytes = 64 * 2**20
     with mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as pages:
         before = held_bytes(os.getpid())
@@ -236,7 +234,6 @@ def await_cards(sampler: DeviceSampler) -> None:
 
 
 def test_a_driver_and_torch_that_are_slow_or_hang_keep_nobody_waiting() -> None:
-    """A cold import of torch may take longer than a start waits."""
     nvml, is_asked, answers, now_s = FakeNvml(), threading.Event(), threading.Event(), 100.0
     nvml.answers.clear()
 

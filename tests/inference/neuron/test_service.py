@@ -75,7 +75,6 @@ def test_requests_are_streamed_stopped_echoed_and_cancelled(
 def test_a_sequence_that_never_stepped_is_cancelled_or_unloaded_at_once(
     neuron: TestNeuron, gateway: Any
 ) -> None:
-    """Queued or prefilling: the engine has it and has sent nothing about it."""
     neuron.load(rate=0)
     cancelled, unloaded = neuron.submit(), neuron.submit()
     for request_id in (cancelled, unloaded):
@@ -160,7 +159,6 @@ def test_a_request_that_ends_its_engine_is_named_where_it_was_alone_and_not_run_
 def test_what_the_last_instance_was_preparing_does_not_run(
     neuron: TestNeuron, gateway: Any, redis_db: redis.Redis, is_alone: bool
 ) -> None:
-    """Its frame is still in the inbox."""
     marks = {"gw-1": "before"} | ({} if is_alone else {"gw-9": "before"})
     redis_db.hset(keys.preparing_key("n1"), mapping=marks)
     poison, other = gateway.submit(), gateway.submit(max_tokens=1)

@@ -105,8 +105,6 @@ KINDS = (ModelText, Tokenizer, Replica, EngineProcess)
 def test_models_that_were_unloaded_leave_nothing(
     neuron: TestNeuron, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each load is a process of its own, and what the neuron itself had of it is freed, a failed
-    one's traceback too."""
     # Objects that are exempt from collections would be neither found nor freed here.
     monkeypatch.setattr(engine_run, "freeze_heap", lambda: None)
 
@@ -189,7 +187,6 @@ def test_evicted_models_leave_first_unless_one_got_busy(
 
 
 def test_a_restart_loads_what_was_used_last_first(neuron: TestNeuron, gateway: Any) -> None:
-    """Where not all of it has room any more."""
     used = {"a": None, "b": 20.0, "c": 30.0, "d": 10.0}
     store = SpecStore(gateway.client, neuron="n1")
     needs: dict[str, Any] = {"needs_gb": 15, "devices": ["cuda:0"]}
@@ -283,7 +280,6 @@ def test_one_that_dies_as_it_wakes_is_started_anew(
 def test_models_that_make_room_sleep_where_that_does(
     neuron: TestNeuron, cards: Machine, gateway: Any, host_gb: int, needs_gb: float, sleeps: bool
 ) -> None:
-    """Where the host is full or too much stays behind, they are unloaded."""
     neuron.load("old", **SLEEPER)
     cards.there = [card(0, 2), card(1, 2), host(host_gb)]  # the driver's word
     neuron.load("new", needs_gb=needs_gb, devices=["cuda:1"], evict=["old"], status=None)

@@ -27,7 +27,6 @@ STAGES = [OTHERS, OWN, replace(OTHERS, layers=(6, 8), neuron="other")]
 
 
 def order(neuron: TestNeuron, status: str | None = None, job_id: str = "j1", **changes: Any) -> Any:
-    """Returns the stage of that job once it has that status."""
     stage = {"stages": STAGES, "stage_of": OF, "link_identity": IDENTITY}
     neuron.service.load_model(neuron.spec(job_id=job_id, **(stage | changes)))
     return status and held(neuron, status, job_id)
@@ -50,7 +49,6 @@ def reserved(neuron: TestNeuron) -> list[int]:
 
 
 def wait_nothing(neuron: TestNeuron) -> None:
-    """Waits until no process, no memory and no report is left."""
     wait_until(lambda: not neuron.gateway.heartbeat().stages and not running_engines())
     wait_until(lambda: not any(reserved(neuron)))
 
@@ -122,7 +120,6 @@ def test_a_refused_stage_reports_why_and_holds_no_memory(
 def test_what_the_order_names_leaves_first_if_it_is_idle_and_no_engine_with_stages_is_restarted(
     neuron: TestNeuron, gateway: Any, redis_db: Any
 ) -> None:
-    """Its own stage alone is reserved; a restart of the neuron does not load it either."""
     far = replace(OWN, neuron="far", address="10.0.0.9:7400")
     own = StageSpec(device="cuda:1", layers=(0, 4), memory_bytes=5 * GB)
     neuron.load(takes_gb=1, stages=[own, far], link_identity=IDENTITY)

@@ -68,8 +68,6 @@ def fake_spec(neuron: Any) -> Any:
 
 
 class Tasks:
-    """Sends what the control plane sends."""
-
     def __init__(self, url: str) -> None:
         self.url = url
 

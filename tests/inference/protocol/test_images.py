@@ -49,7 +49,6 @@ TILES = msgspec.structs.replace(
 def test_a_grid_is_what_transformers_makes_of_the_size(
     size: tuple[int, int], is_low_detail: bool, qwen: Grid, small: Grid
 ) -> None:
-    """Its ``smart_resize``, asked for these sizes. Low detail reduces what is larger."""
     for sizes, grid in ((QWEN, qwen), (SMALL, small)):
         assert image_grid(*size, sizes, is_low_detail=is_low_detail) == grid
         assert num_image_tokens(grid, sizes.merge) == grid[1] * grid[2] / sizes.merge**2
@@ -163,7 +162,6 @@ SMOL_TILES = msgspec.structs.replace(
 @each_case("size", [(640, 480), (480, 640), (3000, 20), (512, 512)], ids=str)
 @each_case("is_low_detail", [False, True])
 def test_the_text_of_tiles_is_transformers(size: tuple[int, int], is_low_detail: bool) -> None:
-    """Its processor repeats the pad for each token; here that comes after tokenizing."""
     from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 
     layout = image_layout(*size, SMOL_TILES, is_low_detail=is_low_detail)

@@ -162,7 +162,6 @@ speeds = st.builds(
 
 
 def test_a_token_costs_its_products_and_its_reading() -> None:
-    """Beyond the window depth costs no more."""
     speed = load.PrefillSpeed(token_s=0.01, growth_s=0.0001)
     assert speed.prompt_s(100) == pytest.approx(100 * 0.01 + 0.0001 * 100**2 / 2)
     assert speed.tokens_per_s(100) == pytest.approx(100 / 1.5)

@@ -52,8 +52,6 @@ DELETE = DeleteSpec(job_id="d1", source=CACHED, revision="")
 
 
 class Cache:
-    """A neuron's, and what it reports of it."""
-
     def __init__(self, neuron: TestNeuron, directory: Path) -> None:
         self.neuron = neuron
         self.directory = directory
@@ -67,8 +65,6 @@ class Cache:
         return decode_cache_report(data) if data else None
 
     def ended(self, job_id: str) -> CacheJobState:
-        """The job, once it is over."""
-
         def found() -> CacheJobState | None:
             jobs = reported.jobs if (reported := self.report()) else []
             ended = [one for one in jobs if one.status not in ("queued", "running")]
@@ -219,7 +215,6 @@ PREFLIGHT = LoadProgress(stage=LoadStage.PREFLIGHT, detail="model.gguf")
 
 
 def watched(watch: LoadWatch, from_s: int, seconds: int) -> float:
-    """Looks once a second."""
     for now_s in range(from_s, from_s + seconds + 1):
         stalled_s = watch.check(float(now_s))
     return stalled_s
@@ -303,7 +298,6 @@ def wait_stage(neuron: TestNeuron, model: str, stage: LoadStage) -> None:
 def test_what_hangs_holds_nobody_up_for_ever(
     neuron: TestNeuron, gateway: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A load, and a tokenizer inside the neuron."""
     now_s = 0.0
     neuron.options = {"load_stall_limit_s": LIMIT_S, "clock": lambda: now_s}
 
@@ -372,7 +366,6 @@ def test_a_restart_that_is_refused_is_tried_again(neuron: TestNeuron, gateway: A
 
 
 def test_a_source_that_stalls_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """It reports its progress once and nothing after that."""
     progress = '{"type":"fetching","progress":{"stage":"downloading","done":7,"total":9}}'
     program = f"import time; print({progress!r}, flush=True); time.sleep(3600)"
     monkeypatch.setattr(fetching, "FETCH_COMMAND", (sys.executable, "-c", program))

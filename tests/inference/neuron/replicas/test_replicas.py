@@ -63,7 +63,6 @@ NO_ROOM = ["does_not_fit", "out_of_memory", "disk_full"]
 def test_what_a_failed_load_waits_for(
     codes: list[str], most_failures: int, by_room: bool | None
 ) -> None:
-    """For time, up to so many failures, and for room."""
     for code in codes:
         if most_failures:
             assert retries.waits_for_time(failure(code), most_failures)
@@ -141,7 +140,6 @@ def test_files_on_disk(tmp_path: Path, change: str, names: str) -> None:
 
 @each_case("is_removed", [False, True])
 def test_a_download_that_was_replaced(tmp_path: Path, is_removed: bool) -> None:
-    """A refused load removes only an unchanged file; one that was written again stays."""
     file = tmp_path / "model.safetensors"
     file.write_bytes(b"half")
     failed = Failed("huggingface:org/m", ask_hub=lambda _: "commit")
@@ -178,7 +176,6 @@ def test_nothing_below_the_folder_of_a_file_is_looked_through(
     ids=["another commit", "a repository that was refused answers"],
 )
 def test_what_the_hub_has_changed(code: str, commits: list[str | None]) -> None:
-    """An answer that does not come changes nothing, and the hub is asked rarely."""
     now_s = 0.0
     options: dict[str, Any] = {"ask_hub": lambda _: commits.pop(0), "clock": lambda: now_s}
     failed = Failed("huggingface:org/m", code, **options)
@@ -278,7 +275,6 @@ def children() -> set[int]:
 
 
 def test_the_first_load_takes_the_engine_that_is_started_ahead() -> None:
-    """Unless it has ended. One that no load takes is ended."""
     now_s, lines = 0.0, list[bytes]()
     command = [sys.executable, "-c", ENGINE]
     starts = EngineStarts(command, lambda _: lines.append, clock=lambda: now_s)

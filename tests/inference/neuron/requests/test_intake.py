@@ -84,7 +84,6 @@ class Neuron:
         wait_until(lambda: self.intake.pending == (0, 0))
 
     def refused(self, request_id: str, code: str, *words: str) -> bool:
-        """Whether it was, with that code and those words."""
         for event in self.events.get(request_id, []):
             assert isinstance(event, Failed) and event.failure.code == code
             assert all(word in event.failure.message for word in words)
@@ -170,7 +169,6 @@ def test_too_many_requests_or_bytes_are_refused_by_that_name(
 def test_the_engine_gets_who_asks_once_and_shares_nothing_of_theirs(
     make_neuron: Callable[..., Neuron],
 ) -> None:
-    """Nor what was cancelled, or a budget does not buy."""
     neuron = make_neuron()
     neuron.put("known", account="acme", weight=3)
     neuron.put("nobody", account="anonymous", is_anonymous=True)

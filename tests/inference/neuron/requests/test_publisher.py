@@ -47,7 +47,6 @@ LARGE: list[protocol.Event] = [
 
 
 def _whole(events: list[protocol.Event]) -> list[protocol.Event]:
-    """Returns the events with fragments put together."""
     whole: list[protocol.Event] = []
     data = b""
     for event in events:
@@ -254,8 +253,6 @@ def test_a_stall_loses_nothing_and_a_reader_can_detect_repeats(mortal: MortalRed
 
 
 def test_large_answers_at_once_are_sent_in_bounded_entries(redis_db: redis.Redis) -> None:
-    """Together they are several times the bound on kept bytes: the publishing thread waits, and
-    other gateways do not."""
     published = Published(redis_db, max_kept_bytes=4_000_000)
     published.make_streams("a", "b")
     vectors, usage = [bytes(16_384)] * 300, protocol.Usage(prompt_tokens=1, completion_tokens=0)

@@ -44,8 +44,6 @@ def _put(client: redis.Redis, *frames: InboxFrame) -> None:
 
 
 class Read:
-    """An inbox and what was taken from it."""
-
     def __init__(self, client: redis.Redis, **options: Any) -> None:
         self.client = client
         self.taken: list[InboxFrame] = []

@@ -194,7 +194,6 @@ def test_calls_are_named_and_thoughts_and_the_stop_token_counted(tokenizer: Toke
 
 
 def test_a_stop_string_ends_the_count_of_tokens_and_drafts(tokenizer: Tokenizer) -> None:
-    """Whatever came with it."""
     before = ids_of(tokenizer, "yes")
     ids = [*before, *ids_of(tokenizer, "E"), *ids_of(tokenizer, "more")]
     answer = answer_of(Choice(request_id="r", text=ChoiceText(tokenizer, stop=["E"])))
@@ -248,7 +247,6 @@ def test_a_prompts_logprobs_come_with_its_echo(tokenizer: Tokenizer) -> None:
 
 
 def test_a_prompts_scores_are_reported_as_they_come(tokenizer: Tokenizer) -> None:
-    """Each with as many candidates as were asked for, also where its echo shows another number."""
     first, second = ids_of(tokenizer, "no")
     best = [(first, -0.25), (second, -1.5)]
     echo = Echo("The ", num_top=1)

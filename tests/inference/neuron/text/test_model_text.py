@@ -144,7 +144,6 @@ def started(
 
 
 def answer(table: RequestTable, text: ModelText, answered: str) -> list[Any]:
-    """Returns the events of the last step."""
     for token_id in text.tokenizer.encode(answered, add_special_tokens=False):
         table.apply([SequenceStep(sequence_id="r/0", token_ids=[token_id])])
     end = SequenceStep(sequence_id="r/0", token_ids=[], finish_reason="stop")

@@ -47,8 +47,6 @@ REQUIRED = ToolChoice(mode="required")
 
 
 class NoWorkers(WorkerPool):
-    """Its jobs are done here."""
-
     def run(self, job: Job, is_wanted: Callable[[], bool] = lambda: True) -> Result:
         return decode_result(encode_result(perform(decode_job(encode_job(job)), 2**20)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from itertools import filterfalse
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,6 @@ def _written(text: ModelText, made: Prepared) -> str:
 
 
 def _sizes(found: list[PlacedImage]) -> list[tuple[int, Any]]:
-    """Tokens and grid of each."""
     return [(sum(run.num_tokens for run in one.runs), one.grid) for one in found]
 
 
@@ -126,23 +126,6 @@ def test_images_stand_between_the_words_and_are_counted(seeing_dir: Path) -> Non
     assert refused.value.failure.code == "image_lost", "one that is gone is no other"
     given = [1, PAD, 2]
     assert placed(given, [], VISION) == placed(given, [], None) == (given, [])
-
-
-def test_what_a_template_writes_for_an_image_is_replaced_before_it_is_tokenized(
-    seeing_dir: Path,
-) -> None:
-    """Newlines around it become the tokens that they are together."""
-    text = _placing(seeing_dir)
-    made = _prepare(text, *TWO.messages)
-    (prompt,) = made.prompts
-    one = f"\n\n<|vision_start|>{PADS * 9}<|vision_end|>\n\n"
-    assert _written(text, made) == f"user\nThe{one}capital{one}"
-    assert _sizes(made.images) == [(9, (1, 6, 6))] * 2
-    whole = _written(text, made).replace(PADS * 9, PADS)
-    alone = text.tokenizer.encode(whole, add_special_tokens=False)
-    pad = _pad(text)
-    assert [token for token in prompt if token != pad] == [t for t in alone if t != pad]
-    assert _sizes(_prepare(text, _user(_image(1, 1000))).images)[0][0] == 9
 
 
 def test_images_of_tools_and_beside_a_system_turn_that_has_no_place(seeing_dir: Path) -> None:
@@ -225,7 +208,6 @@ def test_images_reach_the_engine_beside_the_inbox(neuron: TestNeuron, seeing_dir
 
 
 def test_an_image_in_tiles_has_a_run_of_tokens_for_each(seeing_dir: Path) -> None:
-    """Each placeholder becomes its own image's text, tokenized with the words around it."""
     text = _placing(
         seeing_dir,
         image_px=64,
@@ -242,6 +224,14 @@ def test_an_image_in_tiles_has_a_run_of_tokens_for_each(seeing_dir: Path) -> Non
     tiles = f"1/1{pads}1/2{pads}\n2/1{pads}2/2{pads}\n\n[{pads}]"
     wide = f"1/1{pads}1/2{pads}\n\n[{pads}]"
     assert _written(text, made) == f"user\nThe{tiles}[{pads}]capital{wide}"
+    # It is tokenized with the words around it: newlines become the tokens that they are together.
+    alone = text.tokenizer.encode(
+        _written(text, made).replace(pads, PADS), add_special_tokens=False
+    )
+    is_pad = _pad(text).__eq__
+    assert [*filterfalse(is_pad, made.prompts[0])] == [*filterfalse(is_pad, alone)]
+    same = _placing(seeing_dir)  # all images are of one size
+    assert _sizes(_prepare(same, *TWO.messages).images) == [(9, (1, 6, 6))] * 2
     grids = [(one.grid, len(one.runs)) for one in made.images]
     assert grids == [((5, 4, 4), 5), ((1, 4, 4), 1), ((3, 4, 4), 3)]
     places = [index for index, token in enumerate(made.prompts[0]) if token == _pad(text)]

@@ -85,7 +85,6 @@ def test_tokens_are_those_that_the_prompt_is_answered_with(
     sentencepiece_dir: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Special tokens are a chat's own, or put before a text."""
     with_bos, the = model_text(sentencepiece_dir), TextInput(texts=["The"])
     plain = _tokenized(sentencepiece_dir, the)
     answered = [1, *plain.token_ids]
