@@ -20,12 +20,7 @@ from fleet.management.backend import RefusedError, RestBackend
 from fleet.management.commands.chat import ChatClient
 from fleet.management.commands.deploy_gate import GatewayFleet
 from helexa_site.bootstrap.redis_server import PrivateRedis
-from helexa_site.bootstrap.serve import (
-    OwnControl,
-    gateway_spec,
-    neuron_spec,
-    redis_spec,
-)
+from helexa_site.bootstrap.serve import OwnControl, gateway_spec, neuron_spec, redis_spec
 from inference.environment import (
     Role,
     child_environment,

@@ -19,13 +19,7 @@ from hypothesis import strategies as st
 
 from helexa_site.program import REPOSITORY_DIR
 from inference import logs
-from inference.redaction import (
-    MAX_BODY_CHARACTERS,
-    Redactor,
-    digest_of,
-    masked_body,
-    secrets_of,
-)
+from inference.redaction import MAX_BODY_CHARACTERS, Redactor, digest_of, masked_body, secrets_of
 from inference.settings.setting import SettingError
 from tests.cases import each_case
 

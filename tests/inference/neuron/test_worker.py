@@ -101,10 +101,7 @@ def test_a_host_that_joined(start: Start, fake_spec: Any, tmp_path: Path) -> Non
         Joining(neuron="n1", redis_url=f"redis://neuron-n1:{secret}@127.0.0.1:{port}/0")
     )
     users, manage = {"n1": secret_hash(secret)}, str(REPOSITORY_DIR / "manage.py")
-    with (
-        mortal_redis(tmp_path, port=port) as server,
-        redis.Redis.from_url(server.url) as client,
-    ):
+    with mortal_redis(tmp_path, port=port) as server, redis.Redis.from_url(server.url) as client:
         users_apply(client, users)
         tasks, gateway = Tasks(server.url), TestGateway(client, "n1")
         neuron = start(None, manage, "neuron", "--join", line)

@@ -17,13 +17,7 @@ from helexa_site.config import SETTINGS as SITE_SETTINGS
 from helexa_site.config import Config
 from inference.settings import gateway, installation, neuron, storage
 from inference.settings import setting as kinds
-from inference.settings.table import (
-    NAMES,
-    SETTINGS,
-    check_settings,
-    refusals,
-    unknown_names,
-)
+from inference.settings.table import NAMES, SETTINGS, check_settings, refusals, unknown_names
 from tests.cases import each_case
 
 NO_NUMBERS = ("never", "zero", "1,5", "1_000", "²", "٣", "0x10", "--1", "1 000", "nan", "inf", "1e")

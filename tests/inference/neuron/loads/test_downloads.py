@@ -35,12 +35,7 @@ from inference.neuron.text.model_text import ModelText
 from inference.protocol.keys import downloads_key
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_report import LOADED, LoadProgress, LoadStage
-from inference.protocol.neuron_tasks import (
-    CacheJobState,
-    DeleteSpec,
-    PullSpec,
-    decode_cache_report,
-)
+from inference.protocol.neuron_tasks import CacheJobState, DeleteSpec, PullSpec, decode_cache_report
 from inference.settings.setting import SettingError
 from tests.cases import each_case
 from tests.inference.neuron.conftest import ENGINE_COMMAND, TestNeuron, running_engines, wait_until

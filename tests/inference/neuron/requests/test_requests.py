@@ -21,12 +21,7 @@ from inference.neuron.requests import requests
 from inference.neuron.requests.requests import Inbox
 from inference.neuron.requests.starter import EARLIER_KEPT_S, PreparingMarks
 from inference.protocol.delivery import MARKS_EXPIRY_S, PARTS_A_READ, inbox_entries
-from inference.protocol.generation import (
-    Cancel,
-    InboxFrame,
-    TextInput,
-    encode_inbox_frame,
-)
+from inference.protocol.generation import Cancel, InboxFrame, TextInput, encode_inbox_frame
 from inference.protocol.keys import inbox_key, preparing_key
 from tests.inference.neuron.conftest import wait_until
 from tests.inference.neuron.model_texts import request_for_model, submit_of

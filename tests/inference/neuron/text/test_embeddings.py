@@ -15,10 +15,7 @@ import pytest
 from inference.neuron.errors import RequestRefusedError
 from inference.neuron.requests.request_table import sequence_id
 from inference.neuron.text.answers import EmbeddingAnswer, cosines
-from inference.neuron.text.inputs import (
-    prepare_embedding,
-    prepare_scoring,
-)
+from inference.neuron.text.inputs import prepare_embedding, prepare_scoring
 from inference.neuron.text.model_text import ModelText
 from inference.protocol.engine import EmbedSequences, SequenceFailed, SequencesEmbedded
 from inference.protocol.events import Accepted, Embedded, Failed, Failure, Usage

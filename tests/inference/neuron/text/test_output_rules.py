@@ -24,14 +24,7 @@ from inference.protocol.generation import (
 )
 from inference.sandbox.build import keep_tokenizer
 from inference.sandbox.fork_server import perform
-from inference.sandbox.jobs import (
-    Job,
-    Result,
-    decode_job,
-    decode_result,
-    encode_job,
-    encode_result,
-)
+from inference.sandbox.jobs import Job, Result, decode_job, decode_result, encode_job, encode_result
 from inference.sandbox.pool import WorkerPool
 from inference.text.tool_calls.call_parser import CallArguments, CallStarted
 from inference.text.tool_calls.json_formats import HermesFormat

@@ -19,12 +19,7 @@ from inference.neuron.text.answers import echo_of
 from inference.neuron.text.inputs import count_tokens, tokenized
 from inference.neuron.text.model_text import ModelText
 from inference.neuron.text.output_rules import TokenBudget, used_sampling
-from inference.neuron.text.prompts import (
-    MAX_ARGUMENTS_CHARACTERS,
-    chat_prompt,
-    prepare,
-    shortened,
-)
+from inference.neuron.text.prompts import MAX_ARGUMENTS_CHARACTERS, chat_prompt, prepare, shortened
 from inference.protocol.engine import ThinkingLimit
 from inference.protocol.events import Tokenized, UsedSampling
 from inference.protocol.generation import (
@@ -80,10 +75,7 @@ def _tokenized(directory: Path, given: Any, **more: bool) -> Tokenized:
 
 
 def test_tokens_are_those_that_the_prompt_is_answered_with(
-    text: ModelText,
-    byte_level_dir: Path,
-    sentencepiece_dir: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    text: ModelText, byte_level_dir: Path, sentencepiece_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_bos, the = model_text(sentencepiece_dir), TextInput(texts=["The"])
     plain = _tokenized(sentencepiece_dir, the)
