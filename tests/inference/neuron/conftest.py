@@ -133,8 +133,7 @@ class TestGateway:
 
     def heartbeat(self) -> NeuronHeartbeat:
         """The latest. Where it expired, because its neuron got no time, the next one."""
-        found: NeuronHeartbeat = wait_until(self.latest_heartbeat)
-        return found
+        return wait_until(self.latest_heartbeat)
 
     def replica(self, model: str = "m") -> ReplicaState | None:
         heartbeat = self.latest_heartbeat()
@@ -151,13 +150,13 @@ class TestGateway:
 
     def wait_status(self, status: str, model: str = "m", job_id: str | None = None) -> Any:
         """Returns the very state that was waited for: the next may have another status."""
-
-        def found() -> ReplicaState | None:
-            state = self.replica(model)
-            is_it = state is not None and job_id in (None, state.job_id)
-            return state if is_it and state.status == status else None
-
-        return wait_until(found)
+        return wait_until(
+            lambda: (
+                (state := self.replica(model))
+                and (state.status, job_id or state.job_id) == (status, state.job_id)
+                and state
+            )
+        )
 
 
 def wait_until(find: Callable[[], Any], timeout_s: float = WAIT_S) -> Any:
@@ -230,8 +229,7 @@ class TestNeuron:
         return status and self.gateway.wait_status(status, spec.model, spec.job_id)
 
     def refused(self, *name: str, **options: Any) -> LoadFailure:
-        failure: LoadFailure = self.load(*name, status="failed", **options).failure
-        return failure
+        return self.load(*name, status="failed", **options).failure
 
     def submit(self, *text: str, **options: Any) -> str:
         self.service  # noqa: B018 - starts it

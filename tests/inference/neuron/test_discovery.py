@@ -216,7 +216,6 @@ def test_what_an_engine_has_started_counts_with_it_once_it_is_touched() -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", begin], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
-    assert process.stdout is not None
     process.stdout.readline()
     assert held_bytes(process.pid) > 2**26
     process.communicate(b"\n")

@@ -34,14 +34,13 @@ def order(neuron: TestNeuron, status: str | None = None, job_id: str = "j1", **c
 
 def held(neuron: TestNeuron, status: str, job_id: str = "j1") -> HeldStage:
     """The only one, as the heartbeat reports it."""
-
-    def found() -> HeldStage | None:
-        stages = neuron.gateway.heartbeat().stages
-        is_it = [(one.status, one.job_id) for one in stages] == [(status, job_id)]
-        return stages[0] if is_it else None
-
-    stage: HeldStage = wait_until(found)
-    return stage
+    return wait_until(
+        lambda: (
+            (stages := neuron.gateway.heartbeat().stages)
+            and [(one.status, one.job_id) for one in stages] == [(status, job_id)]
+            and stages[0]
+        )
+    )
 
 
 def reserved(neuron: TestNeuron) -> list[int]:

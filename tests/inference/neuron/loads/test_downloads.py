@@ -60,13 +60,12 @@ class Cache:
         return decode_cache_report(data) if data else None
 
     def ended(self, job_id: str) -> CacheJobState:
-        def found() -> CacheJobState | None:
-            jobs = reported.jobs if (reported := self.report()) else []
-            ended = [one for one in jobs if one.status not in ("queued", "running")]
+        def found() -> Any:
+            jobs = reported.jobs if (reported := self.report()) else ()
+            ended = (one for one in jobs if one.status not in ("queued", "running"))
             return next((one for one in ended if one.job_id == job_id), None)
 
-        job: CacheJobState = wait_until(found)
-        return job
+        return wait_until(found)
 
 
 @pytest.fixture

@@ -328,7 +328,6 @@ def test_the_report_has_the_engines_warnings_and_drafts_of_lately() -> None:
         stats = engine_stats(speculation=speculation, warnings=warnings)
         record.reported(stats, worked=bool(warnings))
         found = record.state().report
-        assert found is not None
         assert found.warnings == ["no C compiler", *warnings]
         lately = f"; {speculation}" if speculation else ""
         assert found.speculation == f"auto: whichever pays{lately}"

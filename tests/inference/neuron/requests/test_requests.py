@@ -153,8 +153,7 @@ os.kill(os.getpid(), signal.SIGSEGV)
 
 
 def marks_in(client: redis.Redis) -> dict[bytes, bytes]:
-    found: dict[bytes, bytes] = client.hgetall(preparing_key("n1"))  # type: ignore[assignment]
-    return found
+    return client.hgetall(preparing_key("n1"))
 
 
 def test_a_mark_outlives_its_process_and_the_next_instance_forgets_it_later(

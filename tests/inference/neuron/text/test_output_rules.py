@@ -58,9 +58,7 @@ def _request(output_format: OutputFormat | None = None, **chat: Any) -> Generati
 
 def _grammars(request: GenerationRequest, text: ModelText) -> list[dict[str, Any]]:
     grammar = output_rules(request, text).grammar
-    assert grammar is not None
-    found: list[dict[str, Any]] = json.loads(grammar.text)["grammars"]
-    return found
+    return json.loads(grammar.text)["grammars"]
 
 
 def _refusal(request: GenerationRequest, text: ModelText) -> Failure:
@@ -105,7 +103,6 @@ def test_which_grammar_a_request_comes_to(text: ModelText) -> None:
     for thinking in (None, False):  # a template may open it whatever the request asks
         request = _request(FORMAT, thinking=thinking)
         opened = output_rules(request, text, starts_thinking=True).grammar
-        assert opened is not None
         assert opened.starts_after_token_id == text.markers.end_token_id
 
 
@@ -204,7 +201,6 @@ def test_a_schema_that_is_not_strict_loses_what_cannot_be_enforced(
         (_request(format_, tools=[TOOL]), format_.path),
     ):
         rules = output_rules(request, text)
-        assert rules.grammar is not None
         assert list(rules.not_enforced) == [f"{path}.properties.x.{place}" for place in places]
         assert "integer" in rules.grammar.text  # what can be enforced is
     for request in (
@@ -262,7 +258,6 @@ def test_what_a_models_own_format_cannot_express_is_left_out(
     assert (failure.code, failure.param) == ("invalid_schema", f"{PLACE}.properties.x.pattern")
     tool = _tool(schema)
     rules = output_rules(_request(tools=[tool], tool_choice=REQUIRED), tags)
-    assert rules.grammar is not None
     expected = [".minProperties", *(f".properties.x{place}" for place in places)]
     assert list(rules.not_enforced) == [f"{tool.path}{place}" for place in expected]
     assert "integer" in rules.grammar.text
@@ -277,7 +272,6 @@ def test_a_model_of_an_unknown_form_calls_where_it_is_forced(
     (part,) = _grammars(request, unknown)
     assert '\\"name\\": \\"f\\"' in part["lark_grammar"]
     found = unknown.tool_format_of(request.input)
-    assert found is not None
     parser = found.parser([TOOL])
     parts = [*parser.feed('{"name": "f", "arguments": {}}'), *parser.flush()]
     assert parts == [CallStarted("f"), CallArguments("{}")]

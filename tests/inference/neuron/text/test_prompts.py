@@ -305,7 +305,6 @@ def test_a_block_that_the_template_opens_is_noticed_in_chats_only(
     ):
         assert prepared(text, chat).thinking.phrases is found
     markers = model_text(thinking_dir).markers
-    assert markers is not None
     from_start = ThinkingLimit(max_tokens=7, end_token_id=markers.end_token_id)
     later = msgspec.structs.replace(from_start, start_token_id=markers.start_token_id)
     asked = a_chat(thinking=True, thinking_budget_tokens=7)
