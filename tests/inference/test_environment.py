@@ -116,9 +116,7 @@ def test_who_knows_what_of_secrets_and_of_those_that_settings_name(role: Role) -
     assert given.keys() == harmless | KNOWN[role]
 
 
-def test_no_child_of_serve_knows_more_nor_its_own_control(
-    environment: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_child_of_serve_knows_more(environment: None, monkeypatch: pytest.MonkeyPatch) -> None:
     server = PrivateRedis(command=("redis-server",), url="unix://", socket_path=Path("/run/r"))
     for spec, role in (
         (gateway_spec("127.0.0.1", 1), Role.GATEWAY),

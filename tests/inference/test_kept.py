@@ -74,9 +74,7 @@ def test_many_and_large_results_take_no_more_than_they_may_and_texts_are_not_kep
 
 
 @each_case("byte", [None, 0x00, 0xFF])
-def test_an_id_is_a_uuid_of_version_7_with_the_time_in_it(
-    byte: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ids_are_uuids_of_their_time(byte: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     if byte is not None:
         monkeypatch.setattr(request_ids.os, "urandom", lambda num_bytes: bytes([byte]) * num_bytes)
     before_ms = time.time_ns() // 1_000_000
@@ -156,9 +154,7 @@ def _add_response(number: int, using: str) -> Any:
         (StoredResponse, "lab", _add_response),
     ],
 )
-def test_of_many_at_once_exactly_what_fits_is_added(
-    database: str, model: Any, account: str, add: Add
-) -> None:
+def test_exactly_what_fits_is_added(database: str, model: Any, account: str, add: Add) -> None:
     def work(thread: int) -> int:
         num_added = 0
         try:

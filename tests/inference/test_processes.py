@@ -170,9 +170,7 @@ def test_the_gateway_shows_it_to_those_who_may_read_the_fleet(tmp_path: Path) ->
 
 
 @given(payloads=st.lists(st.binary(max_size=2000), max_size=5))
-def test_frames_arrive_whole_whatever_pieces_they_come_in_or_not_at_all(
-    payloads: list[bytes],
-) -> None:
+def test_frames_arrive_whole_whatever_their_pieces(payloads: list[bytes]) -> None:
     near, far = socket.socketpair()
     large = bytes(range(256)) * 20_000
     with near, far, ThreadPoolExecutor(1) as sender:

@@ -70,9 +70,7 @@ def _crashed(store: FileStore, holder: str = "other") -> ResultFiles:
         (_crashed, []),  # and was started again
     ],
 )
-def test_results_are_continued_with_what_is_whole(
-    before: Callable[[FileStore], object], errors: list[str], tmp_path: Path
-) -> None:
+def test_takeover(before: Callable[[FileStore], object], errors: list[str], tmp_path: Path) -> None:
     store = FileStore(tmp_path)
     before(store)
     results, answered = begun(store, "other")

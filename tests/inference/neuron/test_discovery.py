@@ -135,9 +135,7 @@ def test_cards_and_their_host() -> None:
         (DIVIDED, None, ["Card 0", "Part 0"]),
     ],
 )
-def test_engines_see_what_cuda_visible_devices_leaves(
-    second: Any, visible: str | None, names: list[str]
-) -> None:
+def test_cuda_visible_devices(second: Any, visible: str | None, names: list[str]) -> None:
     listed = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     devices = discovered(FakeNvml(second=second), **listed).cuda_devices()
     assert [(device.name, device.index) for device in devices] == [
@@ -193,9 +191,7 @@ def test_a_card_without_memory_of_its_own_has_the_hosts_and_a_silent_one_hides_n
         (None, {"CUDA_VISIBLE_DEVICES": ""}, ""),
     ],
 )
-def test_a_broken_driver_is_named_unless_the_host_does_without_cards(
-    error: int | None, options: Any, problem: str
-) -> None:
+def test_a_broken_driver_is_named(error: int | None, options: Any, problem: str) -> None:
     discovery = discovered(FakeNvml(error), **options)
     assert [device.kind for device in discovery.devices()] == ["cpu"]
     host = discovery.host()

@@ -131,9 +131,7 @@ def test_while_redis_stands_still_no_neuron_gets_it(mortal: MortalRedis) -> None
 
 
 @pytest.mark.slow
-def test_another_certificate_than_the_invitations_is_no_redis_to_wait_for(
-    redis_url: str, tmp_path: Path
-) -> None:
+def test_another_certificate_is_not_waited_for(redis_url: str, tmp_path: Path) -> None:
     chain, key = Authority("control").vouch("127.0.0.1", tmp_path / "server")
     presented = Share(host="127.0.0.1", port=1, tls_cert=chain, tls_key=key).certificate()
     assert presented == chain.read_text(), "a host receives the authority"
@@ -179,9 +177,7 @@ def test_a_neuron_that_is_shut_out_without_a_break_reports_it_once_and_ends(
     assert "its invitation was revoked" in logged
 
 
-def test_a_gateway_is_dead_when_its_key_is_missing_unless_redis_stood_still(
-    redis_db: redis.Redis,
-) -> None:
+def test_a_gateway_without_its_key_is_dead(redis_db: redis.Redis) -> None:
     now_s = 100.0
     watch = GatewayWatch(redis_db, clock=lambda: now_s)
 

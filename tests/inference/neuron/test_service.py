@@ -35,9 +35,7 @@ def _text(events: list[Any]) -> str:
     return "".join(event.text for event in events if isinstance(event, Delta))
 
 
-def test_requests_are_streamed_stopped_echoed_and_cancelled(
-    loaded: TestNeuron, gateway: Any
-) -> None:
+def test_requests_are_streamed_stopped_and_cancelled(loaded: TestNeuron, gateway: Any) -> None:
     events = loaded.ask(TEXT, max_tokens=200)
     accepted, finished = events[0], events[-1]
     assert isinstance(accepted, Accepted) and isinstance(finished, Finished)
@@ -72,9 +70,7 @@ def test_requests_are_streamed_stopped_echoed_and_cancelled(
     wait_until(lambda: gateway.is_idle(after_steps=False))
 
 
-def test_a_sequence_that_never_stepped_is_cancelled_or_unloaded_at_once(
-    neuron: TestNeuron, gateway: Any
-) -> None:
+def test_what_never_stepped_is_cancelled_or_unloaded(neuron: TestNeuron, gateway: Any) -> None:
     neuron.load(rate=0)
     cancelled, unloaded = neuron.submit(), neuron.submit()
     for request_id in (cancelled, unloaded):

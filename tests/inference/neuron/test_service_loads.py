@@ -102,9 +102,7 @@ def test_a_loaded_model_reports_what_it_is_and_is_replaced_stopped_and_loaded_ag
 KINDS = (ModelText, Tokenizer, Replica, EngineProcess)
 
 
-def test_models_that_were_unloaded_leave_nothing(
-    neuron: TestNeuron, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unloaded_models_leave_nothing(neuron: TestNeuron, monkeypatch: pytest.MonkeyPatch) -> None:
     # Objects that are exempt from collections would be neither found nor freed here.
     monkeypatch.setattr(engine_run, "freeze_heap", lambda: None)
 
@@ -130,9 +128,7 @@ def test_models_that_were_unloaded_leave_nothing(
     wait_until(lambda: threading.active_count() <= threads)
 
 
-def test_cold_loads_take_turns_and_their_memory_is_not_free_for_others(
-    neuron: TestNeuron, cards: Machine, gateway: Any
-) -> None:
+def test_cold_loads_take_turns(neuron: TestNeuron, cards: Machine, gateway: Any) -> None:
     neuron.load("a", load_s=30, status=None)
     wait_until(running_engines)
     neuron.load("b", needs_gb=15, status=None)
@@ -205,9 +201,7 @@ def pids() -> list[int]:
     return [engine.pid for engine in running_engines()]
 
 
-def test_it_sleeps_and_wakes_in_the_same_process(
-    neuron: TestNeuron, cards: Machine, gateway: Any
-) -> None:
+def test_it_sleeps_and_wakes(neuron: TestNeuron, cards: Machine, gateway: Any) -> None:
     neuron.load(**SLEEPER)
     before = pids()
     cards.there[2] = host(20)
@@ -249,7 +243,7 @@ def test_it_sleeps_and_wakes_in_the_same_process(
 
 
 @pytest.mark.parametrize("end", ["unload", "unload asleep", "crash_sleep", "kill asleep"])
-def test_one_that_is_unloaded_or_dies_leaves_nothing(
+def test_what_ends_leaves_nothing(
     end: str, neuron: TestNeuron, cards: Machine, gateway: Any
 ) -> None:
     neuron.load(**SLEEPER, crash_sleep=float(end == "crash_sleep"))
@@ -265,9 +259,7 @@ def test_one_that_is_unloaded_or_dies_leaves_nothing(
     neuron.load(**SLEEPER)
 
 
-def test_one_that_dies_as_it_wakes_is_started_anew(
-    neuron: TestNeuron, cards: Machine, gateway: Any
-) -> None:
+def test_one_dead_at_waking_restarts(neuron: TestNeuron, cards: Machine, gateway: Any) -> None:
     neuron.load(**SLEEPER, crash_wake=1)
     neuron.service.sleep_model("m", "j-sleep")
     gateway.wait_status("asleep")

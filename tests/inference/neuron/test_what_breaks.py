@@ -115,9 +115,7 @@ def test_a_pull_that_breaks_has_failed_and_the_next_one_runs(
     downloads.stop()
 
 
-def test_events_are_sent_again_after_the_resender_broke(
-    redis_url: str, redis_db: redis.Redis
-) -> None:
+def test_events_are_sent_after_the_resender_broke(redis_url: str, redis_db: redis.Redis) -> None:
     client = connect(redis_url)
     publisher = EventPublisher(client, neuron="n1", epoch="e", on_lost=lambda _: None)
     publisher.publish([AddressedEvent("g", Delta(request_id="r", text="x"))])  # no stream yet

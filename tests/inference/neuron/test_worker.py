@@ -180,9 +180,7 @@ sys.exit(run("n1"))
 
 
 @pytest.mark.slow
-def test_the_process_of_a_void_invitation_ends_with_a_code_and_one_line(
-    start: Start, redis_db: redis.Redis
-) -> None:
+def test_a_void_invitation_ends_with_one_line(start: Start, redis_db: redis.Redis) -> None:
     path = redis_db.connection_pool.connection_kwargs["path"]
     done = start(f"unix://neuron-n1:void@{path}", "-c", VOID, stderr=subprocess.PIPE)
     _, output = done.communicate(timeout=120)

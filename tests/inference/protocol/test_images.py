@@ -94,7 +94,7 @@ PIXELS = st.integers(1, 9_000)
     st.sampled_from([384, 400, 767, 768, 1001, 1536, 2048, 4096]),
     st.sampled_from([364, 384, 512]),
 )
-def test_tiles_are_what_transformers_makes_of_the_size(
+def test_tiles_are_transformers(
     width_px: int, height_px: int, longest_px: int, tile_px: int
 ) -> None:
     sizes = msgspec.structs.replace(TILES, max_pixels=longest_px**2, image_px=tile_px)

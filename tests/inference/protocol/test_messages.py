@@ -174,9 +174,7 @@ def test_a_token_costs_its_products_and_its_reading() -> None:
 
 
 @given(speed=speeds, seconds=st.floats(0, 1000), at_most=st.integers(1, 100_000))
-def test_the_longest_prompt_is_the_last_that_keeps_the_time(
-    speed: load.PrefillSpeed, seconds: float, at_most: int
-) -> None:
+def test_the_longest_prompt_in_time(speed: load.PrefillSpeed, seconds: float, at_most: int) -> None:
     longest = speed.longest_prompt(seconds, at_most)
     assert 0 <= longest <= at_most
     assert speed.prompt_s(longest) <= seconds

@@ -177,9 +177,7 @@ def test_the_page_has_each_setting_that_is_none_of_the_programs_own() -> None:
 
 
 @each_case("setting", SETTINGS, ids=lambda setting: setting.name)
-def test_values_are_accepted_or_refused_with_the_name_and_the_rule(
-    setting: kinds.Setting[Any],
-) -> None:
+def test_values_are_accepted_or_refused_by_name_and_rule(setting: kinds.Setting[Any]) -> None:
     accepted, refused = samples(setting)
     assert setting.read({}) == setting.default
     for word in accepted:

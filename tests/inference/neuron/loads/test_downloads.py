@@ -121,9 +121,7 @@ def test_pulls_leave_their_files_fail_for_a_reason_or_are_cancelled(
 
 
 @pytest.mark.slow
-def test_a_load_fetches_first_and_what_it_uses_is_not_deleted(
-    neuron: TestNeuron, cache: Cache
-) -> None:
+def test_a_load_fetches_and_what_it_uses_is_not_deleted(neuron: TestNeuron, cache: Cache) -> None:
     neuron.options["engine_command"] = [*ENGINE_COMMAND, "--options", "load_s=3600"]
     neuron.load(source=SOURCE, file=None, status=None)
     wait_until(lambda: (found := cache.report()) and [one.used_by for one in found.cached])
@@ -136,9 +134,7 @@ def test_a_load_fetches_first_and_what_it_uses_is_not_deleted(
 
 
 @pytest.mark.slow
-def test_what_was_downloaded_for_a_load_that_can_never_succeed_is_removed(
-    neuron: TestNeuron, cache: Cache
-) -> None:
+def test_a_download_for_a_load_that_failed_is_removed(neuron: TestNeuron, cache: Cache) -> None:
     neuron.options["engine_command"] = [*ENGINE_COMMAND, "--options", "load_fails=2"]
     assert neuron.refused(source=SOURCE, file=None).code == "unknown_architecture"
     wait_until(lambda: not list_cached(cache.directory))
@@ -289,7 +285,7 @@ def wait_stage(neuron: TestNeuron, model: str, stage: LoadStage) -> None:
 
 
 @pytest.mark.slow
-def test_what_hangs_holds_nobody_up_for_ever(
+def test_what_hangs_is_ended(
     neuron: TestNeuron, gateway: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = 0.0

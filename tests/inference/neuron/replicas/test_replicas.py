@@ -60,9 +60,7 @@ NO_ROOM = ["does_not_fit", "out_of_memory", "disk_full"]
     ],
     ids=["this host cannot see it", "chance", "room", "files and settings"],
 )
-def test_what_a_failed_load_waits_for(
-    codes: list[str], most_failures: int, by_room: bool | None
-) -> None:
+def test_what_a_load_waits_for(codes: list[str], most_failures: int, by_room: bool | None) -> None:
     for code in codes:
         if most_failures:
             assert retries.waits_for_time(failure(code), most_failures)
@@ -152,9 +150,7 @@ def test_a_download_that_was_replaced(tmp_path: Path, is_removed: bool) -> None:
     assert failed.is_changed()
 
 
-def test_nothing_below_the_folder_of_a_file_is_looked_through(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_folder_below_is_looked_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder may be a home or a disk's root, where some files cannot be read."""
     (tmp_path / "below").mkdir()
     (tmp_path / "loop").symlink_to("loop")
@@ -238,9 +234,7 @@ def test_an_engine_that_cannot_be_started_fails_its_load(neuron: TestNeuron) -> 
 WAIT_S = 30.0
 
 
-def test_lines_are_bounded_in_bytes_and_models_and_hide_keys(
-    monkeypatch: pytest.MonkeyPatch, redis_db: Any, capfd: Any
-) -> None:
+def test_lines_are_bounded(monkeypatch: pytest.MonkeyPatch, redis_db: Any, capfd: Any) -> None:
     """A reload starts another engine, which does not hide why the first one ended."""
     monkeypatch.setattr(engine_process, "MAX_MODEL_BYTES", 35)
     monkeypatch.setattr(engine_process, "MAX_MODELS", 2)

@@ -113,9 +113,7 @@ def neuron(make_neuron: Callable[..., Neuron]) -> Neuron:
     return made
 
 
-def test_a_burst_delays_another_account_by_one_request_and_anonymous_callers_yield(
-    neuron: Neuron,
-) -> None:
+def test_bursts_delay_others_by_one_request_and_the_anonymous_yield(neuron: Neuron) -> None:
     """The order is that in which the only thread that works takes them: all threads are busy, and
     all but one stay so when the gate opens."""
     neuron.put("first", model="stuck", account="first")
@@ -134,9 +132,7 @@ def test_a_burst_delays_another_account_by_one_request_and_anonymous_callers_yie
     assert begun.index("anon") >= 20
 
 
-def test_too_many_requests_or_bytes_are_refused_by_that_name(
-    make_neuron: Callable[..., Neuron],
-) -> None:
+def test_too_many_requests_or_bytes_are_refused(make_neuron: Callable[..., Neuron]) -> None:
     neuron = make_neuron(max_requests=4)
     for name, account, code, words in [
         *(("a0", "a", "", ()), ("a1", "a", "", ())),
@@ -166,9 +162,7 @@ def test_too_many_requests_or_bytes_are_refused_by_that_name(
     assert len(neuron.engine.sent) == 6
 
 
-def test_the_engine_gets_who_asks_once_and_shares_nothing_of_theirs(
-    make_neuron: Callable[..., Neuron],
-) -> None:
+def test_the_engine_gets_who_asks_and_shares_nothing(make_neuron: Callable[..., Neuron]) -> None:
     neuron = make_neuron()
     neuron.put("known", account="acme", weight=3)
     neuron.put("nobody", account="anonymous", is_anonymous=True)
@@ -224,9 +218,7 @@ def test_what_hangs_holds_up_its_account_and_model_alone(neuron: Neuron) -> None
     assert neuron.num_stuck() == 20
 
 
-def test_requests_that_hang_are_named_and_too_many_of_them_take_it_out_of_service(
-    neuron: Neuron,
-) -> None:
+def test_what_hangs_is_named_and_too_much_takes_it_out_of_service(neuron: Neuron) -> None:
     for num_put in range(1, MAX_STUCK + 2):
         assert neuron.intake.is_ready
         model = "stuck-panics" if num_put == 1 else f"stuck{num_put}"

@@ -172,9 +172,7 @@ def away(**limits: Any) -> Published:
     return Published(redis.Redis.from_url("unix:///nowhere/redis.sock"), **limits)
 
 
-def test_each_gateway_has_numbered_entries_whatever_becomes_of_anothers_stream(
-    redis_db: redis.Redis,
-) -> None:
+def test_gateways_have_numbered_entries_whatever_others_streams_do(redis_db: redis.Redis) -> None:
     published = Published(redis_db)
     published.make_streams("b")
     for number in range(3):

@@ -131,9 +131,7 @@ def test_a_request_that_no_engine_has_runs_once_and_ends_at_once(tokenizer: Toke
 
 
 @each_case("gateway_dies", [False, True])
-def test_a_cancel_while_it_is_handed_over_follows_the_submit(
-    tokenizer: Tokenizer, gateway_dies: bool
-) -> None:
+def test_a_cancel_follows_its_submit(tokenizer: Tokenizer, gateway_dies: bool) -> None:
     table, engine = RequestTable(), RecordingEngine()
     table.admit(submit_of("r"))
     assert table.begin("r", answer_of(tokenizer), engine)
@@ -148,9 +146,7 @@ def test_a_cancel_while_it_is_handed_over_follows_the_submit(
 
 
 @each_case("by_gateway", [False, True])
-def test_forgotten_requests_are_freed_in_the_engine_and_nobody_is_told(
-    tokenizer: Tokenizer, by_gateway: bool
-) -> None:
+def test_forgotten_requests_are_freed_in_silence(tokenizer: Tokenizer, by_gateway: bool) -> None:
     table = RequestTable()
     engine = running_request(table, answer_of(tokenizer))
     if by_gateway:
@@ -224,9 +220,7 @@ def test_it_ends_once_with_the_usage_of_all_its_sequences(
         assert isinstance(event, Cancelled if end is None else Finished)
 
 
-def test_an_end_is_a_line_of_the_log(
-    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_end_is_a_log_line(tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="inference.neuron.requests.request_table")
     now_s = iter([100.0, 100.125, 100.25, 101.5])
     table = RequestTable(clock=lambda: next(now_s))

@@ -156,9 +156,7 @@ def marks_in(client: redis.Redis) -> dict[bytes, bytes]:
     return client.hgetall(preparing_key("n1"))
 
 
-def test_a_mark_outlives_its_process_and_the_next_instance_forgets_it_later(
-    redis_url: str, redis_db: redis.Redis
-) -> None:
+def test_a_mark_outlives_its_process_for_a_time(redis_url: str, redis_db: redis.Redis) -> None:
     for _ in range(3):
         redis_db.delete(preparing_key("n1"))
         ended = subprocess.run([sys.executable, "-c", DIES, redis_url], check=False)

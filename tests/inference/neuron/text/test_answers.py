@@ -207,9 +207,7 @@ def test_a_stop_string_ends_the_count_of_tokens_and_drafts(tokenizer: Tokenizer)
     assert finished.usage.rejected_drafts == 3 + 2
 
 
-def test_an_answer_ends_with_its_last_choice_and_one_alone_with_the_engines_times(
-    tokenizer: Tokenizer,
-) -> None:
+def test_an_answer_ends_with_its_last_choice_and_times(tokenizer: Tokenizer) -> None:
     timing = SequenceTiming(prefill_ms=5.0, decode_ms=20.0, prefill_tokens=2)
     *steps, last = steps_of(ids_of(tokenizer, "Paris is nice"))
     steps.append(msgspec.structs.replace(last, timing=timing))

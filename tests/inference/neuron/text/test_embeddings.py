@@ -73,9 +73,7 @@ def refusal(given: EmbeddingRequest | ScoreRequest, text: ModelText) -> Failure:
     return refused.value.failure
 
 
-def test_texts_get_special_tokens_and_inputs_are_cut_where_that_is_asked_for(
-    text: ModelText,
-) -> None:
+def test_texts_get_special_tokens_and_are_cut_on_demand(text: ModelText) -> None:
     assert prepare_embedding(tokens([5] * LIMIT, [7]), text) == [[5] * LIMIT, [7]]
     long = "Paris capital " * LIMIT
     short, whole = (text.tokenizer.encode(one, add_special_tokens=True) for one in ("Paris", long))
@@ -155,9 +153,7 @@ def test_a_request_is_one_sequence_that_ends_or_is_cancelled(text: ModelText) ->
     assert isinstance(event, Failed) and event.failure.code == "queue_full"
 
 
-def test_pairs_are_scored_by_a_reranker_or_their_vectors_compared(
-    text: ModelText, sentencepiece_dir: Path
-) -> None:
+def test_pairs_are_scored_or_compared(text: ModelText, sentencepiece_dir: Path) -> None:
     reranker = text_of(sentencepiece_dir, kind="reranker", embedding_dimensions=None)
     first, second = prepare_scoring(scoring("Paris", "capital"), reranker)
     assert len(first) > 2 < len(second) and first != second

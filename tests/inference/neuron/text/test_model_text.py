@@ -97,9 +97,7 @@ def test_what_is_wrong_with_a_template_stands_in_the_report(
     assert found == "the model has no chat template; conversations are written as ChatML"
 
 
-def test_capabilities_and_fingerprints_are_of_the_files(
-    byte_level_dir: Path, thinking_dir: Path
-) -> None:
+def test_capabilities_and_fingerprints(byte_level_dir: Path, thinking_dir: Path) -> None:
     always = {"chat", "completions", "logprobs", "structured_output"}
     takes_tools = "{{ tools }}<tool_call>"
     thoughts = " ".join((SPOKEN.opens[0], "{% if thinking %}", SPOKEN.closes[0], "{% endif %}"))
@@ -158,9 +156,7 @@ def logged(caplog: Any, text: ModelText, answered: str, given: Any = CHAT, **mor
     return [record.getMessage() for record in caplog.records if record.name == name]
 
 
-def test_texts_are_in_the_log_of_accounts_alone_that_the_setting_names(
-    caplog: Any, text: ModelText
-) -> None:
+def test_texts_are_logged_of_named_accounts_alone(caplog: Any, text: ModelText) -> None:
     assert logged(caplog, text, CALL, bodies="all", level=logging.INFO) == []
     for bodies in (None, "other"):
         prompt, call = logged(caplog, text, CALL, bodies=bodies)
@@ -186,9 +182,7 @@ def test_texts_are_in_the_log_of_accounts_alone_that_the_setting_names(
         assert prompt.endswith("text=The cat") and "tool_format=- " in prompt
 
 
-def test_a_trace_has_the_prompt_the_raw_text_and_the_parsers_decisions_up_to_a_bound(
-    text: ModelText,
-) -> None:
+def test_a_trace_has_the_prompt_the_text_and_the_parsers_decisions(text: ModelText) -> None:
     *_, traced, finished = answer(started(text, captures=True), text, CALL)
     assert isinstance(traced, Traced) and isinstance(finished, Finished)
     prompt, _, rest = traced.text.partition("choice 0: ")

@@ -263,9 +263,7 @@ def test_what_a_models_own_format_cannot_express_is_left_out(
     assert "integer" in rules.grammar.text
 
 
-def test_a_model_of_an_unknown_form_calls_where_it_is_forced(
-    text: ModelText, thinking_dir: Path
-) -> None:
+def test_unknown_forms_call_where_they_are_forced(text: ModelText, thinking_dir: Path) -> None:
     unknown = dataclasses.replace(text, tool_format=None)
     assert _refusal(_request(tools=[TOOL]), unknown).code == "unsupported_parameter"
     request: Any = _request(tools=[TOOL], tool_choice=REQUIRED)

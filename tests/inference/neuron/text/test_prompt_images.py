@@ -179,9 +179,7 @@ def _put_images(client: redis.Redis, request_id: str, files: dict[str, bytes]) -
 BYTES = {SMALL.digest: b"a" * SMALL.num_bytes, WIDE.digest: b"b" * WIDE.num_bytes}
 
 
-def test_a_request_has_its_own_images_and_large_ones_are_read_in_pieces(
-    redis_db: redis.Redis,
-) -> None:
+def test_a_request_has_its_own_images_read_in_pieces(redis_db: redis.Redis) -> None:
     reader = RedisImageReader(redis_db, neuron="n1")
     _put_images(redis_db, "r1", BYTES)
     assert reader.read("r1", [SMALL, WIDE]) == BYTES

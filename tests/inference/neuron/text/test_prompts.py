@@ -170,9 +170,7 @@ def test_how_long_an_answer_may_be_and_why(
     assert (made.params.max_tokens, made.limit.reason) == (max_tokens, reason)
 
 
-def test_more_than_the_operator_or_the_budget_allows_is_refused(
-    text: ModelText, byte_level_dir: Path
-) -> None:
+def test_more_than_operator_or_budget_allow(text: ModelText, byte_level_dir: Path) -> None:
     bound = model_text(byte_level_dir, max_output_tokens=10)
     failure = refusal(bound, TextInput(texts=["x" * 100_000]))
     assert failure.too_long is not None and "context length is 100 tokens" in failure.message
@@ -188,9 +186,7 @@ def test_more_than_the_operator_or_the_budget_allows_is_refused(
     assert refusal(text, TWO, TokenBudget(output_tokens=0)).code == "insufficient_quota"
 
 
-def test_an_echo_is_the_clients_text_and_prompts_are_scored_up_to_a_bound(
-    text: ModelText, byte_level_dir: Path
-) -> None:
+def test_echoes_and_scores_of_prompts(text: ModelText, byte_level_dir: Path) -> None:
     for prompt, echo, top, of_prompt, scores in [
         *((ABC, False, 2, None, None), (ABC, False, None, 3, 3), (ABC, True, 2, 5, 5)),
         *((ABC, True, 2, 0, 2), (ABC, True, None, 0, 0), (a_chat("abc"), False, None, 1, 1)),
@@ -214,9 +210,7 @@ def test_an_echo_is_the_clients_text_and_prompts_are_scored_up_to_a_bound(
     assert failure.param == "prompt_logprobs" and str(2**18) in failure.message
 
 
-def test_counting_is_of_what_answering_renders_and_refuses(
-    byte_level_dir: Path, thinking_dir: Path
-) -> None:
+def test_counting_renders_and_refuses_alike(byte_level_dir: Path, thinking_dir: Path) -> None:
     text = model_text(thinking_dir, chat_template=OPENS)
     for chat in (a_chat(), a_chat(thinking=True)):
         counted = count_tokens(TokenCountRequest(model="m", input=chat), text)
@@ -281,9 +275,7 @@ def test_a_prompt_is_cut_to_the_context(text: ModelText) -> None:
     assert refusal(text, last).code == "context_length_exceeded"
 
 
-def test_a_block_that_the_template_opens_is_noticed_in_chats_only(
-    thinking_dir: Path, byte_level_dir: Path
-) -> None:
+def test_a_block_that_the_template_opens(thinking_dir: Path, byte_level_dir: Path) -> None:
     text = model_text(thinking_dir, chat_template=OPENS)
     assert prepared(text, a_chat(thinking=True)).thinking.is_open
     assert prepared(text, a_chat(shows_reasoning=True)).thinking.is_open
@@ -316,9 +308,7 @@ def test_a_block_that_the_template_opens_is_noticed_in_chats_only(
         assert made.params.thinking_limit == limit, "a budget limits the block"
 
 
-def test_tags_that_are_no_single_tokens_open_a_block_that_no_token_ends(
-    byte_level_dir: Path,
-) -> None:
+def test_tags_of_several_tokens_open_a_block_no_token_ends(byte_level_dir: Path) -> None:
     text = model_text(byte_level_dir, chat_template=TAGGED)
     opened = prepared(text, a_chat(thinking=True))
     assert opened.thinking.is_open and opened.params.thinking_limit is None
