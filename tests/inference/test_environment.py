@@ -5,10 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from http.server import HTTPServer, SimpleHTTPRequestHandler
-from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,6 +34,7 @@ from metering.bench.client import Http
 from metering.errors import TargetError
 from tests.cases import each_case
 from tests.proxies import DEAD, PROXY_CASES, SOCKS, set_proxies
+from tests.servers.answering_server import answering
 
 SECRETS = {
     "DATABASE_URL": "postgres://u:sesame-db@db/helexa",
@@ -171,22 +169,16 @@ CLIENTS: dict[str, Callable[[str], Any]] = {
 @pytest.fixture
 def asked() -> Iterator[list[str]]:
     """The targets that a server on loopback is asked for; its URL is the first."""
+    targets = []
 
-    class Handler(SimpleHTTPRequestHandler):
-        def send_head(self) -> BytesIO:
-            targets.append(self.path)
-            self.send_response(200)
-            self.send_header("Content-Length", "12")
-            self.end_headers()
-            return BytesIO(b'{"data": []}')
+    class Bodies(dict[str, bytes]):
+        def __missing__(self, target: str) -> bytes:
+            targets.append(target)
+            return b'{"data": []}'
 
-        def log_message(self, *_: object) -> None: ...
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        targets = [f"http://127.0.0.1:{server.server_port}"]
-        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
+    with answering(Bodies(), None) as port:
+        targets.append(f"http://127.0.0.1:{port}")
         yield targets
-        server.shutdown()
 
 
 @each_case("variables, url, expected", PROXY_CASES)

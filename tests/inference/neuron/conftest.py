@@ -140,13 +140,10 @@ class TestGateway:
         replicas = heartbeat.replicas if heartbeat else []
         return next((one for one in replicas if one.model == model), None)
 
-    def is_idle(self, *, after_steps: bool = True) -> bool:
-        """The engine reports no sequences; the fake one reports its steps as tokens per second."""
-        state = self.replica()
-        stats = state.stats if state else None
-        if stats is None or stats.in_flight:
-            return False
-        return stats.decode_tokens_per_s > 0 or not after_steps
+    def is_idle(self) -> bool:
+        """The engine has stepped and reports no sequences; the fake one reports its steps."""
+        stats = state.stats if (state := self.replica()) else None
+        return stats is not None and not stats.in_flight and stats.decode_tokens_per_s > 0
 
     def wait_status(self, status: str, model: str = "m", job_id: str | None = None) -> Any:
         """Returns the very state that was waited for: the next may have another status."""

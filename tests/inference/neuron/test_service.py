@@ -67,7 +67,7 @@ def test_requests_are_streamed_stopped_and_cancelled(loaded: TestNeuron, gateway
     loaded.service.drain_inbox()  # submits and their cancels
     for request_id in request_ids:
         assert isinstance(gateway.wait_end(request_id)[-1], Cancelled)
-    wait_until(lambda: gateway.is_idle(after_steps=False))
+    wait_until(gateway.is_idle)
 
 
 def test_what_never_stepped_is_cancelled_or_unloaded(neuron: TestNeuron, gateway: Any) -> None:

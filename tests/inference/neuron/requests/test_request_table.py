@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,11 +35,11 @@ from tests.cases import each_case
 from tests.inference.neuron.model_texts import RecordingEngine, submit_of
 
 CRASHED = engine_crashed("m")
-TRACED = msgspec.structs.replace(
-    submit_of("r"), traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-)
-EMBEDDING = msgspec.structs.replace(
-    TRACED, request=EmbeddingRequest(model="m", input=TextInput(texts=["x"]))
+TRACED = submit_of("r", traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+EMBEDDING = submit_of(
+    "r",
+    EmbeddingRequest(model="m", input=TextInput(texts=["x"])),
+    traceparent=TRACED.traceparent,
 )
 
 
