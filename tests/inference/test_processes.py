@@ -130,12 +130,7 @@ def test_collection_is_paused_and_goes_on_however_imports_end() -> None:
     assert gc.isenabled()
 
 
-BUILT = Build(
-    git_sha="0123456789ab",
-    git_sha_long="0123456789abcdef",
-    git_dirty=False,
-    build_timestamp="2026-01-01T00:00:00+00:00",
-)
+BUILT = Build(git_sha="0123456789ab", git_sha_long="0123456789abcdef", build_timestamp="2026-01-01")
 
 
 def test_a_checkout_asks_git(tmp_path: Path) -> None:

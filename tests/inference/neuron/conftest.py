@@ -121,6 +121,11 @@ class TestGateway:
         wait_until(enough)
         return self.events(request_id)
 
+    def wait_running(self, request_id: str) -> str:
+        """Until it has some tokens."""
+        self.wait_events(request_id, lambda events: len(events) > 2)
+        return request_id
+
     def wait_end(self, request_id: str) -> list[protocol.Event]:
         return self.wait_events(
             request_id,
@@ -238,9 +243,7 @@ class TestNeuron:
         return self.gateway.wait_end(self.submit(*text, **options))
 
     def running(self, **options: Any) -> str:
-        request_id = self.submit(**options)
-        self.gateway.wait_events(request_id, lambda events: len(events) > 2)
-        return request_id
+        return self.gateway.wait_running(self.submit(**options))
 
     def end(self, request_id: str) -> list[Any]:
         self.gateway.cancel(request_id)
