@@ -14,21 +14,16 @@ from inference.neuron.replicas.retries import SpecStore
 from inference.protocol import keys
 from inference.protocol.delivery import NO_GATEWAY, HeldRequests, decode_held_requests, load_mark
 from inference.protocol.events import Accepted, Cancelled, Delta, Failed, Finished
-from inference.protocol.generation import (
-    GenerationRequest,
-    OutputFormat,
-    SamplingOptions,
-    TextInput,
-    TokensInput,
-)
+from inference.protocol.generation import GenerationRequest, OutputFormat, TextInput, TokensInput
 from tests.inference.neuron.conftest import TestNeuron, failure_of, running_engines, wait_until
 from tests.inference.neuron.fake_engine import POISON_SEED
+from tests.inference.neuron.model_texts import request_for_model
 
 TEXT = "The capital of France is Paris."
 
 
-def request(text: str = TEXT, **fields: Any) -> GenerationRequest:
-    return GenerationRequest(model="m", **({"input": TextInput(texts=[text])} | fields))
+def request(given: Any = None, **fields: Any) -> GenerationRequest:
+    return request_for_model(given or TextInput(texts=[TEXT]), **fields)
 
 
 def _text(events: list[Any]) -> str:
@@ -49,12 +44,12 @@ def test_requests_are_streamed_stopped_and_cancelled(loaded: TestNeuron, gateway
     lost_doorbell = gateway.submit(max_tokens=1)  # the heartbeat looks
     assert isinstance(gateway.wait_end(lost_doorbell)[-1], Finished)
 
-    sampling = SamplingOptions(top_logprobs=1)
-    events = loaded.ask(request=request(sampling=sampling, echo=True, stop=["France"]))
+    events = loaded.ask(request=request(top_logprobs=1, echo=True, stop=["France"]))
     assert _text(events) == TEXT + "The capital of "
     assert (events[-2].reason, events[-2].stop_sequence) == ("stop", "France")
-    first_of_prompt, *_ = [one for event in events[1:-2] for one in event.logprobs]
-    assert first_of_prompt.logprob is None
+    of_prompt, logprob, *_ = [one for event in events[1:-2] for one in event.logprobs]
+    assert of_prompt.logprob is None and logprob.top == [("The", b"The", -0.5)]
+    assert (logprob.token, logprob.token_bytes, logprob.logprob) == logprob.top[0]
     wait_until(gateway.is_idle)
     assert sum(isinstance(event, Finished) for event in gateway.events(events[0].request_id)) == 1
 
@@ -94,8 +89,8 @@ def test_refusals_before_the_engine_and_by_it(loaded: TestNeuron, gateway: Any) 
         ("model_not_loaded", {"model": "nobody"}),
         ("queue_full", {"seed": 666}),
         ("invalid_value", {"request": request(stop=[""])}),
-        ("bad_token_id", {"request": request(input=TokensInput(prompts=[[10_000]]))}),
-        ("context_length_exceeded", {"request": request(input=TokensInput(prompts=[[5] * 1000]))}),
+        ("bad_token_id", {"request": request(TokensInput(prompts=[[10_000]]))}),
+        ("context_length_exceeded", {"request": request(TokensInput(prompts=[[5] * 1000]))}),
         ("invalid_schema", {"request": request(output_format=bad_format)}),
     ]
     for code, asked in refused:
