@@ -188,6 +188,16 @@ def test_the_engine_gets_who_asks_and_shares_nothing(make_neuron: Callable[..., 
         command = sent[f"{name}/0"]
         assert (command.account, command.is_anonymous) == (account, is_anonymous)
         assert command.cache_salt == salt
+    neuron.put("prepared", model="stuck")
+    wait_until(neuron.num_stuck)
+    neuron.table.cancel("prepared")
+    neuron.gate.set()
+    neuron.wait_idle()
+    assert len(neuron.engine.sent) == 4, "it was cancelled while it was prepared"
+    neuron.engine.send = lambda command: neuron.table.cancel("handed-over")
+    neuron.put("handed-over")
+    neuron.wait_idle()
+    assert neuron.engine.cancelled == ["handed-over/0"], "that follows its submit"
 
 
 def test_what_hangs_holds_up_its_account_and_model_alone(neuron: Neuron) -> None:
