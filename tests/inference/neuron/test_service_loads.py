@@ -91,6 +91,7 @@ def test_a_loaded_model_reports_what_it_is_and_is_replaced_stopped_and_loaded_ag
     wait_until(lambda: gateway.client.hexists(specs_key("n1"), "m") and gateway.replica())
     gateway.stay_alive()
     request_id = neuron.running()
+    neuron.service.leave(0.2, threading.Event())  # it is waited for, and not for ever
     neuron.service.stop()
     assert failure_of(gateway.wait_end(request_id)).code == "neuron_stopping"
     assert not gateway.latest_heartbeat(), "a stopped neuron is away at once"
