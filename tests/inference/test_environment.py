@@ -3,12 +3,9 @@ names."""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,12 +17,7 @@ from fleet.management.backend import RefusedError, RestBackend
 from fleet.management.commands.chat import ChatClient
 from fleet.management.commands.deploy_gate import GatewayFleet
 from helexa_site.bootstrap.redis_server import PrivateRedis
-from helexa_site.bootstrap.serve import (
-    OwnControl,
-    gateway_spec,
-    neuron_spec,
-    redis_spec,
-)
+from helexa_site.bootstrap.serve import OwnControl, gateway_spec, neuron_spec, redis_spec
 from inference.environment import (
     Role,
     child_environment,
@@ -42,6 +34,7 @@ from metering.bench.client import Http
 from metering.errors import TargetError
 from tests.cases import each_case
 from tests.proxies import DEAD, PROXY_CASES, SOCKS, set_proxies
+from tests.servers.answering_server import answering
 
 SECRETS = {
     "DATABASE_URL": "postgres://u:sesame-db@db/helexa",
@@ -90,7 +83,6 @@ DUMP = "import os, sys; open({path!r}, 'wb').write(open('/proc/self/environ', 'r
 
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process's."""
     for name, value in (SECRETS | HARMLESS).items():
         monkeypatch.setenv(name, value)
 
@@ -106,7 +98,6 @@ def held(path: Path) -> set[str]:
 
 @each_case("role", Role, ids=lambda role: role.name)
 def test_who_knows_what_of_secrets_and_of_those_that_settings_name(role: Role) -> None:
-    """Whatever the names of those are."""
     harmless = HARMLESS.keys() | WRONG.keys()
     named = (set() if role is Role.OTHER else TOKENS) | (
         BENCH_KEYS if role is Role.SERVE else set()
@@ -123,7 +114,7 @@ def test_who_knows_what_of_secrets_and_of_those_that_settings_name(role: Role) -
     assert given.keys() == harmless | KNOWN[role]
 
 
-def test_no_child_of_serve_knows_more(environment: None) -> None:
+def test_no_child_of_serve_knows_more(environment: None, monkeypatch: pytest.MonkeyPatch) -> None:
     server = PrivateRedis(command=("redis-server",), url="unix://", socket_path=Path("/run/r"))
     for spec, role in (
         (gateway_spec("127.0.0.1", 1), Role.GATEWAY),
@@ -135,11 +126,6 @@ def test_no_child_of_serve_knows_more(environment: None) -> None:
     assert "DATABASE_URL" not in child_environment(Role.NEURON)
     assert is_secret("BROKER", "amqp://user:pass@host"), "whatever the name of an address is"
     assert not is_secret("BROKER", "amqp://host:5672/a@b")
-
-
-def test_the_control_in_serve_has_no_secrets_of_other_programs(
-    environment: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
     for name, value in BENCH.items():
         monkeypatch.setenv(name, value)
     seen: list[set[str]] = []
@@ -153,20 +139,17 @@ def test_the_control_in_serve_has_no_secrets_of_other_programs(
     assert seen == [KNOWN[Role.SERVE] | BENCH.keys() | BENCH_KEYS]
 
 
-def test_an_engine_process_gets_what_loads_need(environment: None, tmp_path: Path) -> None:
-    path = tmp_path / "environ"
-    spec = LoadSpec(job_id="1", model="m", source="path:/nowhere")
-    engine = EngineProcess(spec, [sys.executable, "-c", DUMP.format(path=str(path))])
-    assert list(engine.messages()) == []
-    engine.reap()
-    assert held(path) == KNOWN[Role.ENGINE]
-
-
-def test_pip_gets_nothing(
+def test_an_engine_process_gets_what_loads_need_and_pip_nothing(
     environment: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, pip = tmp_path / "environ", tmp_path / "pip.py"
-    pip.write_text(DUMP.format(path=str(path)) + "; sys.exit('no')")
+    dump = DUMP.format(path=str(path))
+    spec = LoadSpec(job_id="1", model="m", source="path:/nowhere")
+    engine = EngineProcess(spec, [sys.executable, "-c", dump])
+    assert list(engine.messages()) == []
+    engine.reap()
+    assert held(path) == KNOWN[Role.ENGINE]
+    pip.write_text(dump + "; sys.exit('no')")
     monkeypatch.setattr(pypi, "PIP_DOWNLOAD", (sys.executable, str(pip)))
     with pytest.raises(DownloadFailedError):
         pypi.download("tiny-model==1.0", None, tmp_path / "cache", lambda _: None)
@@ -186,23 +169,16 @@ CLIENTS: dict[str, Callable[[str], Any]] = {
 @pytest.fixture
 def asked() -> Iterator[list[str]]:
     """The targets that a server on loopback is asked for; its URL is the first."""
+    targets = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            targets.append(self.path)
-            body = json.dumps({"data": []}).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    class Bodies(dict[str, bytes]):
+        def __missing__(self, target: str) -> bytes:
+            targets.append(target)
+            return b'{"data": []}'
 
-        def log_message(self, *_: object) -> None: ...
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        targets = [f"http://127.0.0.1:{server.server_port}"]
-        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
+    with answering(Bodies(), None) as port:
+        targets.append(f"http://127.0.0.1:{port}")
         yield targets
-        server.shutdown()
 
 
 @each_case("variables, url, expected", PROXY_CASES)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -19,25 +18,13 @@ from inference.backoff import Backoff
 from inference.neuron.discovery import Discovery
 from inference.neuron.name_lease import connect
 from inference.neuron.replicas.retries import RestartPolicy
-from inference.neuron.requests.request_table import RequestTable
 from inference.neuron.service import NeuronService
+from inference.protocol import events as protocol
 from inference.protocol.delivery import inbox_entries
-from inference.protocol.events import (
-    EVENT_BATCH_FIELD,
-    TERMINAL_EVENTS,
-    Event,
-    EventBatch,
-    Failed,
-    Failure,
-    Finished,
-    decode_event_batch,
-)
 from inference.protocol.generation import (
     Cancel,
     GenerationRequest,
     InboxFrame,
-    SamplingOptions,
-    Submit,
     TextInput,
     encode_inbox_frame,
 )
@@ -52,13 +39,17 @@ from inference.protocol.keys import (
 from inference.protocol.load import EarlierLoads, LoadSpec
 from inference.protocol.load_report import LoadFailure
 from inference.text.tokenizer import Tokenizer
+from tests.inference.neuron.devices import Machine, card, host
+from tests.inference.neuron.model_texts import request_for_model, submit_of
 from tests.processes import command_line
 from tests.sandbox_workers import WORKERS
 from tests.servers.private_redis import MortalRedis, mortal_redis
 
 FAKE_ENGINE = Path(__file__).parent / "fake_engine.py"
+ENGINE_COMMAND = [sys.executable, str(FAKE_ENGINE)]
 SPEC_FIELDS = frozenset(LoadSpec.__struct_fields__)
 WAIT_S = 120.0
+BACKOFF = Backoff(first_s=0.01, max_s=30.0)
 
 
 class PanicError(BaseException):
@@ -74,16 +65,14 @@ class TestGateway:
         self.client = client
         self.neuron = neuron
         self.gateway_id = gateway_id
-        self.batches: list[EventBatch] = []
+        self.batches: list[protocol.EventBatch] = []
         self._ids = itertools.count(1)
         self._last_entry: bytes | str = EVENTS_FIRST_ENTRY_ID
         self.stay_alive()
-        self.make_stream()
 
-    def stay_alive(self, for_s: int = 3600) -> None:
-        self.client.set(gateway_alive_key(self.gateway_id), b"1", ex=for_s)
-
-    def make_stream(self) -> None:
+    def stay_alive(self) -> None:
+        """With a stream for its events."""
+        self.client.set(gateway_alive_key(self.gateway_id), b"1", ex=3600)
         key = events_key(self.neuron, self.gateway_id)
         if not self.client.exists(key):
             self.client.xadd(key, {b"": b""}, id=EVENTS_FIRST_ENTRY_ID)
@@ -102,17 +91,10 @@ class TestGateway:
         **sampling: Any,
     ) -> str:
         request_id = f"{self.gateway_id}-{next(self._ids)}"
-        made = GenerationRequest(
-            model=model, input=TextInput(texts=[text]), sampling=SamplingOptions(**sampling)
-        )
-        submit = Submit(
-            request_id=request_id,
-            gateway_id=self.gateway_id,
-            model=model,
-            request=request or made,
-            deadline_unix_s=time.time() + deadline_s,
-        )
-        self.put(submit)
+        made = request or request_for_model(TextInput(texts=[text]), **sampling)
+        deadline_unix_s = time.time() + deadline_s
+        given = {"gateway_id": self.gateway_id, "deadline_unix_s": deadline_unix_s}
+        self.put(submit_of(request_id, made, model=model, **given))
         return request_id
 
     def cancel(self, request_id: str) -> None:
@@ -123,13 +105,15 @@ class TestGateway:
         for _, entries in self.client.xread({key: self._last_entry}, block=50) or []:
             for entry_id, fields in entries:
                 self._last_entry = entry_id
-                self.batches.append(decode_event_batch(fields[EVENT_BATCH_FIELD]))
+                self.batches.append(protocol.decode_event_batch(fields[protocol.EVENT_BATCH_FIELD]))
 
-    def events(self, request_id: str) -> list[Event]:
+    def events(self, request_id: str) -> list[protocol.Event]:
         events = [event for batch in self.batches for event in batch.events]
         return [event for event in events if event.request_id == request_id]
 
-    def wait_events(self, request_id: str, is_enough: Callable[[list[Event]], bool]) -> list[Event]:
+    def wait_events(
+        self, request_id: str, is_enough: Callable[[list[protocol.Event]], bool]
+    ) -> list[protocol.Event]:
         def enough() -> bool:
             self.read()
             return is_enough(self.events(request_id))
@@ -137,54 +121,52 @@ class TestGateway:
         wait_until(enough)
         return self.events(request_id)
 
-    def wait_end(self, request_id: str) -> list[Event]:
+    def wait_running(self, request_id: str) -> str:
+        """Until it has some tokens."""
+        self.wait_events(request_id, lambda events: len(events) > 2)
+        return request_id
+
+    def wait_end(self, request_id: str) -> list[protocol.Event]:
         return self.wait_events(
-            request_id, lambda events: bool(events) and isinstance(events[-1], TERMINAL_EVENTS)
+            request_id,
+            lambda events: bool(events) and isinstance(events[-1], protocol.TERMINAL_EVENTS),
         )
 
-    def heartbeat(self) -> NeuronHeartbeat:
-        """The latest. Where it expired, because its neuron got no time, the next one."""
-        wait_until(self.has_heartbeat)
-        return self._latest_heartbeat() or self.heartbeat()
-
-    def has_heartbeat(self) -> bool:
-        return self._latest_heartbeat() is not None
-
-    def _latest_heartbeat(self) -> NeuronHeartbeat | None:
+    def latest_heartbeat(self) -> NeuronHeartbeat | None:
         data = self.client.get(heartbeat_key(self.neuron))
         return decode_heartbeat(data) if data else None
 
+    def heartbeat(self) -> NeuronHeartbeat:
+        """The latest. Where it expired, because its neuron got no time, the next one."""
+        return wait_until(self.latest_heartbeat)
+
     def replica(self, model: str = "m") -> ReplicaState | None:
-        heartbeat = self._latest_heartbeat()
+        heartbeat = self.latest_heartbeat()
         replicas = heartbeat.replicas if heartbeat else []
         return next((one for one in replicas if one.model == model), None)
 
-    def is_idle(self, *, after_steps: bool = True) -> bool:
-        """The engine reports no sequences; the fake one reports its steps as tokens per second."""
-        state = self.replica()
-        stats = state.stats if state else None
-        if stats is None or stats.in_flight:
-            return False
-        return stats.decode_tokens_per_s > 0 or not after_steps
+    def is_idle(self) -> bool:
+        """The engine has stepped and reports no sequences; the fake one reports its steps."""
+        stats = state.stats if (state := self.replica()) else None
+        return stats is not None and not stats.in_flight and stats.decode_tokens_per_s > 0
 
-    def wait_status(self, status: str, model: str = "m") -> ReplicaState:
-        """Returns the very one that was waited for: the next may have another status."""
-        found: list[ReplicaState] = []
-
-        def is_so() -> bool:
-            state = self.replica(model)
-            found[:] = [state] if state is not None and state.status == status else []
-            return bool(found)
-
-        wait_until(is_so)
-        return found[0]
+    def wait_status(self, status: str, model: str = "m", job_id: str | None = None) -> Any:
+        """Returns the very state that was waited for: the next may have another status."""
+        return wait_until(
+            lambda: (
+                (state := self.replica(model))
+                and (state.status, job_id or state.job_id) == (status, state.job_id)
+                and state
+            )
+        )
 
 
-def wait_until(is_so: Callable[[], object], timeout_s: float = WAIT_S) -> None:
+def wait_until(find: Callable[[], Any], timeout_s: float = WAIT_S) -> Any:
     deadline = time.monotonic() + timeout_s
-    while not is_so():
+    while not (found := find()):
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.01)
+    return found
 
 
 def running_engines(neuron_pid: int | None = None) -> list[psutil.Process]:
@@ -194,58 +176,8 @@ def running_engines(neuron_pid: int | None = None) -> list[psutil.Process]:
 
 
 @pytest.fixture
-def engine_command() -> list[str]:
-    return [sys.executable, str(FAKE_ENGINE)]
-
-
-@pytest.fixture
 def gateway(redis_db: redis.Redis) -> TestGateway:
     return TestGateway(redis_db, "n1")
-
-
-@pytest.fixture
-def fake_spec(byte_level_dir: Path) -> Callable[..., LoadSpec]:
-    """``fake_spec(rate=50, evict=["a"])``: a spec for the fake engine with its options and with
-    fields of the spec. ``needs_gb``: what an earlier load on a card needed."""
-
-    def make(
-        model: str = "m", job_id: str = "j1", *, needs_gb: float | None = None, **options: Any
-    ) -> LoadSpec:
-        if needs_gb is not None:
-            needed_bytes = int(needs_gb * 10**9)
-            options["earlier_loads"] = EarlierLoads(device_kind="cuda", needed_bytes=needed_bytes)
-        fields = {name: options.pop(name) for name in [*options] if name in SPEC_FIELDS}
-        words = ",".join(f"{name}={value}" for name, value in ({"rate": 200} | options).items())
-        made = {"order": "ordered", "source": f"fake:{words}", "file": str(byte_level_dir)}
-        return LoadSpec(job_id=job_id, model=model, **(made | fields))
-
-    return make
-
-
-@pytest.fixture
-def make_service(
-    redis_url: str, engine_command: list[str]
-) -> Iterator[Callable[..., NeuronService]]:
-    services: list[NeuronService] = []
-    backoff = Backoff(first_s=0.01, max_s=30.0)
-
-    def make(**changes: Any) -> NeuronService:
-        options = {
-            "name": "n1",
-            "client": connect(redis_url),
-            "engine_command": engine_command,
-            "discovery": Discovery.run(),
-            "restart_policy": RestartPolicy(backoff=backoff, max_quick_failures=2),
-            "workers": WORKERS,
-        }
-        services.append(NeuronService(**(options | changes)))
-        services[-1].start()
-        return services[-1]
-
-    yield make
-    for service in services:
-        service.stop()
-    assert not running_engines()
 
 
 class TestNeuron:
@@ -253,32 +185,53 @@ class TestNeuron:
 
     __test__ = False
 
-    def __init__(
-        self,
-        make_service: Callable[..., NeuronService],
-        make_spec: Callable[..., LoadSpec],
-        gateway: TestGateway,
-    ) -> None:
-        self.start = make_service
-        self.spec = make_spec
+    def __init__(self, redis_url: str, directory: Path, gateway: TestGateway) -> None:
+        self.url = redis_url
+        self.directory = directory
+        """Its models' tokenizer."""
         self.gateway = gateway
         self.options: dict[str, Any] = {}
         """What its service is made with."""
+        self.services: list[NeuronService] = []
+
+    def start(self, **changes: Any) -> NeuronService:
+        options = {
+            "name": "n1",
+            "client": connect(self.url),
+            "engine_command": ENGINE_COMMAND,
+            "discovery": Discovery.run(),
+            "restart_policy": RestartPolicy(backoff=BACKOFF, max_quick_failures=2),
+            "workers": WORKERS,
+        }
+        self.services.append(NeuronService(**(options | changes)))
+        self.services[-1].start()
+        return self.services[-1]
+
+    def spec(
+        self, model: str = "m", job_id: str = "j1", *, needs_gb: float | None = None, **options: Any
+    ) -> LoadSpec:
+        """``spec(rate=50, evict=["a"])``: one for the fake engine with its options and with fields
+        of the spec. ``needs_gb``: what an earlier load on a card needed."""
+        if needs_gb is not None:
+            needed_bytes = int(needs_gb * 10**9)
+            options["earlier_loads"] = EarlierLoads(device_kind="cuda", needed_bytes=needed_bytes)
+        fields = {name: options.pop(name) for name in [*options] if name in SPEC_FIELDS}
+        words = ",".join(f"{name}={value}" for name, value in ({"rate": 200} | options).items())
+        made = {"order": "ordered", "source": f"fake:{words}", "file": str(self.directory)}
+        return LoadSpec(job_id=job_id, model=model, **(made | fields))
 
     @functools.cached_property
     def service(self) -> NeuronService:
         return self.start(**self.options)
 
     def load(self, *name: str, status: str | None = "ready", **options: Any) -> Any:
-        """Returns the replica's state once it has that status."""
+        """Returns the replica's state once that job has given it that status."""
         spec = self.spec(*name, **options)
         self.service.load_model(spec)
-        return status and self.gateway.wait_status(status, spec.model)
+        return status and self.gateway.wait_status(status, spec.model, spec.job_id)
 
     def refused(self, *name: str, **options: Any) -> LoadFailure:
-        """Returns the failure of a load."""
-        failure: LoadFailure = self.load(*name, status="failed", **options).failure
-        return failure
+        return self.load(*name, status="failed", **options).failure
 
     def submit(self, *text: str, **options: Any) -> str:
         self.service  # noqa: B018 - starts it
@@ -287,35 +240,37 @@ class TestNeuron:
         return request_id
 
     def ask(self, *text: str, **options: Any) -> list[Any]:
-        """Returns a request's events, once it has ended."""
         return self.gateway.wait_end(self.submit(*text, **options))
 
     def running(self, **options: Any) -> str:
-        """Returns the id of a request that has some tokens."""
-        request_id = self.submit(**options)
-        self.gateway.wait_events(request_id, lambda events: len(events) > 2)
-        return request_id
+        return self.gateway.wait_running(self.submit(**options))
 
     def end(self, request_id: str) -> list[Any]:
-        """Returns the events of a request that is cancelled."""
         self.gateway.cancel(request_id)
         self.service.drain_inbox()
         return self.gateway.wait_end(request_id)
 
     def answers(self, model: str = "m") -> bool:
-        return isinstance(self.ask(model=model, max_tokens=2)[-1], Finished)
+        return isinstance(self.ask(model=model, max_tokens=2)[-1], protocol.Finished)
 
     def wait_gone(self, model: str = "m") -> None:
         wait_until(lambda: self.gateway.replica(model) is None)
 
 
 @pytest.fixture
-def neuron(
-    make_service: Callable[..., NeuronService],
-    fake_spec: Callable[..., LoadSpec],
-    gateway: TestGateway,
-) -> TestNeuron:
-    return TestNeuron(make_service, fake_spec, gateway)
+def neuron(redis_url: str, byte_level_dir: Path, gateway: TestGateway) -> Iterator[TestNeuron]:
+    neuron = TestNeuron(redis_url, byte_level_dir, gateway)
+    yield neuron
+    for service in neuron.services:
+        service.stop()
+    assert not running_engines()
+
+
+@pytest.fixture
+def cards(neuron: TestNeuron) -> Machine:
+    cards = Machine(card(0, 6), card(1, 20), host(100))
+    neuron.options["discovery"] = cards
+    return cards
 
 
 @pytest.fixture
@@ -324,30 +279,22 @@ def loaded(neuron: TestNeuron) -> TestNeuron:
     return neuron
 
 
-def failure_of(events: list[Event]) -> Failure:
-    """Returns the failure of a request, which has one end."""
-    (failed,) = [event for event in events if isinstance(event, Failed)]
+def failure_of(events: list[protocol.Event]) -> protocol.Failure:
+    (failed,) = [event for event in events if isinstance(event, protocol.Failed)]
     return failed.failure
+
+
+CONFIG = """{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 96,
+"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4,
+"num_key_value_heads": 2, "max_position_embeddings": 512, "rms_norm_eps": 1e-5}"""
 
 
 @pytest.fixture
 def three_layers(tmp_path: Path) -> Path:
     """A model's directory with a config, of which only that is read."""
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": 96,
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 512,
-        "rms_norm_eps": 1e-5,
-    }
     directory = tmp_path / "three-layers"
     directory.mkdir()
-    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "config.json").write_text(CONFIG)
     (directory / "model.safetensors").touch()
     return directory
 
@@ -355,11 +302,6 @@ def three_layers(tmp_path: Path) -> Path:
 @pytest.fixture(scope="module")
 def tokenizer(byte_level_dir: Path) -> Tokenizer:
     return Tokenizer.load(byte_level_dir)
-
-
-@pytest.fixture
-def table() -> RequestTable:
-    return RequestTable()
 
 
 @pytest.fixture

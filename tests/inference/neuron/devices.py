@@ -7,29 +7,25 @@ from inference.protocol.heartbeat import DeviceInfo, HostInfo
 GB = 10**9
 
 
-def card(index: int, free_gb: float, total_gb: float = 24) -> DeviceInfo:
+def device(kind: str, index: int, free_gb: float, total_gb: float) -> DeviceInfo:
     return DeviceInfo(
         index=index,
-        kind="cuda",
-        name=f"card {index}",
+        kind=kind,
+        name=f"{kind} {index}",
         total_memory_bytes=int(total_gb * GB),
         free_memory_bytes=int(free_gb * GB),
     )
+
+
+def card(index: int, free_gb: float, total_gb: float = 24) -> DeviceInfo:
+    return device("cuda", index, free_gb, total_gb)
 
 
 def host(free_gb: float, total_gb: float = 128) -> DeviceInfo:
-    return DeviceInfo(
-        index=0,
-        kind="cpu",
-        name="processors",
-        total_memory_bytes=int(total_gb * GB),
-        free_memory_bytes=int(free_gb * GB),
-    )
+    return device("cpu", 0, free_gb, total_gb)
 
 
 class Machine:
-    """Has the devices that a test names."""
-
     def __init__(self, *devices: DeviceInfo) -> None:
         self.there = list(devices)
         self.held = 0

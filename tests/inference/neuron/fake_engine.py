@@ -6,11 +6,8 @@ spec's file names a tokenizer directory:
 
     rate         engine steps per second; 0: accepts sequences and never steps
     load_s       how long a load takes
-    load_fails   1: the load is refused for want of room, 2: for good
-    crash_load   1: the process dies while it loads
-    crash_after  the process kills itself after so many steps
+    load_fails   1: the load is refused for want of room, 2: for good, 3: the process dies
     fault_after  its device is lost after so many steps
-    hang_after   after so many steps it sends nothing any more
     context      the context limit it reports
     takes_gb     how much memory it reports to have taken
     asleep_gb    it can sleep, and holds so much of its device then
@@ -21,7 +18,7 @@ spec's file names a tokenizer directory:
     (a sequence whose seed is 667 ends it by SIGSEGV, one of 666 is refused)
     joins        1: the engine of a held stage comes as soon as it listens
     leaves       1: and ends at once
-    sees         the token that is an image's pad: it takes images, and looks whether they fit
+    sees         the token that is an image's pad: it takes images, and compares their digests
 """
 
 from __future__ import annotations
@@ -41,34 +38,7 @@ import msgspec
 
 from inference.channel import Channel, ChannelClosedError
 from inference.engine.errors import EngineExit
-from inference.protocol.engine import (
-    Awake,
-    CancelSequence,
-    DropAdapter,
-    EngineCommand,
-    EngineFaulted,
-    EngineStats,
-    FellAsleep,
-    Idle,
-    Loaded,
-    LoadFailedMessage,
-    LoadProgressed,
-    SequenceCancelled,
-    SequenceFailed,
-    SequenceStep,
-    Shutdown,
-    Sleep,
-    StageAlive,
-    StageListening,
-    StageReady,
-    StageReleased,
-    StepOutputs,
-    SubmitSequence,
-    TokenLogprob,
-    Wake,
-    decode_engine_command,
-    encode_engine_frame,
-)
+from inference.protocol import engine as messages
 from inference.protocol.images import VisionInput
 from inference.protocol.load import LoadSpec, StageSpec
 from inference.protocol.load_report import (
@@ -96,8 +66,8 @@ class FakeEngine:
         self.spec = spec
         words = words or spec.source.removeprefix("fake:")
         self.options = {name: float(value) for name, value in _PAIR.findall(words)}
-        self.commands: queue.SimpleQueue[EngineCommand] = queue.SimpleQueue()
-        self.running: dict[str, tuple[SubmitSequence, int]] = {}
+        self.commands: queue.SimpleQueue[messages.EngineCommand] = queue.SimpleQueue()
+        self.running: dict[str, tuple[messages.SubmitSequence, int]] = {}
         """Sequences, and how many tokens each has."""
         self.num_steps = 0
         self.dropped: list[str] = []
@@ -122,46 +92,52 @@ class FakeEngine:
             ended = self._take_commands(wait_s=1.0 / rate if self.running and rate else 1.0)
             outputs = [*ended, *(self._steps() if rate else [])]
             stats = self._stats()
-            self._send(StepOutputs(outputs=outputs, stats=stats) if outputs else Idle(stats=stats))
+            self._send(
+                messages.StepOutputs(outputs=outputs, stats=stats)
+                if outputs
+                else messages.Idle(stats=stats)
+            )
 
     def _read(self) -> None:
         try:
             while True:
-                self.commands.put(decode_engine_command(self.channel.receive()))
+                self.commands.put(messages.decode_engine_command(self.channel.receive()))
         except ChannelClosedError:
             os._exit(0)
 
     def _load(self) -> bool:
-        self._send(LoadProgressed(progress=LoadProgress(stage=LoadStage.WEIGHTS, done=1, total=2)))
+        self._send(
+            messages.LoadProgressed(progress=LoadProgress(stage=LoadStage.WEIGHTS, done=1, total=2))
+        )
         time.sleep(self.option("load_s"))
-        if self.option("crash_load"):
+        if self.option("load_fails") == 3:
             os._exit(3)
         if failure := FAILURES.get(self.option("load_fails")):
-            self._send(LoadFailedMessage(failure=failure))
+            self._send(messages.LoadFailedMessage(failure=failure))
         elif self.spec.stage_of is not None:
             self._hold_a_stage(self.spec.stages[self.spec.stage_of.index])
         else:
-            self._send(Loaded(report=self._report()))
+            self._send(messages.Loaded(report=self._report()))
             return True
         return False
 
     def _hold_a_stage(self, stage: StageSpec) -> None:
-        self._send(StageListening(address="127.0.0.1:7400"))
+        self._send(messages.StageListening(address="127.0.0.1:7400"))
         while not self.option("joins"):
             self._take_commands(wait_s=0.1)
         held: dict[str, Any] = {"device": stage.device, "layers": stage.layers}
         report = StageReport(**held, execution="fake", estimated_bytes=0, kv_bytes=1)
         took = self.num_bytes("takes_gb")
         memory = DeviceMemory(device=stage.device, actual_bytes=took, process_bytes=0)
-        self._send(StageReady(report=report, memory=memory))
+        self._send(messages.StageReady(report=report, memory=memory))
         if self.option("leaves"):
-            self._send(StageReleased(reason="its engine has ended"))
+            self._send(messages.StageReleased(reason="its engine has ended"))
             return
         while True:
-            self._send(StageAlive())
+            self._send(messages.StageAlive())
             self._take_commands(wait_s=0.2)
 
-    def _take_commands(self, wait_s: float) -> list[SequenceCancelled]:
+    def _take_commands(self, wait_s: float) -> list[messages.SequenceCancelled]:
         """Waits for one command, or until the next step is due; takes all that are there."""
         due = time.monotonic() + wait_s
         while True:
@@ -170,26 +146,26 @@ class FakeEngine:
             except queue.Empty:
                 return []
             match command:
-                case SubmitSequence(params=params) if params.seed == POISON_SEED:
+                case messages.SubmitSequence(params=params) if params.seed == POISON_SEED:
                     os.kill(os.getpid(), signal.SIGSEGV)
-                case SubmitSequence(sequence_id=sequence_id):
+                case messages.SubmitSequence(sequence_id=sequence_id):
                     self.running[sequence_id] = (command, 0)
-                case CancelSequence(sequence_id=sequence_id):
+                case messages.CancelSequence(sequence_id=sequence_id):
                     if self.running.pop(sequence_id, None) is not None:
-                        return [SequenceCancelled(sequence_id=sequence_id)]
-                case DropAdapter(name=name):
+                        return [messages.SequenceCancelled(sequence_id=sequence_id)]
+                case messages.DropAdapter(name=name):
                     self.dropped.append(name)
-                case Sleep():
+                case messages.Sleep():
                     assert not self.running
                     time.sleep(self.option("sleep_s"))
                     self.die_if(self.option("crash_sleep"))
                     held = self._asleep()
                     assert held is not None, "it cannot"
-                    self._send(FellAsleep(held=held))
-                case Wake():
+                    self._send(messages.FellAsleep(held=held))
+                case messages.Wake():
                     self.die_if(self.option("crash_wake"))
-                    self._send(Awake(seconds=0.0))
-                case Shutdown():
+                    self._send(messages.Awake(seconds=0.0))
+                case messages.Shutdown():
                     os._exit(0)
             if rate := self.option("rate", 100.0):
                 due = min(due, time.monotonic() + 1.0 / rate)
@@ -200,51 +176,43 @@ class FakeEngine:
         held = self.num_bytes("asleep_gb"), self.num_bytes("host_gb")
         return AsleepBytes(device_bytes=held[0], host_bytes=held[1])
 
-    def _steps(self) -> list[SequenceStep | SequenceFailed]:
+    def _steps(self) -> list[messages.SequenceStep | messages.SequenceFailed]:
         outputs = [self._step(*one) for one in list(self.running.values())]
         if outputs:
             self.num_steps += 1
-            self.die_if(self.num_steps == self.option("crash_after"))
             if self.num_steps == self.option("fault_after"):
-                self._send(EngineFaulted(code="device_fault", message="the device failed"))
+                self._send(messages.EngineFaulted(code="device_fault", message="the device failed"))
                 os._exit(EngineExit.DEVICE_FAULT)
-            if self.num_steps == self.option("hang_after"):
-                threading.Event().wait()
         return outputs
 
-    def _step(self, submit: SubmitSequence, num_output: int) -> SequenceStep | SequenceFailed:
+    def _step(
+        self, submit: messages.SubmitSequence, num_output: int
+    ) -> messages.SequenceStep | messages.SequenceFailed:
         sequence_id = submit.sequence_id
         refused = submit.params.seed == 666
-        if refused or (problem := self._image_problem(submit)):
+        hashes = (hashlib.sha256(one.data).hexdigest() for one in submit.images)
+        if refused or [*hashes] != [one.digest for one in submit.images]:
             del self.running[sequence_id]
-            code, message = ("queue_full", "full") if refused else ("invalid_image", problem)
-            return SequenceFailed(sequence_id=sequence_id, code=code, message=message)
+            code = "queue_full" if refused else "invalid_image"
+            return messages.SequenceFailed(sequence_id=sequence_id, code=code, message=code)
         token_id = submit.token_ids[num_output % len(submit.token_ids)]
         self.running[sequence_id] = (submit, num_output + 1)
         is_last = num_output + 1 == submit.params.max_tokens
         if is_last:
             del self.running[sequence_id]
         wants_logprobs = submit.params.top_logprobs is not None
-        return SequenceStep(
+        return messages.SequenceStep(
             sequence_id=sequence_id,
             token_ids=[token_id],
-            logprobs=[TokenLogprob(token_id, -0.5, [(token_id, -0.5)])] if wants_logprobs else None,
+            logprobs=[messages.TokenLogprob(token_id, -0.5, [(token_id, -0.5)])]
+            if wants_logprobs
+            else None,
             num_cached_tokens=None if num_output else 0,
             finish_reason="length" if is_last else None,
             num_output_tokens=num_output + 1 if is_last else 0,
         )
 
-    def _image_problem(self, submit: SubmitSequence) -> str:
-        pad = self.option("sees", -1)
-        places = [index for index, token in enumerate(submit.token_ids) if token == pad]
-        runs = [(one.first_token, one.first_token + one.num_tokens) for one in submit.images]
-        if places != [place for run in runs for place in range(*run)]:
-            return f"pads at {places}, images at {runs}"
-        if any(hashlib.sha256(one.data).hexdigest() != one.digest for one in submit.images):
-            return "an image's bytes are another's"
-        return ""
-
-    def _stats(self) -> EngineStats:
+    def _stats(self) -> messages.EngineStats:
         return engine_stats(
             in_flight=len(self.running),
             kv_blocks_used=len(self.running),
@@ -269,7 +237,7 @@ class FakeEngine:
         )
 
     def _send(self, message: msgspec.Struct) -> None:
-        self.channel.send(encode_engine_frame(message))
+        self.channel.send(messages.encode_engine_frame(message))
 
 
 if __name__ == "__main__":

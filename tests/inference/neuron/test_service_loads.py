@@ -1,5 +1,5 @@
-"""Loads and unloads on a whole neuron but for Celery: their turns, devices and memory, and what
-outlives them."""
+"""Models on a whole neuron but for Celery: their loads, turns, devices and memory, their sleep, and
+what outlives them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 
 from inference.neuron.replicas import engine_run
 from inference.neuron.replicas.engine_process import EngineProcess
@@ -20,7 +19,7 @@ from inference.neuron.replicas.replica import Replica
 from inference.neuron.replicas.retries import SpecStore
 from inference.neuron.text.model_text import ModelText
 from inference.protocol.events import Finished
-from inference.protocol.keys import heartbeat_key, specs_key
+from inference.protocol.keys import specs_key
 from inference.protocol.load import EarlierLoads, StageSpec, spec_digest
 from inference.protocol.load_report import LOADED, LoadStage
 from inference.text.tokenizer import Tokenizer
@@ -33,14 +32,13 @@ pytestmark = pytest.mark.slow
 def test_a_load_is_cancelled_refused_and_counted(
     neuron: TestNeuron, gateway: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    state = neuron.load(load_s=30, status="loading")
-    assert (state.job_id, state.capabilities) == ("j1", [])
+    assert neuron.load(load_s=30, status="loading").capabilities == []
     failure = failure_of(neuron.ask())
     assert failure.code == "model_loading" and failure.retry_after_s
     wait_until(running_engines)
     neuron.service.unload_model("m")
     wait_until(lambda: not running_engines() and gateway.replica() is None)
-    failure = neuron.refused(crash_load=1)
+    failure = neuron.refused(load_fails=3)
     assert failure.code == "engine_crashed" and "code 3" in failure.message
     neuron.service.unload_model("m")
     neuron.wait_gone()
@@ -48,17 +46,15 @@ def test_a_load_is_cancelled_refused_and_counted(
         *((f"j{number}", number, {}) for number in (1, 2, 3)),
         ("other", 1, {"rate": 300}),  # failures in a row of one spec are counted
     ]:
-        neuron.load(job_id=job_id, load_fails=1, status=None, **options)
-        wait_until(lambda job_id=job_id: gateway.wait_status("failed").job_id == job_id)
-        assert gateway.replica().num_failed_loads == number
-    assert gateway.replica().failure.code == "does_not_fit"
+        state = neuron.load(job_id=job_id, load_fails=1, status="failed", **options)
+        assert (state.num_failed_loads, state.failure.code) == (number, "does_not_fit")
     assert "not loaded (does_not_fit): needs 9 GB, 1 GB is free" in caplog.text
     assert "orphaned" not in caplog.text
     wait_until(lambda: not gateway.client.exists(specs_key("n1")))
-    assert neuron.load(job_id="j2").job_id == "j2"
+    neuron.load(job_id="j2")
 
 
-def test_a_loaded_model_reports_what_it_is_and_only_another_spec_replaces_it(
+def test_a_loaded_model_reports_what_it_is_and_is_replaced_stopped_and_loaded_again(
     neuron: TestNeuron, gateway: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="inference.neuron")
@@ -80,11 +76,9 @@ def test_a_loaded_model_reports_what_it_is_and_only_another_spec_replaces_it(
     (engine,) = running_engines()
     known = EarlierLoads(device_kind="cpu", memory_correction_bytes=5)
     for job_id, same in (("j2", {}), ("j3", {"earlier_loads": known})):
-        neuron.load(job_id=job_id, status=None, **options, **same)
-        wait_until(lambda job_id=job_id: gateway.replica().job_id == job_id)
+        neuron.load(job_id=job_id, **options, **same)
         assert running_engines() == [engine]
-    neuron.load(job_id="j4", rate=300, status=None)
-    wait_until(lambda: gateway.replica().job_id == "j4" and gateway.replica().status == "ready")
+    neuron.load(job_id="j4", rate=300)  # another spec
     assert running_engines() != [engine]
     request_id = neuron.running(max_tokens=60)
     neuron.service.unload_model("m")
@@ -92,34 +86,24 @@ def test_a_loaded_model_reports_what_it_is_and_only_another_spec_replaces_it(
     neuron.wait_gone()
     assert not running_engines()
     assert not gateway.client.exists(specs_key("n1"))
-
-
-def test_stopping_fails_what_runs_and_the_next_life_loads_what_the_last_had(
-    loaded: TestNeuron, gateway: Any, redis_db: redis.Redis
-) -> None:
-    redis_db.flushall()
-    wait_until(
-        lambda: redis_db.hexists(specs_key("n1"), "m") and redis_db.exists(heartbeat_key("n1"))
-    )
+    neuron.load(job_id="j5")
+    gateway.client.flushall()
+    wait_until(lambda: gateway.client.hexists(specs_key("n1"), "m") and gateway.replica())
     gateway.stay_alive()
-    gateway.make_stream()
-    request_id = loaded.running()
-    loaded.service.stop()
+    request_id = neuron.running()
+    neuron.service.leave(0.2, threading.Event())  # it is waited for, and not for ever
+    neuron.service.stop()
     assert failure_of(gateway.wait_end(request_id)).code == "neuron_stopping"
-    assert not gateway.has_heartbeat(), "a stopped neuron is away at once"
-    service = loaded.start()
+    assert not gateway.latest_heartbeat(), "a stopped neuron is away at once"
+    service = neuron.start()
     gateway.wait_status("ready")
-    assert gateway.heartbeat().epoch == service.epoch != loaded.service.epoch
+    assert gateway.heartbeat().epoch == service.epoch != neuron.service.epoch
 
 
 KINDS = (ModelText, Tokenizer, Replica, EngineProcess)
 
 
-def test_models_that_were_unloaded_leave_nothing(
-    neuron: TestNeuron, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each load is a process of its own, and what the neuron itself had of it is freed, a failed
-    one's traceback too."""
+def test_unloaded_models_leave_nothing(neuron: TestNeuron, monkeypatch: pytest.MonkeyPatch) -> None:
     # Objects that are exempt from collections would be neither found nor freed here.
     monkeypatch.setattr(engine_run, "freeze_heap", lambda: None)
 
@@ -145,17 +129,7 @@ def test_models_that_were_unloaded_leave_nothing(
     wait_until(lambda: threading.active_count() <= threads)
 
 
-@pytest.fixture
-def cards(neuron: TestNeuron) -> Machine:
-    """The neuron's."""
-    cards = Machine(card(0, 6), card(1, 20), host(100))
-    neuron.options = {"discovery": cards}
-    return cards
-
-
-def test_cold_loads_take_turns_and_their_memory_is_not_free_for_others(
-    neuron: TestNeuron, cards: Machine, gateway: Any
-) -> None:
+def test_cold_loads_take_turns(neuron: TestNeuron, cards: Machine, gateway: Any) -> None:
     neuron.load("a", load_s=30, status=None)
     wait_until(running_engines)
     neuron.load("b", needs_gb=15, status=None)
@@ -210,17 +184,101 @@ def test_evicted_models_leave_first_unless_one_got_busy(
 
 
 def test_a_restart_loads_what_was_used_last_first(neuron: TestNeuron, gateway: Any) -> None:
-    """Where not all of it has room any more."""
     used = {"a": None, "b": 20.0, "c": 30.0, "d": 10.0}
     store = SpecStore(gateway.client, neuron="n1")
-    store.write(
-        [
-            neuron.spec(name, needs_gb=15, devices=["cuda:0"], last_used_unix_s=last_used)
-            for name, last_used in used.items()
-        ]
-    )
+    needs: dict[str, Any] = {"needs_gb": 15, "devices": ["cuda:0"]}
+    store.write([neuron.spec(name, last_used_unix_s=at, **needs) for name, at in used.items()])
     neuron.start(discovery=Machine(card(0, 20), host(100)))
     assert gateway.wait_status("ready", "c").last_used_unix_s == 30.0
     assert {gateway.replica(name).status for name in ("a", "b", "d")} == {"recovering"}
     kept = {spec.model: spec.last_used_unix_s for spec in store.read()}
     assert kept == used, "for the instance after this one"
+
+
+SLEEPER = {"takes_gb": 18, "asleep_gb": 1, "host_gb": 17, "sleep_s": 0.3}
+
+
+def pids() -> list[int]:
+    return [engine.pid for engine in running_engines()]
+
+
+def test_it_sleeps_and_wakes(neuron: TestNeuron, cards: Machine, gateway: Any) -> None:
+    neuron.load(**SLEEPER)
+    before = pids()
+    cards.there[2] = host(20)
+    neuron.service.sleep_model("m", "j-sleep")
+    wait_until(lambda: gateway.replica().sleep_refusal is not None)
+    state = gateway.replica()
+    assert (state.status, state.sleep_refusal.job_id) == ("ready", "j-sleep"), "it serves on"
+    assert "no room for 17,000,000,000 bytes" in state.sleep_refusal.failure.message
+    cards.there[2] = host(100)
+    request_id = neuron.running(max_tokens=30)
+    neuron.service.sleep_model("m", "j-again")
+    # Gateways place it again: no engine has accepted it.
+    assert failure_of(neuron.ask(max_tokens=3)).code == "model_not_loaded"
+    assert isinstance(gateway.wait_end(request_id)[-1], Finished), "it is answered first"
+    neuron.load(job_id="j2", **SLEEPER)  # who asks meanwhile wakes it
+    cards.there[1] = card(1, 2)
+    for _ in range(2):  # it rests already: that is no refusal
+        neuron.service.sleep_model("m", "j-again")
+        state = gateway.wait_status("asleep")
+    cards.there = [card(0, 2), card(1, 5), host(83)]
+    assert state.sleep_refusal.job_id == "j-sleep"
+    assert (state.memory_bytes, state.host_memory_bytes) == (1 * GB, 17 * GB)
+    assert SpecStore(gateway.client, neuron="n1").read() == []  # the next life does not load it
+    neuron.load(job_id="j3", **SLEEPER, status=None)
+    wait_until(lambda: gateway.replica().failure is not None)
+    state = gateway.wait_status("asleep", job_id="j3")
+    assert state.failure.code == "does_not_fit"
+    assert "needs 17.00 GB more on cuda:1 to wake, and 5.00 GB are free" in state.failure.message
+    cards.there[1] = card(1, 19)
+    state = neuron.load(job_id="j4", **SLEEPER)
+    assert (state.devices, state.memory_bytes) == (["cuda:1"], 18 * GB)
+    assert (state.host_memory_bytes, state.failure) == (0, None)
+    assert pids() == before
+    assert neuron.answers()
+    neuron.service.sleep_model("m", "j-sleep")
+    gateway.wait_status("asleep")
+    neuron.load(job_id="j5")  # another spec
+    assert pids() != before
+
+
+@pytest.mark.parametrize("end", ["unload", "unload asleep", "crash_sleep", "kill asleep"])
+def test_what_ends_leaves_nothing(
+    end: str, neuron: TestNeuron, cards: Machine, gateway: Any
+) -> None:
+    neuron.load(**SLEEPER, crash_sleep=float(end == "crash_sleep"))
+    neuron.service.sleep_model("m", "j-sleep")
+    if end.endswith("asleep"):
+        gateway.wait_status("asleep")
+    if end.startswith("kill"):
+        running_engines()[0].kill()
+    if end.startswith("unload"):
+        neuron.service.unload_model("m")
+    wait_until(lambda: gateway.replica() is None and not running_engines())
+    assert [one.reserved_bytes for one in gateway.heartbeat().devices] == [0, 0, 0]
+    neuron.load(**SLEEPER)
+
+
+def test_one_dead_at_waking_restarts(neuron: TestNeuron, cards: Machine, gateway: Any) -> None:
+    neuron.load(**SLEEPER, crash_wake=1)
+    neuron.service.sleep_model("m", "j-sleep")
+    gateway.wait_status("asleep")
+    assert neuron.load(job_id="j2", **SLEEPER, crash_wake=1).num_restarts == 1
+
+
+@pytest.mark.parametrize(
+    ("host_gb", "needs_gb", "sleeps"), [(100, 15, True), (20, 15, False), (100, 19.5, False)]
+)
+def test_models_that_make_room_sleep_where_that_does(
+    neuron: TestNeuron, cards: Machine, gateway: Any, host_gb: int, needs_gb: float, sleeps: bool
+) -> None:
+    neuron.load("old", **SLEEPER)
+    cards.there = [card(0, 2), card(1, 2), host(host_gb)]  # the driver's word
+    neuron.load("new", needs_gb=needs_gb, devices=["cuda:1"], evict=["old"], status=None)
+    if sleeps:
+        gateway.wait_status("asleep", "old")
+    else:
+        neuron.wait_gone("old")
+    cards.there[1] = card(1, 19 if sleeps else 20)
+    gateway.wait_status("ready", "new")

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import redis
 
@@ -27,7 +28,6 @@ from inference.protocol.generation import (
     ChatMessage,
     GenerationRequest,
     OutputFormat,
-    SamplingOptions,
     TextInput,
     TokenCountRequest,
     ToolChoice,
@@ -38,8 +38,8 @@ from inference.protocol.load import LoadSpec
 from inference.protocol.neuron_tasks import CacheJobStatus, PullSpec
 from inference.sandbox.pool import WorkerPool
 from tests.inference.neuron.conftest import PanicError, TestNeuron, failure_of, wait_until
-from tests.inference.neuron.devices import Machine, card, host
-from tests.inference.neuron.model_texts import template_file
+from tests.inference.neuron.devices import Machine
+from tests.inference.neuron.model_texts import a_chat, request_for_model, template_file
 from tests.inference.sandbox.jobs import LOOPS, TEMPLATE
 
 
@@ -115,9 +115,7 @@ def test_a_pull_that_breaks_has_failed_and_the_next_one_runs(
     downloads.stop()
 
 
-def test_events_are_sent_again_after_the_resender_broke(
-    redis_url: str, redis_db: redis.Redis
-) -> None:
+def test_events_are_sent_after_the_resender_broke(redis_url: str, redis_db: redis.Redis) -> None:
     client = connect(redis_url)
     publisher = EventPublisher(client, neuron="n1", epoch="e", on_lost=lambda _: None)
     publisher.publish([AddressedEvent("g", Delta(request_id="r", text="x"))])  # no stream yet
@@ -129,9 +127,8 @@ def test_events_are_sent_again_after_the_resender_broke(
 
 
 def test_a_load_or_waking_that_breaks_has_failed_and_others_have_their_turn(
-    neuron: TestNeuron, gateway: Any, monkeypatch: pytest.MonkeyPatch
+    neuron: TestNeuron, cards: Machine, gateway: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    neuron.options["discovery"] = Machine(card(0, 2), card(1, 20), host(100))
     admission = neuron.service._context.admission
     for step in ("admit", "readmit"):
         monkeypatch.setattr(admission, step, Breaks(getattr(admission, step), PanicError()))
@@ -164,17 +161,12 @@ EMOJI = "😀" * 50
 TOOL_TEMPLATE = "{% if tools %}<tool_call>{{ tools | tojson }}{% endif %}" + TEMPLATE
 
 
-def chat(text: str = "Hi", **fields: Any) -> ChatInput:
-    return ChatInput(messages=[ChatMessage(role="user", content=text)], **fields)
-
-
-def request(model: str = "m", text: str = "Hi", **fields: Any) -> GenerationRequest:
-    made: dict[str, Any] = {"input": chat(text), "sampling": SamplingOptions(max_tokens=2)}
-    return GenerationRequest(model=model, **(made | fields))
+def request(given: Any = None, **fields: Any) -> GenerationRequest:
+    return request_for_model(given or a_chat(), max_tokens=2, **fields)
 
 
 def is_fine(neuron: TestNeuron, model: str = "m") -> bool:
-    return isinstance(neuron.ask(request=request(model), model=model)[-1], Finished)
+    return isinstance(neuron.ask(request=request(), model=model)[-1], Finished)
 
 
 HOSTILE: list[dict[str, Any]] = [
@@ -205,17 +197,15 @@ def test_hostile_schemas_and_texts_are_refused_at_their_place(neuron: TestNeuron
     of_format, of_tool = "response_format.schema", "tools[0].function.parameters"
     for schema in HOSTILE:
         fields: dict[str, Any] = {"output_format": OutputFormat(path=of_format, schema=schema)}
-        strict, loose = (
-            ToolDefinition(name="f", path=of_tool, parameters=schema, strict=is_strict)
-            for is_strict in (True, False)
-        )
-        forced = chat(tools=[loose], tool_choice=ToolChoice(mode="required"))
+        loose = ToolDefinition(name="f", path=of_tool, parameters=schema)
+        strict = msgspec.structs.replace(loose, strict=True)
+        forced = a_chat(tools=[loose], tool_choice=ToolChoice(mode="required"))
         for asked, place in [
             (request(**fields), of_format),
-            (TokenCountRequest(model="m", input=chat(), **fields), of_format),
-            (request(input=TextInput(texts=["Hi"]), **fields), of_format),
-            (request(input=chat(tools=[strict])), of_tool),
-            (request(input=forced), of_tool),
+            (TokenCountRequest(model="m", input=a_chat(), **fields), of_format),
+            (request(TextInput(texts=["Hi"]), **fields), of_format),
+            (request(a_chat(tools=[strict])), of_tool),
+            (request(forced), of_tool),
         ]:
             events = neuron.ask(request=asked)
             if asked.input is forced and isinstance(events[-1], Finished):
@@ -252,8 +242,7 @@ def test_a_template_that_fails_is_reported_on_load_and_to_clients(
     report = neuron.load("other", "j2", chat_template=template_file(refusing)).report
     assert report.template_problem == problem
     turns = [ChatMessage(role=role, content="Hi") for role in ("user", "assistant", "user")]
-    asked = request("other", input=ChatInput(messages=turns))
-    failure = failure_of(neuron.ask(request=asked, model="other"))
+    failure = failure_of(neuron.ask(request=request(ChatInput(messages=turns)), model="other"))
     assert (failure.code, failure.param) == ("template_render_failed", "messages")
     assert failure.message == problem
     assert is_fine(neuron, "other")

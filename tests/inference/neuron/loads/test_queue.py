@@ -14,15 +14,8 @@ from inference.neuron.loads.admission import Leaving, LoadAdmission, choose_slee
 from inference.neuron.loads.files import FileChecker
 from inference.neuron.loads.load import Load, check_possible, check_room, waking_bytes
 from inference.neuron.loads.queue import HOST_SHARE_KEPT, LoadQueue
+from inference.protocol import load_report as reported
 from inference.protocol.load import EarlierLoads, LoadSpec, StageSpec
-from inference.protocol.load_report import (
-    AsleepBytes,
-    DeviceMemory,
-    LoadFailure,
-    LoadProgress,
-    LoadReport,
-    LoadStage,
-)
 from inference.settings.neuron import MemoryLimits
 from tests.cases import each_case
 from tests.inference.neuron.devices import GB, Machine, card, host
@@ -81,20 +74,6 @@ def test_a_card_counts_what_has_gone_since_the_load_began() -> None:
     assert queue.kept_bytes(load) is None
 
 
-def test_on_a_cpu_what_was_promised_stays_promised_while_it_is_not_held() -> None:
-    """What an engine's ranks hold counts with it: they are its children."""
-    for ranks in (1, 2):
-        machine = Machine(host(100))
-        queue = LoadQueue(machine)
-        load = load_of(10, devices=["cpu"], tensor_parallel=ranks)
-        begun(queue, load)
-        loaded(queue, load, 30)
-        second = begun(queue, load_of(None, devices=["cpu"]))
-        assert (second.promised_bytes, second.memory_limit_bytes) == (30 * GB, 70 * GB)
-        machine.held = 4 * GB
-        assert free_gb(queue) == [74]
-
-
 def test_loads_that_wait_and_ranks_share_the_cards() -> None:
     queue = LoadQueue(Machine(card(0, 20)))
     queue.accept(later := load_of(8))
@@ -150,16 +129,17 @@ def stages(card_gb: float, host_gb: float) -> list[StageSpec]:
     ]
 
 
-def staged_report(card_gb: float, host_gb: float) -> LoadReport:
+def staged_report(card_gb: float, host_gb: float) -> reported.LoadReport:
     memory = [
-        DeviceMemory(device=name, actual_bytes=int(gigabytes * GB), process_bytes=0)
+        reported.DeviceMemory(device=name, actual_bytes=int(gigabytes * GB), process_bytes=0)
         for name, gigabytes in (("cuda:0", card_gb), ("cpu", host_gb))
     ]
     return msgspec.structs.replace(REPORT, actual_bytes=1, stage_memory=memory)
 
 
-def test_stages_are_promised_what_their_plan_allots_on_each_device() -> None:
-    queue = LoadQueue(Machine(host(32), card(0, 20)))
+def test_stages_keep_what_their_plan_allots_or_they_hold_on_each_device() -> None:
+    machine = Machine(host(32), card(0, 20))
+    queue = LoadQueue(machine)
     load = load_of(stages=stages(12, 5))
     queue.accept(load)
     assert load.devices == ("cuda:0", "cpu")
@@ -174,6 +154,25 @@ def test_stages_are_promised_what_their_plan_allots_on_each_device() -> None:
     assert free_gb(queue) == [29, 20], "the card holds all of it, and the host nothing yet"
     assert load.used == {"cuda:0": 11 * GB, "cpu": 3 * GB}
     assert queue.kept_bytes(load) == 14 * GB
+    machine.there, machine.held = [host(29), card(0, 9)], 3 * GB
+    held = reported.AsleepBytes(
+        device_bytes=3 * GB, host_bytes=1 * GB, by_device={"cuda:0": GB, "cpu": 2 * GB}
+    )
+    for name, free in (("cuda:0", 19), ("cpu", 30)):  # another load counts on the rest
+        room = queue.room(load_of(devices=[name]), asleep=[(load, held)])
+        assert room.limits == {name: free * GB}
+    assert queue.keep_host_room(load, held.host_bytes)
+    machine.there, machine.held = [host(26), card(0, 19)], 2 * GB
+    queue.fell_asleep(load, held)
+    assert queue.kept_bytes(load) == 3 * GB
+    assert free_gb(queue) == [26, 19]
+    room = queue.room(load)
+    assert room.limits == {"cuda:0": 19 * GB, "cpu": 26 * GB}
+    assert [waking_bytes(load.used[name], held, name) for name in room.limits] == [10 * GB, GB]
+    queue.begin_waking(load)
+    assert queue.kept_bytes(load) == 14 * GB
+    queue.awake(load)
+    machine.there, machine.held = [host(32), card(0, 20)], 0
     queue.engine_ended(load)
     assert free_gb(queue) == [29, 9]
     spec = queue.begin_again(load)
@@ -181,38 +180,19 @@ def test_stages_are_promised_what_their_plan_allots_on_each_device() -> None:
     queue.release(load)
     assert free_gb(queue) == [32, 20]
     begun(queue, load_of(7, devices=["cpu"]))
-    later = load_of(stages=stages(12, 5))
-    queue.accept(later)
+    queue.accept(later := load_of(stages=stages(12, 5)))
     room = queue.room(later)
     assert room.limits == {"cuda:0": 20 * GB, "cpu": 25 * GB}
     assert room.promised == {"cuda:0": 0, "cpu": 7 * GB}
-
-
-def test_stages_that_may_sleep_or_do_keep_what_they_hold_on_each_device() -> None:
-    machine = Machine(host(32), card(0, 20))
-    queue = LoadQueue(machine)
-    load = load_of(stages=stages(12, 5))
-    begun(queue, load)
-    machine.there, machine.held = [host(27), card(0, 9)], 5 * GB
-    queue.loaded(load, staged_report(card_gb=11, host_gb=5))
-    held = AsleepBytes(
-        device_bytes=5 * GB, host_bytes=1 * GB, by_device={"cuda:0": GB, "cpu": 4 * GB}
-    )
-    for name, free in (("cuda:0", 19), ("cpu", 28)):  # another load counts on the rest
-        room = queue.room(load_of(devices=[name]), asleep=[(load, held)])
-        assert room.limits == {name: free * GB}
-    assert queue.keep_host_room(load, held.host_bytes)
-    machine.there, machine.held = [host(23), card(0, 19)], 4 * GB
-    queue.fell_asleep(load, held)
-    assert queue.kept_bytes(load) == 5 * GB
-    assert free_gb(queue) == [23, 19]
-    room = queue.room(load)
-    assert room.limits == {"cuda:0": 19 * GB, "cpu": 23 * GB}
-    assert [waking_bytes(load.used[name], held, name) for name in room.limits] == [10 * GB, GB]
-    queue.begin_waking(load)
-    assert queue.kept_bytes(load) == 16 * GB
-    queue.release(load)
-    assert free_gb(queue) == [23, 19]
+    queue = LoadQueue(Machine(card(0, 20)))
+    with pytest.raises(LoadRefusedError, match="'cpu' is not here; this neuron has cuda:0"):
+        queue.accept(later)
+    assert free_gb(queue) == [20]
+    check_room(later.spec, "cpu", 5 * GB)
+    with pytest.raises(LoadRefusedError, match=r"needs 12.00 GB on cuda:0, and 11.00 GB are free"):
+        check_room(later.spec, "cuda:0", 11 * GB)
+    with pytest.raises(LoadRefusedError, match=r"needs 12.00 GB, by its plan, and cuda:0 has 8.00"):
+        check_possible(later.spec, [host(32), card(0, 8, total_gb=8)])
 
 
 def test_weights_that_fall_asleep_are_promised_their_part_of_the_host() -> None:
@@ -228,7 +208,7 @@ def test_weights_that_fall_asleep_are_promised_their_part_of_the_host() -> None:
     assert queue.host_bytes() == 10 * GB
     assert not queue.keep_host_room(second, 11 * GB)
     machine.there[1] = host(20, total_gb=100)  # they are there
-    queue.fell_asleep(first, AsleepBytes(device_bytes=GB, host_bytes=40 * GB))
+    queue.fell_asleep(first, reported.AsleepBytes(device_bytes=GB, host_bytes=40 * GB))
     assert queue.host_bytes() == 10 * GB
     assert queue.kept_bytes(first) == GB
     queue.begin_waking(first)
@@ -236,20 +216,6 @@ def test_weights_that_fall_asleep_are_promised_their_part_of_the_host() -> None:
     machine.there[1] = host(60, total_gb=100)
     queue.awake(first)
     assert queue.host_bytes() == 50 * GB
-
-
-def test_stages_without_their_device_or_its_room_are_refused() -> None:
-    queue = LoadQueue(Machine(card(0, 20)))
-    with pytest.raises(LoadRefusedError) as refused:
-        queue.accept(load_of(stages=stages(12, 5)))
-    assert refused.value.failure.message == "'cpu' is not here; this neuron has cuda:0"
-    assert free_gb(queue) == [20]
-    spec = msgspec.structs.replace(SPEC, stages=stages(12, 5))
-    check_room(spec, "cpu", 5 * GB)
-    with pytest.raises(LoadRefusedError, match=r"needs 12.00 GB on cuda:0, and 11.00 GB are free"):
-        check_room(spec, "cuda:0", 11 * GB)
-    with pytest.raises(LoadRefusedError, match=r"needs 12.00 GB, by its plan, and cuda:0 has 8.00"):
-        check_possible(spec, [host(32), card(0, 8, total_gb=8)])
 
 
 class Loaded:
@@ -296,7 +262,7 @@ class House:
             clock=lambda: old.now_s,
             sleep=old.pass_time,
         )
-        self.reported: list[LoadProgress] = []
+        self.reported: list[reported.LoadProgress] = []
 
     def admit(self, gigabytes: float | None, **changes: Any) -> Any:
         evicting = {"model": "new", "devices": ["cuda:1"], "evict": ["old"]} | changes
@@ -306,7 +272,7 @@ class House:
         finally:
             self.queue.release(load)
 
-    def refusal(self, gigabytes: float | None, **changes: Any) -> LoadFailure:
+    def refusal(self, gigabytes: float | None, **changes: Any) -> reported.LoadFailure:
         with pytest.raises(LoadRefusedError) as refused:
             self.admit(gigabytes, **changes)
         return refused.value.failure
@@ -356,28 +322,28 @@ def test_the_evicted_leave_and_their_memory_is_waited_for_but_not_for_ever() -> 
     failure = house.refusal(15)
     assert failure.code == "load_stalled"
     assert failure.message == "old was to make room and has not left after 300 s"
-    assert {progress.stage for progress in house.reported} == {LoadStage.QUEUED}
+    assert {progress.stage for progress in house.reported} == {reported.LoadStage.QUEUED}
     assert house.queue.enter(load_of(1), lambda: False, lambda _: None), "the next has its turn"
 
 
 def leaving(model: str, held: int, device: int | None, host: int = 0) -> Leaving:
-    asleep = None if device is None else AsleepBytes(device_bytes=device, host_bytes=host)
+    asleep = None if device is None else reported.AsleepBytes(device_bytes=device, host_bytes=host)
     return Leaving(model=model, held_bytes=held, asleep=asleep)
 
 
-CASES = {
-    "on a card nearly all comes back": ([leaving("a", 80, 1, 70)], 75, 100, {"a"}),
-    "the host has no room": ([leaving("a", 80, 1, 70)], 75, 69, set()),
-    "what stays behind is wanted": ([leaving("a", 80, 1, 70)], 80, 100, set()),
-    "on a processor the weights stay": ([leaving("a", 80, 60)], 20, 0, {"a"}),
-    "and more than the rest is wanted": ([leaving("a", 80, 60)], 21, 0, set()),
-    "it cannot sleep": ([leaving("a", 80, None)], 1, 100, set()),
-    "nobody knows what is wanted": ([leaving("a", 80, 1, 70)], None, 100, set()),
-    "one of two": ([leaving("a", 40, 30), leaving("b", 40, 5)], 60, 0, {"b"}),
-    "the host has room for one": ([leaving("a", 40, 1, 9), leaving("b", 40, 1, 9)], 60, 10, {"a"}),
-}
-
-
-@each_case(("who", "lacking", "host", "expected"), CASES.values(), ids=CASES.keys())
+@each_case(
+    ("who", "lacking", "host", "expected"),
+    [
+        ([leaving("a", 80, 1, 70)], 75, 100, {"a"}),  # on a card nearly all comes back
+        ([leaving("a", 80, 1, 70)], 75, 69, set()),  # the host has no room
+        ([leaving("a", 80, 1, 70)], 80, 100, set()),  # what stays behind is wanted
+        ([leaving("a", 80, 60)], 20, 0, {"a"}),  # on a processor the weights stay
+        ([leaving("a", 80, 60)], 21, 0, set()),  # and more than the rest is wanted
+        ([leaving("a", 80, None)], 1, 100, set()),  # it cannot sleep
+        ([leaving("a", 80, 1, 70)], None, 100, set()),  # nobody knows what is wanted
+        ([leaving("a", 40, 30), leaving("b", 40, 5)], 60, 0, {"b"}),
+        ([leaving("a", 40, 1, 9), leaving("b", 40, 1, 9)], 60, 10, {"a"}),  # room for one
+    ],
+)
 def test_who_sleeps(who: list[Leaving], lacking: int | None, host: int, expected: set[str]) -> None:
     assert choose_sleepers(who, lacking_bytes=lacking, host_bytes=host) == expected

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,7 +23,6 @@ from inference.protocol.engine import (
 from inference.protocol.events import (
     TERMINAL_EVENTS,
     Cancelled,
-    Event,
     Failed,
     Finished,
     StageTimes,
@@ -37,11 +35,11 @@ from tests.cases import each_case
 from tests.inference.neuron.model_texts import RecordingEngine, submit_of
 
 CRASHED = engine_crashed("m")
-TRACED = msgspec.structs.replace(
-    submit_of("r"), traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-)
-EMBEDDING = msgspec.structs.replace(
-    TRACED, request=EmbeddingRequest(model="m", input=TextInput(texts=["x"]))
+TRACED = submit_of("r", traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+EMBEDDING = submit_of(
+    "r",
+    EmbeddingRequest(model="m", input=TextInput(texts=["x"])),
+    traceparent=TRACED.traceparent,
 )
 
 
@@ -76,11 +74,6 @@ def cancelled(index: int = 0, **used: Any) -> SequenceCancelled:
     return SequenceCancelled(sequence_id=f"r/{index}", used=SequenceUsage(**used))
 
 
-def end_of(table: RequestTable, *outputs: SequenceOutput) -> Event:
-    *_, (_, event) = table.apply(outputs).events
-    return event
-
-
 STEPS = ["cancel", "begin", "started", "crash", "refuse", "forget"]
 OUTPUTS = {
     "token": lambda index: step(index, 70),
@@ -91,10 +84,7 @@ OUTPUTS = {
 
 
 @given(
-    steps=st.lists(
-        st.tuples(st.sampled_from([*STEPS, *OUTPUTS]), st.integers(0, 1)),
-        max_size=14,
-    )
+    steps=st.lists(st.tuples(st.sampled_from([*STEPS, *OUTPUTS]), st.integers(0, 1)), max_size=14)
 )
 def test_at_most_one_terminal_event(tokenizer: Tokenizer, steps: list[tuple[str, int]]) -> None:
     engine, table = RecordingEngine(), RequestTable()
@@ -125,61 +115,22 @@ def test_at_most_one_terminal_event(tokenizer: Tokenizer, steps: list[tuple[str,
     assert not events or isinstance(events[-1].event, TERMINAL_EVENTS) or is_forgotten
 
 
-TIMING = SequenceTiming(
-    queue_ms=12.0, prefill_ms=100.0, decode_ms=500.0, prefill_tokens=50, memory_bytes=123_456_789
-)
-
-
-@each_case(
-    ("end", "words"),
-    [
-        (
-            step(0, finish_reason="stop", num_output_tokens=2, timing=TIMING),
-            "finished prompt=7 completion=2 queue_ms=12 prefill_tokens=50 prefill_ms=100 "
-            "decode_ms=500 memory_bytes=123456789",
-        ),
-        (
-            failed(num_prompt_tokens=7, num_output_tokens=1),
-            "engine_error prompt=7 completion=1",
-        ),
-        (cancelled(num_prompt_tokens=7, num_output_tokens=1), "cancelled completion=1"),
-    ],
-)
-def test_each_end_is_a_line_of_the_log(
-    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture, end: SequenceOutput, words: str
-) -> None:
-    caplog.set_level("INFO", logger="inference.neuron.requests.request_table")
-    now_s = iter([100.0, 100.125, 100.25, 101.5])
-    table = RequestTable(clock=lambda: next(now_s))
-    running_request(table, answer_of(tokenizer))
-    table.apply([step(0, 70)])
-    table.apply([end])
-    (line,) = caplog.messages
-    assert line.startswith("r model=m ")
-    assert {*words.split(), "first_token_ms=250", "ms=1500"} <= set(line.split())
-
-
 def test_a_request_that_no_engine_has_runs_once_and_ends_at_once(tokenizer: Tokenizer) -> None:
-    table, engine = RequestTable(), RecordingEngine()
-    assert table.admit(submit_of("r"))
-    assert not table.admit(submit_of("r"))
-    assert table.cancel("r") == [("g", Cancelled(request_id="r", usage=None))]
-    assert not table.begin("r", answer_of(tokenizer), engine)
-    assert table.cancel("r") == []
-    table = RequestTable()
-    table.admit(submit_of("r"))
-    assert table.fail("r", CRASHED) == [("g", Failed(request_id="r", failure=CRASHED, usage=None))]
-    table = RequestTable()
-    table.admit(submit_of("r"))
-    assert table.forget_gateway("g") == 1
-    assert not table.begin("r", answer_of(tokenizer), engine), "nobody waits for it"
-    assert not table.is_live("r")
+    engine = RecordingEngine()
+    for end, told in [
+        (lambda table: table.cancel("r"), [("g", Cancelled(request_id="r", usage=None))]),
+        (lambda table: table.fail("r", CRASHED), [("g", Failed(request_id="r", failure=CRASHED))]),
+        (lambda table: table.forget_gateway("g"), 1),
+    ]:
+        table = RequestTable()
+        assert table.admit(submit_of("r")) and not table.admit(submit_of("r"))
+        assert end(table) == told
+        assert not table.begin("r", answer_of(tokenizer), engine), "nobody waits for it"
+        assert table.cancel("r") == [] and not table.is_live("r")
 
 
 @each_case("gateway_dies", [False, True])
-def test_a_cancel_while_it_is_handed_over_follows_the_submit(
-    tokenizer: Tokenizer, gateway_dies: bool
-) -> None:
+def test_a_cancel_follows_its_submit(tokenizer: Tokenizer, gateway_dies: bool) -> None:
     table, engine = RequestTable(), RecordingEngine()
     table.admit(submit_of("r"))
     assert table.begin("r", answer_of(tokenizer), engine)
@@ -194,9 +145,7 @@ def test_a_cancel_while_it_is_handed_over_follows_the_submit(
 
 
 @each_case("by_gateway", [False, True])
-def test_forgotten_requests_are_freed_in_the_engine_and_nobody_is_told(
-    tokenizer: Tokenizer, by_gateway: bool
-) -> None:
+def test_forgotten_requests_are_freed_in_silence(tokenizer: Tokenizer, by_gateway: bool) -> None:
     table = RequestTable()
     engine = running_request(table, answer_of(tokenizer))
     if by_gateway:
@@ -210,77 +159,79 @@ def test_forgotten_requests_are_freed_in_the_engine_and_nobody_is_told(
     assert not table.submits_of(engine) and not table.is_live("r")
 
 
+def used(prompt: int, completion: int, cached: int = 0) -> Usage:
+    return Usage(prompt_tokens=prompt, completion_tokens=completion, cached_tokens=cached)
+
+
+TWO = {"num_prompts": 2}
+FIRST_OF_TWO = step(0, 70, 70, num_cached_tokens=3)
+NO_ROOM = failed("out_of_memory", 1, "no room", num_prompt_tokens=4)
+LAST = cancelled(1, num_prompt_tokens=7, num_output_tokens=2)
+CANCELLED = cancelled(0, num_prompt_tokens=7, num_output_tokens=3)
+
+
 @each_case(
-    ("is_text", "used", "usage"),
+    ("made", "steps", "end", "usage"),
     [
+        # A cancelled one costs what was computed of it.
+        ({}, ["cancel", cancelled(num_prompt_tokens=5, num_cached_tokens=4)], None, used(5, 0, 4)),
+        ({}, ["cancel", cancelled(num_prompt_tokens=0)], None, None),
+        (None, ["cancel", cancelled(num_prompt_tokens=40)], None, used(40, 0)),
+        # All its choices count: the other may have gained tokens.
         (
-            True,
-            {"num_prompt_tokens": 5, "num_cached_tokens": 4},
-            Usage(prompt_tokens=5, completion_tokens=0, cached_tokens=4),
+            {"num_choices": 2},
+            [FIRST_OF_TWO, step(1, 70, num_cached_tokens=6), "cancel", CANCELLED, LAST],
+            *(None, used(7, 5, 3)),
         ),
-        (True, {"num_prompt_tokens": 0}, None),
-        (False, {"num_prompt_tokens": 40}, Usage(prompt_tokens=40, completion_tokens=0)),
+        # It has ended before its cancel arrives.
+        ({}, [step(0, 70), "cancel", step(0, finish_reason="stop")], "", used(7, 1)),
+        # A failed choice ends the other one, whose tokens count and are not sent.
+        (TWO, [step(0, 70), NO_ROOM, step(0, 70, 71), CANCELLED], "no room", used(7 + 4, 3)),
+        # A crash costs what the neuron knows of, and hides no earlier failure.
+        (TWO, [FIRST_OF_TWO, "crash"], CRASHED.message, used(7, 2, 3)),
+        (TWO, [FIRST_OF_TWO, NO_ROOM, "crash"], "no room", used(7 + 4, 2, 3)),
     ],
-    ids=["computed of a prompt", "only waited", "vectors that were computed"],
 )
-def test_what_was_cancelled_costs_what_was_computed_of_it(
-    tokenizer: Tokenizer, is_text: bool, used: dict[str, int], usage: Usage | None
+def test_it_ends_once_with_the_usage_of_all_its_sequences(
+    tokenizer: Tokenizer, made: Any, steps: list[Any], end: str | None, usage: Any
 ) -> None:
-    table = RequestTable()
-    answer = answer_of(tokenizer) if is_text else EmbeddingAnswer("r", num_prompt_tokens=90)
-    running_request(table, answer)
-    table.cancel("r")
-    assert end_of(table, cancelled(**used)) == Cancelled(request_id="r", usage=usage)
+    vectors, table, is_over = EmbeddingAnswer("r", num_prompt_tokens=90), RequestTable(), False
+    engine = running_request(table, vectors if made is None else answer_of(tokenizer, **made))
+    for index, one in enumerate(steps):
+        match one:
+            case "cancel":
+                found, is_over = table.cancel("r"), True
+                assert len(engine.cancelled) == (made or {}).get("num_choices", 1)
+            case "crash":
+                found = table.fail_engine(engine, CRASHED)
+            case _:
+                applied = table.apply([one])
+                found = applied.events
+                is_over |= one is NO_ROOM
+                assert one is not NO_ROOM or applied.ended_early == ["r/0"]
+        if index < len(steps) - 1:
+            assert not (is_over and found), "its client hears nothing but its end"
+    *_, (_, event) = found
+    assert event.usage == usage
+    if isinstance(event, Failed):
+        assert event.failure.message == end
+    else:
+        assert isinstance(event, Cancelled if end is None else Finished)
 
 
-def test_all_choices_count_before_a_cancelled_request_ends(
-    tokenizer: Tokenizer, table: RequestTable
-) -> None:
-    engine = running_request(table, answer_of(tokenizer, num_choices=2))
-    table.apply([step(0, 70, 70, num_cached_tokens=3), step(1, 70, num_cached_tokens=6)])
-    table.cancel("r")
-    assert engine.cancelled == ["r/0", "r/1"]
-    first = table.apply([cancelled(0, num_prompt_tokens=7, num_output_tokens=3)])
-    assert first.events == [], "the other may have gained tokens"
-    last = cancelled(1, num_prompt_tokens=7, num_output_tokens=2)
-    usage = Usage(prompt_tokens=7, completion_tokens=5, cached_tokens=3)
-    assert end_of(table, step(1, 71), last) == Cancelled(request_id="r", usage=usage)
-
-
-def test_an_answer_that_ends_before_its_cancel_arrives_is_finished(
-    tokenizer: Tokenizer, table: RequestTable
-) -> None:
+def test_an_end_is_a_log_line(tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="inference.neuron.requests.request_table")
+    now_s = iter([100.0, 100.125, 100.25, 101.5])
+    table = RequestTable(clock=lambda: next(now_s))
     running_request(table, answer_of(tokenizer))
-    table.apply([step(0, 70, num_cached_tokens=0)])
-    table.cancel("r")
-    assert isinstance(end_of(table, step(0, finish_reason="stop")), Finished)
-
-
-def test_a_failed_choice_ends_the_others_and_all_are_counted(
-    tokenizer: Tokenizer, table: RequestTable
-) -> None:
-    running_request(table, answer_of(tokenizer, num_prompts=2))
-    table.apply([step(0, 70, num_cached_tokens=0)])
-    applied = table.apply([failed("out_of_memory", 1, "no room", num_prompt_tokens=4)])
-    assert (applied.events, applied.ended_early) == ([], ["r/0"])
-    assert table.apply([step(0, 70, 71)]).events == [], "its client has received the end"
-    end = end_of(table, cancelled(0, num_prompt_tokens=7, num_output_tokens=3))
-    assert isinstance(end, Failed)
-    assert (end.failure.code, end.failure.message) == ("out_of_memory", "no room")
-    assert end.usage == Usage(prompt_tokens=7 + 4, completion_tokens=3)
-
-
-@each_case("has_failed", [False, True])
-def test_a_crash_costs_what_the_neuron_knows_of_and_hides_no_earlier_failure(
-    tokenizer: Tokenizer, has_failed: bool
-) -> None:
-    table = RequestTable()
-    engine = running_request(table, answer_of(tokenizer, num_prompts=2))
-    table.apply([step(0, 70, 70, num_cached_tokens=2), *([failed(index=1)] * has_failed)])
-    ((_, end),) = table.fail_engine(engine, CRASHED)
-    assert isinstance(end, Failed)
-    assert end.failure.code == ("engine_error" if has_failed else CRASHED.code)
-    assert end.usage == Usage(prompt_tokens=7, completion_tokens=2, cached_tokens=2)
+    table.apply([step(0, 70)])
+    times = {"queue_ms": 12.0, "prefill_ms": 100.0, "decode_ms": 500.0}
+    timing = SequenceTiming(**times, prefill_tokens=50, memory_bytes=123_456_789)
+    table.apply([step(0, finish_reason="stop", num_output_tokens=2, timing=timing)])
+    (line,) = caplog.messages
+    assert line.startswith("r model=m finished prompt=7 cached=0 completion=2 first_token_ms=250 ")
+    assert "ms=1500 queue_ms=12 prefill_ms=100 prefill_tokens=50 " in line
+    assert " decode_ms=500 " in line and "memory_bytes=123456789" in line
 
 
 FIRST, LATER = step(0, 70, prefill_ms=2000.0), step(0, 70)

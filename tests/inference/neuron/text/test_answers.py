@@ -14,19 +14,8 @@ from hypothesis import strategies as st
 
 from inference.neuron.text.answers import Answer
 from inference.neuron.text.choice_events import Choice, Echo, call_id
+from inference.protocol import events as protocol
 from inference.protocol.engine import SequenceStep, SequenceTiming, TokenLogprob
-from inference.protocol.events import (
-    ChoiceFinished,
-    Delta,
-    Event,
-    Finished,
-    OutputTokens,
-    PromptScored,
-    ReasoningDelta,
-    TextLogprob,
-    ToolCallDelta,
-    ToolCallStarted,
-)
 from inference.text.choice_text import ChoiceText
 from inference.text.reasoning import find_markers
 from inference.text.tokenizer import Tokenizer
@@ -94,7 +83,7 @@ def answer_of(*choices: Choice, n: int = 1) -> Answer:
 def events_of_steps(
     answer: Answer | Choice, steps: list[SequenceStep], index: int = 0
 ) -> list[Any]:
-    events: list[Event] = []
+    events: list[protocol.Event] = []
     made = answer_of(answer) if isinstance(answer, Choice) else answer
     for one in steps:
         if not made.has_finished(index):
@@ -110,25 +99,24 @@ def events_of(tokenizer: Tokenizer, text: str, reason: str = "stop", **choice: A
 class Folded:
     """What a body encoder makes of the events."""
 
-    def __init__(self, events: list[Event]) -> None:
+    def __init__(self, events: list[protocol.Event]) -> None:
         self.reported: list[list[str]] = []
-        self.logprobs: list[TextLogprob] = []
-        self.ends: list[Event] = []
-        self.num_tokens = 0
+        self.logprobs: list[protocol.TextLogprob] = []
+        self.ends: list[protocol.Event] = []
+        self.num_tokens = sum(getattr(event, "num_tokens", 0) for event in events)
         """The tokens of all events; the split decides which event counts a token."""
         for event in events:
-            self.num_tokens += getattr(event, "num_tokens", 0)
             match event:
-                case Delta(text=text, logprobs=logprobs):
-                    self.logprobs += logprobs or []
-                    self._add("text", text)
-                case ReasoningDelta(text=text, opens=opens, closes=closes):
-                    self._add("thought", f"{'«' if opens else ''}{text}{'»' if closes else ''}")
-                case ToolCallStarted(call_id=identity, name=name):
-                    self.reported.append(["call", f"{identity} {name}"])
-                case ToolCallDelta(arguments=arguments):
-                    self._add("arguments", arguments)
-                case ChoiceFinished():
+                case protocol.Delta():
+                    self.logprobs += event.logprobs or []
+                    self._add("text", event.text)
+                case protocol.ReasoningDelta(text=text, opens=opens, closes=closes):
+                    self._add("thought", "«" * bool(opens) + text + "»" * bool(closes))
+                case protocol.ToolCallStarted():
+                    self.reported.append(["call", f"{event.call_id} {event.name}"])
+                case protocol.ToolCallDelta():
+                    self._add("arguments", event.arguments)
+                case protocol.ChoiceFinished():
                     self.ends.append(msgspec.structs.replace(event, num_tokens=0))
                 case _:
                     self.ends.append(event)
@@ -160,7 +148,7 @@ def test_any_split_gives_the_same_events(
     assert whole.ends == split.ends == single.ends
     assert whole.logprobs == split.logprobs == single.logprobs
     chosen, finished = whole.ends
-    assert isinstance(chosen, ChoiceFinished) and isinstance(finished, Finished)
+    assert isinstance(chosen, protocol.ChoiceFinished) and isinstance(finished, protocol.Finished)
     for fold in folded:
         assert fold.num_tokens == finished.usage.completion_tokens
 
@@ -180,117 +168,102 @@ def test_why_a_choice_ended(
     tokenizer: Tokenizer, text: str, engines: str, at_limit: str, reason: str
 ) -> None:
     events = events_of(tokenizer, text, engines, at_limit=at_limit)
-    (finished,) = (event for event in events if isinstance(event, ChoiceFinished))
+    (finished,) = (event for event in events if isinstance(event, protocol.ChoiceFinished))
     assert finished.reason == reason
 
 
-def test_calls_are_named_by_request_choice_and_place(tokenizer: Tokenizer) -> None:
-    events = events_of(tokenizer, "<call>f {}</call><call>g {}</call>", index=0)
-    started = [event for event in events if isinstance(event, ToolCallStarted)]
+def test_calls_are_named_and_thoughts_and_the_stop_token_counted(tokenizer: Tokenizer) -> None:
+    calls = "<call>f {}</call><call>g {}</call>"
+    events = events_of(tokenizer, f"<think>so</think>yes{calls}", index=0)
+    started = [event for event in events if isinstance(event, protocol.ToolCallStarted)]
     assert [(call.name, call.call_index) for call in started] == [("f", 0), ("g", 1)]
     ids = {call.call_id for call in started} | {call_id("r", 1, 0), call_id("s", 0, 0)}
     assert len(ids) == 4
     assert started[0].call_id == call_id("r", 0, 0)
     assert len(started[0].call_id) == len("call_") + 24
-    deltas = [event for event in events if isinstance(event, ToolCallDelta)]
+    deltas = [event for event in events if isinstance(event, protocol.ToolCallDelta)]
     assert [(delta.call_index, delta.arguments) for delta in deltas] == [(0, "{}"), (1, "{}")]
-
-
-def test_usage_counts_thoughts_which_carry_no_logprobs(tokenizer: Tokenizer) -> None:
-    """And the stop token."""
-    events = events_of(tokenizer, "<think>so</think>yes")
-    assert "".join(entry.token for entry in Folded(events).logprobs) == "yes"
-    num_thought, num_answer = len(ids_of(tokenizer, "so")), len(ids_of(tokenizer, "yes"))
-    usage = events[-1].usage
+    assert "".join(one.token for one in Folded(events).logprobs) == f"yes{calls}", "no thoughts"
+    usage, num_thought = events[-1].usage, len(ids_of(tokenizer, "so"))
+    num_shown = len(ids_of(tokenizer, f"yes{calls}"))
     assert usage.reasoning_tokens == num_thought
-    assert usage.completion_tokens == 2 + num_thought + num_answer + 1
+    assert usage.completion_tokens == 2 + num_thought + num_shown + 1
     assert usage.cached_tokens == 3
-    deltas = [event for event in events if isinstance(event, ReasoningDelta)]
-    assert sum(event.num_tokens for event in deltas) == num_thought + 2
+    thoughts = [event for event in events if isinstance(event, protocol.ReasoningDelta)]
+    assert sum(event.num_tokens for event in thoughts) == num_thought + 2
 
 
 def test_a_stop_string_ends_the_count_of_tokens_and_drafts(tokenizer: Tokenizer) -> None:
-    """Whatever came with it."""
     before = ids_of(tokenizer, "yes")
     ids = [*before, *ids_of(tokenizer, "E"), *ids_of(tokenizer, "more")]
     answer = answer_of(Choice(request_id="r", text=ChoiceText(tokenizer, stop=["E"])))
     drafts = {"num_drafted_tokens": len(ids) + 1, "num_accepted_drafts": len(ids) - 1}
     steps = [step(ids[0], num_cached_tokens=0, num_drafted_tokens=3), step(*ids[1:], **drafts)]
     *_, chosen, finished = events_of_steps(answer, steps)
-    assert isinstance(chosen, ChoiceFinished) and isinstance(finished, Finished)
+    assert isinstance(chosen, protocol.ChoiceFinished) and isinstance(finished, protocol.Finished)
     assert answer.has_finished(0)
     assert finished.usage.completion_tokens == len(before) + 1
     assert finished.usage.accepted_drafts == len(before)
     assert finished.usage.rejected_drafts == 3 + 2
 
 
-def test_an_answer_ends_with_its_last_choice(tokenizer: Tokenizer) -> None:
-    choices = [Choice(request_id="r", text=text_of(tokenizer), index=i) for i in range(4)]
-    answer = answer_of(*choices, n=2)
-    steps = steps_of(ids_of(tokenizer, "yes"))
-    for index in (2, 0, 3):
-        assert not isinstance(events_of_steps(answer, steps, index)[-1], Finished)
-    finished = events_of_steps(answer, steps, 1)[-1]
-    assert isinstance(finished, Finished)
-    assert finished.usage.cached_tokens == 6, "the two prompts, each counted once"
-
-
-def test_the_engines_times_go_up_with_the_end_of_its_only_sequence(tokenizer: Tokenizer) -> None:
+def test_an_answer_ends_with_its_last_choice_and_times(tokenizer: Tokenizer) -> None:
     timing = SequenceTiming(prefill_ms=5.0, decode_ms=20.0, prefill_tokens=2)
     *steps, last = steps_of(ids_of(tokenizer, "Paris is nice"))
     steps.append(msgspec.structs.replace(last, timing=timing))
 
-    def timing_of(n: int, **options: Any) -> SequenceTiming | None:
-        texts = [text_of(tokenizer, **options) for _ in range(n)]
+    def end_of(order: Sequence[int], n: int, **options: Any) -> protocol.Finished:
+        texts = [text_of(tokenizer, **options) for _ in order]
         choices = [Choice(request_id="r", text=text, index=i) for i, text in enumerate(texts)]
         answer = answer_of(*choices, n=n)
-        (*_, end) = [events_of_steps(answer, steps, index)[-1] for index in range(n)]
-        assert isinstance(end, Finished)
-        return end.timing
+        *others, end = [events_of_steps(answer, steps, index)[-1] for index in order]
+        assert not [one for one in others if isinstance(one, protocol.Finished)]
+        assert isinstance(end, protocol.Finished)
+        return end
 
-    assert timing_of(1) == timing
-    assert timing_of(2) is timing_of(1, stop=["is"]) is None
+    finished = end_of((2, 0, 3, 1), n=2)
+    assert finished.usage.cached_tokens == 6, "the two prompts, each counted once"
+    assert end_of([0], n=1).timing == timing
+    assert finished.timing is end_of([0], n=1, stop=["is"]).timing is None
 
 
 def test_a_prompts_logprobs_come_with_its_echo(tokenizer: Tokenizer) -> None:
     prompt, answer = ids_of(tokenizer, "The "), ids_of(tokenizer, "yes")
-    echo = Echo("The ", [TextLogprob(token="T", token_bytes=b"T", logprob=None)], num_top=0)
+    echo = Echo(
+        "The ", [protocol.TextLogprob(token="T", token_bytes=b"T", logprob=None)], num_top=0
+    )
     choice = Choice(request_id="r", text=ChoiceText(tokenizer), echo=echo)
     scored = [TokenLogprob(token_id, -0.5) for token_id in prompt[1:]]
     of_prompt = [step(prompt_logprobs=part) for part in (scored[:1], scored[1:]) if part]
     of_answer = [TokenLogprob(token_id, -0.25) for token_id in answer]
     count = {"finish_reason": "length", "num_output_tokens": len(answer)}
     events = events_of_steps(choice, [*of_prompt, step(*answer, logprobs=of_answer, **count)])
-    (delta,) = (event for event in events if isinstance(event, Delta))
+    (delta,) = (event for event in events if isinstance(event, protocol.Delta))
     assert delta.text == "The yes" and delta.num_tokens == len(answer)
     expected = [None, *[-0.5] * len(scored), *[-0.25] * len(answer)]
     assert [token.logprob for token in delta.logprobs or []] == expected
 
 
 def test_a_prompts_scores_are_reported_as_they_come(tokenizer: Tokenizer) -> None:
-    """Each with as many candidates as were asked for, also where its echo shows another number."""
     first, second = ids_of(tokenizer, "no")
     best = [(first, -0.25), (second, -1.5)]
     echo = Echo("The ", num_top=1)
     choice = Choice(request_id="r", text=ChoiceText(tokenizer), echo=echo, scores=(3, 2))
     scored = [TokenLogprob(second, -1.5, best, 2)]
     (event,) = events_of_steps(choice, [step(prompt_logprobs=scored)])
-    assert isinstance(event, PromptScored) and event.prompt_index == 3
+    assert isinstance(event, protocol.PromptScored) and event.prompt_index == 3
     reported = [[(one.text, one.logprob, one.rank) for one in token] for token in event.tokens]
     assert reported == [[("o", -1.5, 2), ("n", -0.25, 1), ("o", -1.5, 2)]]
     assert [len(token.top) for token in echo.logprobs] == [1]
 
 
-@each_case("echo", [Echo("The "), None])
-def test_a_prompt_alone_reports_and_counts_no_token(
-    tokenizer: Tokenizer, echo: Echo | None
-) -> None:
-    choice = Choice(request_id="r", text=ChoiceText(tokenizer), echo=echo, is_empty=True)
-    sampled = ids_of(tokenizer, "yes")[0]
-    events = events_of_steps(choice, [step(sampled, finish_reason="length", num_output_tokens=1)])
-    assert Folded(events).reported == ([] if echo is None else [["text", "The "]])
-    (finished,) = (event for event in events if isinstance(event, Finished))
-    assert finished.usage.completion_tokens == 0
+def test_a_prompt_alone_reports_and_counts_no_token(tokenizer: Tokenizer) -> None:
+    sampled = step(ids_of(tokenizer, "yes")[0], finish_reason="length", num_output_tokens=1)
+    for echo, reported in ((Echo("The "), [["text", "The "]]), (None, [])):
+        choice = Choice(request_id="r", text=ChoiceText(tokenizer), echo=echo, is_empty=True)
+        events = events_of_steps(choice, [sampled])
+        assert Folded(events).reported == reported
+        assert events[-1].usage.completion_tokens == 0
 
 
 @given(cuts=CUTS)
@@ -298,11 +271,13 @@ def test_token_ids_are_reported_up_to_the_stop(tokenizer: Tokenizer, cuts: list[
     ids = ids_of(tokenizer, "one two three four")
     choice = Choice(request_id="r", text=text_of(tokenizer, stop=["three"]), returns_token_ids=True)
     events = events_of_steps(choice, steps_of(ids, cuts))
-    listed = [event.token_ids for event in events if isinstance(event, OutputTokens)]
+    listed = [event.token_ids for event in events if isinstance(event, protocol.OutputTokens)]
     reported = [*itertools.chain(*listed)]
-    text = "".join(event.text for event in events if isinstance(event, Delta))
+    text = "".join(event.text for event in events if isinstance(event, protocol.Delta))
     assert text == "one two "
     assert reported == ids[: len(reported)]
     assert b"three" in b"".join(map(tokenizer.bytes_of, reported))
     assert len(reported) == choice.num_output_tokens < len(ids)
-    assert not any(isinstance(event, OutputTokens) for event in events_of(tokenizer, "one"))
+    assert not any(
+        isinstance(event, protocol.OutputTokens) for event in events_of(tokenizer, "one")
+    )

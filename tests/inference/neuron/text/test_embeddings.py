@@ -15,10 +15,7 @@ import pytest
 from inference.neuron.errors import RequestRefusedError
 from inference.neuron.requests.request_table import sequence_id
 from inference.neuron.text.answers import EmbeddingAnswer, cosines
-from inference.neuron.text.inputs import (
-    prepare_embedding,
-    prepare_scoring,
-)
+from inference.neuron.text.inputs import prepare_embedding, prepare_scoring
 from inference.neuron.text.model_text import ModelText
 from inference.protocol.engine import EmbedSequences, SequenceFailed, SequencesEmbedded
 from inference.protocol.events import Accepted, Embedded, Failed, Failure, Usage
@@ -76,12 +73,19 @@ def refusal(given: EmbeddingRequest | ScoreRequest, text: ModelText) -> Failure:
     return refused.value.failure
 
 
-def test_texts_get_special_tokens_and_token_ids_do_not(text: ModelText) -> None:
-    assert prepare_embedding(tokens([5] * LIMIT), text) == [[5] * LIMIT]
-    capital, paris = prepare_embedding(request("The capital", "Paris"), text)
-    assert capital[0] == paris[0] == 1
-    assert capital != paris
-    assert prepare_embedding(tokens([5, 6], [7]), text) == [[5, 6], [7]]
+def test_texts_get_special_tokens_and_are_cut_on_demand(text: ModelText) -> None:
+    assert prepare_embedding(tokens([5] * LIMIT, [7]), text) == [[5] * LIMIT, [7]]
+    long = "Paris capital " * LIMIT
+    short, whole = (text.tokenizer.encode(one, add_special_tokens=True) for one in ("Paris", long))
+    assert short[0] == whole[0] == 1
+    asked = request(long, "Paris", cuts_inputs=True)
+    assert prepare_embedding(asked, text) == [whole[:LIMIT], short], "the bos is one of them"
+    fewer = msgspec.structs.replace(asked, max_input_tokens=5)
+    assert [len(one) for one in prepare_embedding(fewer, text)] == [5, min(5, len(short))]
+    ids = tokens([7] * (LIMIT + 3), cuts_inputs=True)
+    assert prepare_embedding(ids, text) == [[7] * LIMIT]
+    more = msgspec.structs.replace(asked, max_input_tokens=LIMIT + 1)
+    assert refusal(more, text)
 
 
 @each_case(
@@ -149,35 +153,16 @@ def test_a_request_is_one_sequence_that_ends_or_is_cancelled(text: ModelText) ->
     assert isinstance(event, Failed) and event.failure.code == "queue_full"
 
 
-def test_a_reranker_scores_each_pair_whose_document_may_be_cut(sentencepiece_dir: Path) -> None:
-    text = text_of(sentencepiece_dir, kind="reranker", embedding_dimensions=None)
-    inputs = prepare_scoring(scoring("Paris", "capital"), text)
-    assert [len(one) > 2 for one in inputs] == [True, True]
-    assert inputs[0] != inputs[1]
+def test_pairs_are_scored_or_compared(text: ModelText, sentencepiece_dir: Path) -> None:
+    reranker = text_of(sentencepiece_dir, kind="reranker", embedding_dimensions=None)
+    first, second = prepare_scoring(scoring("Paris", "capital"), reranker)
+    assert len(first) > 2 < len(second) and first != second
     long = "Paris " * LIMIT
-    failure = refusal(scoring("Paris", long), text)
+    failure = refusal(scoring("Paris", long), reranker)
     assert failure.code == "context_length_exceeded" and "input 1" in failure.message
-    (cut,) = prepare_scoring(scoring(long, max_second_tokens=3), text)
-    assert len(cut) <= LIMIT
-
-
-def test_an_input_is_cut_where_that_is_asked_for(text: ModelText) -> None:
-    long = "Paris capital " * LIMIT
-    short = text.tokenizer.encode("Paris", add_special_tokens=True)
-    whole = text.tokenizer.encode(long, add_special_tokens=True)
-    asked = request(long, "Paris", cuts_inputs=True)
-    assert prepare_embedding(asked, text) == [whole[:LIMIT], short], "the bos is one of them"
-    fewer = msgspec.structs.replace(asked, max_input_tokens=5)
-    assert [len(one) for one in prepare_embedding(fewer, text)] == [5, min(5, len(short))]
-    ids = tokens([7] * (LIMIT + 3), cuts_inputs=True)
-    assert prepare_embedding(ids, text) == [[7] * LIMIT]
-    more = msgspec.structs.replace(asked, max_input_tokens=LIMIT + 1)
-    assert refusal(more, text)
-
-
-def test_vectors_of_an_embedding_model_are_compared(text: ModelText) -> None:
-    inputs = prepare_scoring(scoring("Paris", "capital"), text)
-    assert len(inputs) == 3, "the first text once"
+    (cut,) = prepare_scoring(scoring(long, max_second_tokens=3), reranker)
+    assert len(cut) <= LIMIT, "its document may be cut"
+    assert len(prepare_scoring(scoring("Paris", "capital"), text)) == 3, "the first text once"
     vectors = [struct.pack("<2f", *numbers) for numbers in ((1, 0), (0, 2), (3, 3), (0, 0))]
     scores = [struct.unpack("<f", one)[0] for one in cosines(vectors, 1)]
     assert scores == pytest.approx([0.0, 2**-0.5, 0.0])

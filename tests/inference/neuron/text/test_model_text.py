@@ -97,14 +97,7 @@ def test_what_is_wrong_with_a_template_stands_in_the_report(
     assert found == "the model has no chat template; conversations are written as ChatML"
 
 
-def test_the_fingerprint_is_of_what_answers(byte_level_dir: Path) -> None:
-    text = model_text(byte_level_dir)
-    assert text.fingerprint == model_text(byte_level_dir).fingerprint
-    assert text.fingerprint != model_text(byte_level_dir, dtype="bfloat16").fingerprint
-    assert text.fingerprint != model_text(byte_level_dir, chat_template="x").fingerprint
-
-
-def test_capabilities_are_what_the_files_report(byte_level_dir: Path, thinking_dir: Path) -> None:
+def test_capabilities_and_fingerprints(byte_level_dir: Path, thinking_dir: Path) -> None:
     always = {"chat", "completions", "logprobs", "structured_output"}
     takes_tools = "{{ tools }}<tool_call>"
     thoughts = " ".join((SPOKEN.opens[0], "{% if thinking %}", SPOKEN.closes[0], "{% endif %}"))
@@ -120,6 +113,10 @@ def test_capabilities_are_what_the_files_report(byte_level_dir: Path, thinking_d
         found = model_text(directory, chat_template=template).capabilities
         assert set(found) == always | more
     assert model_text(byte_level_dir, kind="embedding").capabilities == ["embeddings"]
+    text = model_text(byte_level_dir)
+    assert text.fingerprint == model_text(byte_level_dir).fingerprint
+    assert text.fingerprint != model_text(byte_level_dir, dtype="bfloat16").fingerprint
+    assert text.fingerprint != model_text(byte_level_dir, chat_template="x").fingerprint
 
 
 SECRET = "sk-proj-0123456789abcdef"
@@ -145,7 +142,6 @@ def started(
 
 
 def answer(table: RequestTable, text: ModelText, answered: str) -> list[Any]:
-    """Returns the events of the last step."""
     for token_id in text.tokenizer.encode(answered, add_special_tokens=False):
         table.apply([SequenceStep(sequence_id="r/0", token_ids=[token_id])])
     end = SequenceStep(sequence_id="r/0", token_ids=[], finish_reason="stop")
@@ -160,7 +156,7 @@ def logged(caplog: Any, text: ModelText, answered: str, given: Any = CHAT, **mor
     return [record.getMessage() for record in caplog.records if record.name == name]
 
 
-def test_without_the_setting_no_text_is_in_the_log(caplog: Any, text: ModelText) -> None:
+def test_texts_are_logged_of_named_accounts_alone(caplog: Any, text: ModelText) -> None:
     assert logged(caplog, text, CALL, bodies="all", level=logging.INFO) == []
     for bodies in (None, "other"):
         prompt, call = logged(caplog, text, CALL, bodies=bodies)
@@ -176,28 +172,17 @@ def test_without_the_setting_no_text_is_in_the_log(caplog: Any, text: ModelText)
     _, opens, closes = logged(caplog, text, THOUGHT)
     assert opens.startswith("r/0 reasoning opens") and closes.startswith("r/0 reasoning closes")
     assert "cat" not in opens + closes
+    for bodies in ("all", "acme", "other, acme"):
+        prompt, call = logged(caplog, text, CALL, bodies=bodies)
+        rendered = prompt.partition("text=")[2]
+        assert rendered.startswith("<|im_start|>") and "The cat sat. sk-***" in rendered
+        assert SECRET not in rendered
+        assert '{"city": "Oslo"}' in call and call.endswith(f"text={CALL}")
+        (prompt,) = logged(caplog, text, "Yes.", TextInput(texts=["The cat"]), bodies=bodies)
+        assert prompt.endswith("text=The cat") and "tool_format=- " in prompt
 
 
-@each_case("bodies", ["all", "acme", "other, acme"])
-def test_the_rendered_prompt_and_a_call_of_an_account_that_is_named(
-    caplog: Any, text: ModelText, bodies: str
-) -> None:
-    prompt, call = logged(caplog, text, CALL, bodies=bodies)
-    rendered = prompt.partition("text=")[2]
-    assert rendered.startswith("<|im_start|>") and "The cat sat. sk-***" in rendered
-    assert SECRET not in rendered
-    assert '{"city": "Oslo"}' in call and call.endswith(f"text={CALL}")
-    (prompt,) = logged(caplog, text, "Yes.", TextInput(texts=["The cat"]), bodies=bodies)
-    assert prompt.endswith("text=The cat") and "tool_format=- " in prompt
-
-
-@each_case("word", ["", " , "])
-def test_a_list_without_an_account_is_refused(word: str) -> None:
-    with pytest.raises(ValueError):
-        ACCOUNTS.parse(word)
-
-
-def test_a_trace_has_the_prompt_the_raw_text_and_what_the_parser_decided(text: ModelText) -> None:
+def test_a_trace_has_the_prompt_the_text_and_the_parsers_decisions(text: ModelText) -> None:
     *_, traced, finished = answer(started(text, captures=True), text, CALL)
     assert isinstance(traced, Traced) and isinstance(finished, Finished)
     prompt, _, rest = traced.text.partition("choice 0: ")
@@ -213,9 +198,6 @@ def test_a_trace_has_the_prompt_the_raw_text_and_what_the_parser_decided(text: M
     output = SequenceCancelled(sequence_id="r/0")
     traced, cancelled = (one.event for one in table.apply([output]).events)
     assert isinstance(traced, Traced) and isinstance(cancelled, Cancelled)
-
-
-def test_a_trace_is_bounded(text: ModelText) -> None:
     trace = RequestTrace("r", text.tokenizer)
     for _ in range(10):
         trace.output(0, list(range(3, 103)) * 1000, [])

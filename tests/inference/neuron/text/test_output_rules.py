@@ -16,8 +16,6 @@ from inference.neuron.text.model_text import ModelText
 from inference.neuron.text.output_rules import OutputRules, output_rules
 from inference.protocol.events import Failure
 from inference.protocol.generation import (
-    ChatInput,
-    ChatMessage,
     GenerationRequest,
     OutputFormat,
     TextInput,
@@ -26,21 +24,14 @@ from inference.protocol.generation import (
 )
 from inference.sandbox.build import keep_tokenizer
 from inference.sandbox.fork_server import perform
-from inference.sandbox.jobs import (
-    Job,
-    Result,
-    decode_job,
-    decode_result,
-    encode_job,
-    encode_result,
-)
+from inference.sandbox.jobs import Job, Result, decode_job, decode_result, encode_job, encode_result
 from inference.sandbox.pool import WorkerPool
 from inference.text.tool_calls.call_parser import CallArguments, CallStarted
 from inference.text.tool_calls.json_formats import HermesFormat
 from inference.text.tool_calls.python_formats import Llama3Format
 from inference.text.tool_calls.tag_formats import QWEN_CODER, TagFormat
 from tests.cases import each_case
-from tests.inference.neuron.model_texts import CHAT_TEMPLATE, model_text
+from tests.inference.neuron.model_texts import CHAT_TEMPLATE, a_chat, model_text
 from tests.inference.sandbox.jobs import PANICS
 
 FORMAT = OutputFormat(path="response_format.json_schema.schema", schema={"type": "integer"})
@@ -49,8 +40,6 @@ REQUIRED = ToolChoice(mode="required")
 
 
 class NoWorkers(WorkerPool):
-    """Its jobs are done here."""
-
     def run(self, job: Job, is_wanted: Callable[[], bool] = lambda: True) -> Result:
         return decode_result(encode_result(perform(decode_job(encode_job(job)), 2**20)))
 
@@ -63,20 +52,13 @@ def text(thinking_dir: Path) -> ModelText:
     return dataclasses.replace(loaded, tool_format=HermesFormat(), pool=NoWorkers())
 
 
-def _request(output_format: OutputFormat | None = None, **chat: object) -> GenerationRequest:
-    messages = [ChatMessage(role="user", content="Hi")]
-    return GenerationRequest(
-        model="m",
-        input=ChatInput(messages=messages, **chat),  # type: ignore[arg-type]
-        output_format=output_format,
-    )
+def _request(output_format: OutputFormat | None = None, **chat: Any) -> GenerationRequest:
+    return GenerationRequest(model="m", input=a_chat(**chat), output_format=output_format)
 
 
 def _grammars(request: GenerationRequest, text: ModelText) -> list[dict[str, Any]]:
     grammar = output_rules(request, text).grammar
-    assert grammar is not None
-    found: list[dict[str, Any]] = json.loads(grammar.text)["grammars"]
-    return found
+    return json.loads(grammar.text)["grammars"]
 
 
 def _refusal(request: GenerationRequest, text: ModelText) -> Failure:
@@ -111,9 +93,7 @@ def test_which_grammar_a_request_comes_to(text: ModelText) -> None:
     _, call, answer = _grammars(_request(FORMAT, tools=[TOOL]), _llama(text))
     assert call["json_schema"]["properties"]["name"] == {"const": "f"}
     assert answer["json_schema"]["type"] == "integer"
-
-
-def test_a_model_that_may_think_may_think_first(text: ModelText) -> None:
+    # A model that may think may think first.
     rules, answer = _grammars(_request(FORMAT, shows_reasoning=True), text)
     assert rules["lark_grammar"].startswith(f"start: thought? (@{answer['name']})")
     assert len(_grammars(_request(FORMAT, thinking=False), text)) == 1
@@ -122,22 +102,19 @@ def test_a_model_that_may_think_may_think_first(text: ModelText) -> None:
     assert text.markers is not None
     for thinking in (None, False):  # a template may open it whatever the request asks
         request = _request(FORMAT, thinking=thinking)
-        grammar = output_rules(request, text, starts_thinking=True).grammar
-        assert grammar is not None
-        assert grammar.starts_after_token_id == text.markers.end_token_id
+        opened = output_rules(request, text, starts_thinking=True).grammar
+        assert opened.starts_after_token_id == text.markers.end_token_id
 
 
-def _tool(parameters: dict[str, Any], **kwargs: object) -> ToolDefinition:
-    path = "tools[1].function.parameters"
-    return ToolDefinition(name="g", path=path, parameters=parameters, **kwargs)  # type: ignore[arg-type]
+PLACE = "tools[1].function.parameters"
+
+
+def _tool(parameters: dict[str, Any], **kwargs: Any) -> ToolDefinition:
+    return ToolDefinition(name="g", path=PLACE, parameters=parameters, **kwargs)
 
 
 def _x(schema: Any) -> dict[str, Any]:
     return {"type": "object", "properties": {"x": schema}}
-
-
-PLACE = "tools[1].function.parameters"
-STRICT = {"strict": True}
 
 
 def _guided(**demand: Any) -> GenerationRequest:
@@ -160,7 +137,7 @@ def _forced(parameters: dict[str, Any]) -> GenerationRequest:
         (_guided(grammar="start: nothing"), "invalid_grammar", "guided"),
         (_guided(grammar="root ::= ("), "invalid_grammar", "guided"),
         (
-            _request(tools=[TOOL, _tool(_x({"uniqueItems": True}), **STRICT)]),
+            _request(tools=[TOOL, _tool(_x({"uniqueItems": True}), strict=True)]),
             "invalid_schema",
             f"{PLACE}.properties.x.uniqueItems",
         ),
@@ -213,7 +190,6 @@ ODD: list[tuple[dict[str, Any], list[str]]] = [
 def test_a_schema_that_is_not_strict_loses_what_cannot_be_enforced(
     text: ModelText, odd: dict[str, Any], places: list[str]
 ) -> None:
-    text = dataclasses.replace(text, tool_format=HermesFormat())
     parameters = {"properties": {"x": odd, "y": {"type": "integer"}}, "required": ["y"]}
     loose, strict = _tool(parameters), _tool(parameters, strict=True)
     format_ = OutputFormat(path="f.schema", schema=parameters, strict=False)
@@ -225,7 +201,6 @@ def test_a_schema_that_is_not_strict_loses_what_cannot_be_enforced(
         (_request(format_, tools=[TOOL]), format_.path),
     ):
         rules = output_rules(request, text)
-        assert rules.grammar is not None
         assert list(rules.not_enforced) == [f"{path}.properties.x.{place}" for place in places]
         assert "integer" in rules.grammar.text  # what can be enforced is
     for request in (
@@ -236,37 +211,27 @@ def test_a_schema_that_is_not_strict_loses_what_cannot_be_enforced(
     ):
         failure = _refusal(request, text)
         assert failure.code == "invalid_schema"
-        assert failure.param is not None
-        assert failure.param.rpartition(".properties.x.")[2] in (*places, "enum[1]")
-
-
-def test_only_tools_that_may_be_called_are_checked(text: ModelText) -> None:
-    for odd in (
-        *(_tool(_x(one), strict=strict) for one, _ in ODD for strict in (0, 1)),
-        _tool(_x({"type": "strin"})),
-    ):
+        assert (failure.param or "").rpartition(".properties.x.")[2] in (*places, "enum[1]")
+    for tool in (loose, strict, _tool(_x({"type": "strin"}))):  # which may not be called
         named = ToolChoice(mode="required", name="f")
-        rules = output_rules(_request(tools=[TOOL, odd], tool_choice=named), text)
+        rules = output_rules(_request(tools=[TOOL, tool], tool_choice=named), text)
         assert rules.grammar is not None and not rules.not_enforced
-    for loose in (_tool(_x(MAIL)), _tool(_x(PANICS))):
-        assert output_rules(_request(tools=[loose]), text) == OutputRules()
-    bare = output_rules(_request(FORMAT, tools=[_tool(_x(MAIL))]), _llama(text))
-    assert bare.grammar is not None
-    assert not bare.not_enforced  # its arguments may be any object there
 
 
 def test_many_places_are_left_out_and_then_the_whole(text: ModelText) -> None:
-    for num_fields, is_whole in ((20, False), (40, True)):
+    for num_fields in (20, 40):
         fields = {
             f"m{n}": {"oneOf": [{"type": "string"}, {"minLength": n}]} for n in range(num_fields)
         }
         tool = _tool({"properties": fields, "required": list(fields)})
         rules = output_rules(_request(tools=[tool], tool_choice=REQUIRED), text)
-        assert list(rules.not_enforced) == (
-            [tool.path]
-            if is_whole
-            else [f"{tool.path}.properties.m{n}.oneOf" for n in range(num_fields)]
-        )
+        each = [f"{PLACE}.properties.m{n}.oneOf" for n in range(num_fields)]
+        assert list(rules.not_enforced) == (each if num_fields == 20 else [PLACE])
+    for loose in (_tool(_x(MAIL)), _tool(_x(PANICS))):
+        assert output_rules(_request(tools=[loose]), text) == OutputRules()
+    bare = output_rules(_request(FORMAT, tools=[_tool(_x(MAIL))]), _llama(text))
+    assert bare.grammar is not None
+    assert not bare.not_enforced  # its arguments may be any object there
 
 
 @each_case(
@@ -293,30 +258,24 @@ def test_what_a_models_own_format_cannot_express_is_left_out(
     assert (failure.code, failure.param) == ("invalid_schema", f"{PLACE}.properties.x.pattern")
     tool = _tool(schema)
     rules = output_rules(_request(tools=[tool], tool_choice=REQUIRED), tags)
-    assert rules.grammar is not None
     expected = [".minProperties", *(f".properties.x{place}" for place in places)]
     assert list(rules.not_enforced) == [f"{tool.path}{place}" for place in expected]
     assert "integer" in rules.grammar.text
 
 
-def test_a_model_of_an_unknown_form_calls_where_it_is_forced(text: ModelText) -> None:
+def test_unknown_forms_call_where_they_are_forced(text: ModelText, thinking_dir: Path) -> None:
     unknown = dataclasses.replace(text, tool_format=None)
     assert _refusal(_request(tools=[TOOL]), unknown).code == "unsupported_parameter"
-    request = _request(tools=[TOOL], tool_choice=REQUIRED)
+    request: Any = _request(tools=[TOOL], tool_choice=REQUIRED)
     (part,) = _grammars(request, unknown)
     assert '\\"name\\": \\"f\\"' in part["lark_grammar"]
-    assert isinstance(request.input, ChatInput)
     found = unknown.tool_format_of(request.input)
-    assert found is not None
     parser = found.parser([TOOL])
     parts = [*parser.feed('{"name": "f", "arguments": {}}'), *parser.flush()]
     assert parts == [CallStarted("f"), CallArguments("{}")]
-
-
-def test_a_model_without_grammars_reports_it(thinking_dir: Path) -> None:
     problem = "its tokenizer cannot be read"
-    text = model_text(thinking_dir, chat_template=CHAT_TEMPLATE, grammar_problem=problem)
-    assert "structured_output" not in text.capabilities
-    assert output_rules(_request(), text).grammar is None
-    failure = _refusal(_request(FORMAT), text)
+    without = model_text(thinking_dir, chat_template=CHAT_TEMPLATE, grammar_problem=problem)
+    assert "structured_output" not in without.capabilities
+    assert output_rules(_request(), without).grammar is None
+    failure = _refusal(_request(FORMAT), without)
     assert (failure.code, problem in failure.message) == ("unsupported_parameter", True)

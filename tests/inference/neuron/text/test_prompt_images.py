@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from itertools import filterfalse
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from inference.protocol.generation import (
     TokenizeRequest,
     ToolCall,
 )
-from inference.protocol.images import ImageRef, TokenRun, VisionInput
+from inference.protocol.images import ImageRef, VisionInput
 from inference.protocol.keys import images_key
 from tests.inference.neuron.conftest import TestNeuron, failure_of
 from tests.inference.neuron.model_texts import model_text, prepared, refusal, request_for_model
@@ -97,29 +98,7 @@ def _written(text: ModelText, made: Prepared) -> str:
 
 
 def _sizes(found: list[PlacedImage]) -> list[tuple[int, Any]]:
-    """Tokens and grid of each."""
     return [(sum(run.num_tokens for run in one.runs), one.grid) for one in found]
-
-
-def test_each_pad_is_repeated_for_its_own_image() -> None:
-    token_ids, found = placed([1, PAD, 2, PAD, 3], [SMALL, WIDE], VISION)
-    assert token_ids == [1, *[PAD] * 4, 2, *[PAD] * 8, 3]
-    assert found == [
-        PlacedImage(SMALL, (TokenRun(1, 4),), (1, 4, 4)),
-        PlacedImage(WIDE, (TokenRun(6, 8),), (1, 4, 8)),
-    ]
-    large = structs.replace(VISION, max_pixels=16_777_216)
-    image = _image(1024, 1024)
-    low = structs.replace(image, is_low_detail=True)
-    _, found = placed([PAD, PAD], [image, low], large)
-    assert _sizes(found) == [(1024, (1, 64, 64)), (256, (1, 32, 32))]
-    sent = sequence_images(found, {one.image.digest: b"" for one in found})
-    assert sent[0].digest == sent[1].digest and sent[0].content_id != sent[1].content_id
-    with pytest.raises(RequestRefusedError) as refused:
-        sequence_images(found, {WIDE.digest: b"b"})
-    assert refused.value.failure.code == "image_lost", "one that is gone is no other"
-    given = [1, PAD, 2]
-    assert placed(given, [], VISION) == placed(given, [], None) == (given, [])
 
 
 def test_images_stand_between_the_words_and_are_counted(seeing_dir: Path) -> None:
@@ -130,30 +109,23 @@ def test_images_stand_between_the_words_and_are_counted(seeing_dir: Path) -> Non
         f"capital<|vision_start|>{PADS * 8}<|vision_end|>"
     )
     (prompt,) = made.prompts
-    assert [one.image for one in made.images] == [SMALL, WIDE]
+    assert [(one.image, one.grid) for one in made.images] == [(SMALL, (1, 4, 4)), (WIDE, (1, 4, 8))]
     for one in made.images:
         (run,) = one.runs
         assert set(prompt[run.first_token : run.end]) == {_pad(text)}
     assert count_tokens(TokenCountRequest(model="m", input=TWO), text) == len(prompt)
     assert tokenized("r", TokenizeRequest(model="m", input=TWO), text).token_ids == prompt
-
-
-def test_what_a_template_writes_for_an_image_is_replaced_before_it_is_tokenized(
-    seeing_dir: Path,
-) -> None:
-    """Newlines around it become the tokens that they are together."""
-    text = _placing(seeing_dir)
-    made = _prepare(text, *TWO.messages)
-    (prompt,) = made.prompts
-    one = f"\n\n<|vision_start|>{PADS * 9}<|vision_end|>\n\n"
-    assert _written(text, made) == f"user\nThe{one}capital{one}"
-    assert _sizes(made.images) == [(9, (1, 6, 6))] * 2
-    whole = _written(text, made).replace(PADS * 9, PADS)
-    alone = text.tokenizer.encode(whole, add_special_tokens=False)
-    pad = _pad(text)
-    assert [token for token in prompt if token != pad] == [t for t in alone if t != pad]
-    assert tokenized("r", TokenizeRequest(model="m", input=TWO), text).token_ids == prompt
-    assert _sizes(_prepare(text, _user(_image(1, 1000))).images)[0][0] == 9
+    image = _image(1024, 1024)
+    large = structs.replace(VISION, max_pixels=16_777_216)
+    _, found = placed([PAD, PAD], [image, structs.replace(image, is_low_detail=True)], large)
+    assert _sizes(found) == [(1024, (1, 64, 64)), (256, (1, 32, 32))]
+    sent = sequence_images(found, {one.image.digest: b"" for one in found})
+    assert sent[0].digest == sent[1].digest and sent[0].content_id != sent[1].content_id
+    with pytest.raises(RequestRefusedError) as refused:
+        sequence_images(found, {WIDE.digest: b"b"})
+    assert refused.value.failure.code == "image_lost", "one that is gone is no other"
+    given = [1, PAD, 2]
+    assert placed(given, [], VISION) == placed(given, [], None) == (given, [])
 
 
 def test_images_of_tools_and_beside_a_system_turn_that_has_no_place(seeing_dir: Path) -> None:
@@ -207,9 +179,7 @@ def _put_images(client: redis.Redis, request_id: str, files: dict[str, bytes]) -
 BYTES = {SMALL.digest: b"a" * SMALL.num_bytes, WIDE.digest: b"b" * WIDE.num_bytes}
 
 
-def test_a_request_has_its_own_images_and_large_ones_are_read_in_pieces(
-    redis_db: redis.Redis,
-) -> None:
+def test_a_request_has_its_own_images_read_in_pieces(redis_db: redis.Redis) -> None:
     reader = RedisImageReader(redis_db, neuron="n1")
     _put_images(redis_db, "r1", BYTES)
     assert reader.read("r1", [SMALL, WIDE]) == BYTES
@@ -229,15 +199,13 @@ def test_images_reach_the_engine_beside_the_inbox(neuron: TestNeuron, seeing_dir
     assert "vision" in state.capabilities
     request = request_for_model(TWO, max_tokens=2)
     _put_images(neuron.gateway.client, "gw-1", BYTES)
-    events = neuron.ask(request=request)
-    assert events[0].prompt_tokens >= 12
-    assert isinstance(events[-1], Finished), events[-1]
-    assert events[-1].usage.prompt_tokens == events[0].prompt_tokens
+    accepted, *_, end = neuron.ask(request=request)
+    assert isinstance(end, Finished), end
+    assert end.usage.prompt_tokens == accepted.prompt_tokens >= 12
     assert failure_of(neuron.ask(request=request)).code == "image_lost"
 
 
 def test_an_image_in_tiles_has_a_run_of_tokens_for_each(seeing_dir: Path) -> None:
-    """Each placeholder becomes its own image's text, tokenized with the words around it."""
     text = _placing(
         seeing_dir,
         image_px=64,
@@ -254,6 +222,14 @@ def test_an_image_in_tiles_has_a_run_of_tokens_for_each(seeing_dir: Path) -> Non
     tiles = f"1/1{pads}1/2{pads}\n2/1{pads}2/2{pads}\n\n[{pads}]"
     wide = f"1/1{pads}1/2{pads}\n\n[{pads}]"
     assert _written(text, made) == f"user\nThe{tiles}[{pads}]capital{wide}"
+    # It is tokenized with the words around it: newlines become the tokens that they are together.
+    alone = text.tokenizer.encode(
+        _written(text, made).replace(pads, PADS), add_special_tokens=False
+    )
+    is_pad = _pad(text).__eq__
+    assert [*filterfalse(is_pad, made.prompts[0])] == [*filterfalse(is_pad, alone)]
+    same = _placing(seeing_dir)  # all images are of one size
+    assert _sizes(_prepare(same, *TWO.messages).images) == [(9, (1, 6, 6))] * 2
     grids = [(one.grid, len(one.runs)) for one in made.images]
     assert grids == [((5, 4, 4), 5), ((1, 4, 4), 1), ((3, 4, 4), 3)]
     places = [index for index, token in enumerate(made.prompts[0]) if token == _pad(text)]
