@@ -22,11 +22,13 @@ from helexa_site.bootstrap.readiness import prepare_database
 from helexa_site.program import REPOSITORY_DIR
 from inference.gateway.database import NUM_THREADS
 from tests.cases import each_case
-from tests.fleet.databases.schema_changes import Column, Table, broken_by
 from tests.own_python import run_python
 
 FIRST = ("fleet", "0001_squashed_0041_stage_links")
 TESTS_DIR = Path(__file__).resolve().parents[2]
+RELEASES: dict[str, dict[str, str]] = json.loads(
+    (REPOSITORY_DIR / "packaging" / "releases.json").read_text()
+)
 DATABASE_TESTS = [
     str((TESTS_DIR / name).resolve(strict=True))  # one that moved is noticed by every run
     for name in (
@@ -162,36 +164,6 @@ def test_migrations_go_back_to_zero_and_forth_again() -> None:
     call_command("migrate", verbosity=0)
 
 
-RELEASES: dict[str, dict[str, str]] = json.loads(
-    (REPOSITORY_DIR / "packaging" / "releases.json").read_text()
-)
-TEXT = Column("TextField", may_be_null=False, has_default=False)
-
-
-def test_what_expands_a_schema_breaks_nobody_and_what_asks_for_more_old_code() -> None:
-    nullable, defaulted = Column("TextField", True, False), Column("TextField", False, True)
-
-    def table(**columns: Column) -> dict[str, Table]:
-        return {"fleet_neuron": Table(columns, {"one_name": ["name"]})}
-
-    older = table(name=TEXT)
-    for newer, broken in (
-        ({**older, "new": older["fleet_neuron"]}, ""),
-        (table(name=TEXT, note=nullable), ""),
-        (table(name=TEXT, note=defaulted), ""),
-        (table(name=TEXT, note=TEXT), "fleet_neuron.note is new"),
-        ({}, "fleet_neuron is gone"),
-        (table(), "fleet_neuron.name is gone"),
-        (table(name=Column("IntegerField", False, False)), "was TextField and is Integer"),
-    ):
-        found = list(broken_by(older, newer))
-        assert len(found) == bool(broken) and broken in "".join(found)
-    assert list(broken_by({"fleet_neuron": Table({"name": nullable}, {})}, older)) == [
-        "fleet_neuron.name may not be null any more",
-        "fleet_neuron has a new constraint: one_name",
-    ]
-
-
 @pytest.mark.slow
 @pytest.mark.limit_s(900)
 @pytest.mark.parametrize("version", sorted(RELEASES))
@@ -200,7 +172,9 @@ def test_todays_schema_breaks_no_code_of_a_release(
 ) -> None:
     """A rolling upgrade migrates first and restarts gateways one after the other: migrations
     expand and never contract."""
-    script = str(Path(__file__).with_name("schema_changes.py"))
-    found = json.loads(run_python(database_url, tmp_path, script, json.dumps(RELEASES[version])))
+    script = "fleet/databases/schema_changes.py"
+    found = json.loads(
+        run_python(database_url, tmp_path, str(TESTS_DIR / script), json.dumps(RELEASES[version]))
+    )
     assert found["tables"] > 20
     assert found["broken"] == []
