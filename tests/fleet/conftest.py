@@ -15,7 +15,6 @@ from fleet.live import reading as live
 from fleet.models import CatalogueModel
 from fleet.watch import FleetWatch
 from inference.protocol import keys
-from inference.protocol.engine import EngineStats
 from inference.protocol.heartbeat import (
     PROTOCOL,
     DeviceInfo,
@@ -113,16 +112,11 @@ def stage(**changes: Any) -> HeldStage:
     return HeldStage(**values | changes)
 
 
-@dataclass
 class Build:
     """The builders, for tests to ask for by one fixture."""
 
-    device: Callable[..., DeviceInfo] = field(default=device)
-    report: Callable[..., LoadReport] = field(default=report)
-    stats: Callable[..., EngineStats] = field(default=engine_stats)
-    replica: Callable[..., ReplicaState] = field(default=replica)
-    stage: Callable[..., HeldStage] = field(default=stage)
-    heartbeat: Callable[..., NeuronHeartbeat] = field(default=heartbeat)
+    device, report, replica = map(staticmethod, (device, report, replica))
+    stats, stage, heartbeat = map(staticmethod, (engine_stats, stage, heartbeat))
 
 
 @dataclass
@@ -171,9 +165,15 @@ def beat(publish: Callable[..., NeuronHeartbeat]) -> Callable[..., NeuronHeartbe
     return beat
 
 
+def offer(name: str = "tiny", **values: Any) -> CatalogueModel:
+    """The catalogue has the model, of a wheel of its name by default."""
+    values = {"name": name, "source": f"pypi:{name}"} | values
+    return services.catalogue_model_create(actor=COMMAND, **values)
+
+
 @pytest.fixture
 def model() -> CatalogueModel:
-    return services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny")
+    return offer()
 
 
 @pytest.fixture(autouse=True)

@@ -69,20 +69,17 @@ def test_a_neuron_is_drained_refused_readmitted_and_removed_when_away(
 
 
 def test_an_invitation_is_shown_once_and_revoked(admin_client, shared_redis) -> None:
-    def share(address: str) -> None:
-        services.share_record(actor=COMMAND, address=address, is_tls=False, certificate="")
+    def invited(name: str, share: str = "10.0.0.5:7000") -> Any:
+        services.share_record(actor=COMMAND, address=share, is_tls=False, certificate="")
+        return admin_client.post(url("invitation", "add"), {"neuron_name": name, "address": ""})
 
-    share("")
-    refused = sent_form(admin_client, "invitation", "add", neuron_name="beast", address="")
-    assert "no other host can reach this Redis" in refused
-    share("10.0.0.5:7000")
+    assert "no other host can reach this Redis" in invited("beast", share="").text
     for name in ("a b", "-a", "a" * 64, "beast\n-"):
-        assert "Letters, digits" in sent_form(admin_client, "invitation", "add", neuron_name=name)
-    shown = admin_client.post(url("invitation", "add"), {"neuron_name": "beast", "address": ""})
+        assert "Letters, digits" in invited(name).text
+    shown = invited("beast")
     assert "no-store" in shown["Cache-Control"]
     found = re.search(r"neuron --join (hx1\.[\w-]+)", shown.text)
-    assert found is not None
-    assert decode_joining(found[1]).neuron == "beast"
+    assert found is not None and decode_joining(found[1]).neuron == "beast"
     assert "neuron-beast" in shared_redis.acl_users()
     assert "beast" in page(admin_client, "invitation")
     row = Invitation.objects.get()
@@ -123,18 +120,17 @@ def test_who_may_only_look_changes_nothing_and_the_policy_is_one_row(
 def test_every_list_and_row_shows_at_the_same_cost_however_many_rows(
     admin_client, model, beat, build, sent, django_assert_max_num_queries
 ) -> None:
-    limited = build.device(total_memory_bytes=6 * GIB, installed_memory_bytes=16 * GIB)
-    beat(devices=[limited])
+    limited = [build.device(total_memory_bytes=6 * GIB, installed_memory_bytes=16 * GIB)]
+    beat(devices=limited)
     job = services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
-    progress = LoadProgress(
-        stage=LoadStage.WEIGHTS, done=3, total=4, unit="tensors", detail="to q4"
-    )
-    loading = {"job_id": str(job.pk), "status": ReplicaStatus.LOADING, "progress": progress}
-    beat(devices=[limited], replicas=[build.replica(**loading)])
+    values = {"stage": LoadStage.WEIGHTS, "unit": "tensors", "detail": "to q4"}
+    progress = LoadProgress(done=3, total=4, **values)
+    loading = {"status": ReplicaStatus.LOADING, "progress": progress}
+    beat(devices=limited, replicas=[build.replica(job_id=str(job.pk), **loading)])
     text = page(admin_client, "loadjob")
     assert "weights 75 % (3 of 4 tensors), to q4" in text and 'aria-valuenow="75"' in text
-    loaded = build.replica(job_id=str(job.pk), report=build.report(), stats=build.stats())
-    beat(devices=[limited], replicas=[loaded])
+    loaded = {"report": build.report(), "stats": build.stats()}
+    beat(devices=limited, replicas=[build.replica(job_id=str(job.pk), **loaded)])
     assert "loaded 100 %" in page(admin_client, "loadjob")
     stage = {"model": "other", "first_layer": 0, "last_layer": 12, "device": "cuda:1"}
     stage |= {"memory_bytes": GIB, "status": "failed", "engine_neuron": "attic", "failure": "why"}
@@ -142,20 +138,20 @@ def test_every_list_and_row_shows_at_the_same_cost_however_many_rows(
     download = {"neuron": Neuron.objects.get(), "source": "pypi:tiny", "status": "running"}
     Download.objects.create(**download, bytes_done=GIB, bytes_total=4 * GIB)
     tables = (Neuron, Device, CatalogueModel, Replica, LoadJob, Download)
-    shown = {table: page(admin_client, table.__name__.lower()) for table in tables}
-    rows = {
-        table: page(admin_client, table.__name__.lower(), "change", table.objects.get().pk)
-        for table in tables
-    }
+    lists, rows = {}, {}
+    for table in tables:
+        noun = table.__name__.lower()
+        lists[table] = page(admin_client, noun)
+        rows[table] = page(admin_client, noun, "change", table.objects.get().pk)
     for table in (CatalogueModel, Replica, LoadJob):
-        assert "tiny" in shown[table] and "tiny" in rows[table]
+        assert "tiny" in lists[table] and "tiny" in rows[table]
     for table in (Neuron, Device):
-        assert "a processor" in shown[table] and "6.0 GiB (limit, of 16.0 GiB)" in shown[table]
-    assert "running 25 % (1.0 GiB of 4.0 GiB)" in shown[Download]
-    assert re.search(r'"Free memory">[^<]*8.0 GiB', shown[Neuron])
-    assert "driver 1 does not match library 2" in shown[Neuron]
-    words = "(layers 0 to 11 on cuda:1 for attic, 1.0 GiB, failed: why)"
-    assert words in rows[Neuron] and 'data-label="Last seen">now<' in shown[Neuron]
+        assert "a processor" in lists[table] and "6.0 GiB (limit, of 16.0 GiB)" in lists[table]
+    assert "running 25 % (1.0 GiB of 4.0 GiB)" in lists[Download]
+    assert re.search(r'"Free memory">[^<]*8.0 GiB', lists[Neuron])
+    assert "driver 1 does not match library 2" in lists[Neuron]
+    assert "(layers 0 to 11 on cuda:1 for attic, 1.0 GiB, failed: why)" in rows[Neuron]
+    assert 'data-label="Last seen">now<' in lists[Neuron]
     for name in "abcdefgh":
         beat(name, replicas=[build.replica(stats=build.stats())])
         LoadJob.objects.create(model=model, model_name="tiny", neuron=Neuron.objects.get(name=name))
@@ -228,28 +224,29 @@ def test_unload_reload_sleep_and_wake_from_both_lists(
         return act(admin_client, "replica", action, Replica.objects.get())
 
     assert "not loaded anywhere" in act(admin_client, MODEL, "unload_selected", model)
-    can_sleep = {"device_bytes": GIB, "host_bytes": 0}
-    report = build.report(asleep=AsleepBytes(**can_sleep))
+    report = build.report(asleep=AsleepBytes(device_bytes=GIB, host_bytes=0))
     beat(replicas=[build.replica(report=report)])
     CatalogueModel.objects.update(pinned=True)
     assert "unpin it first" in act_there("unload_selected")
     CatalogueModel.objects.update(pinned=False)
-    replica = {"action": "unload_selected", "_selected_action": Replica.objects.get().pk}
-    for noun, row in (("replica", replica), (MODEL, replica | {"_selected_action": model.pk})):
-        assert "Are you sure?" in sent_form(admin_client, noun, "changelist", **row)
+    for noun, row in (("replica", Replica.objects.get()), (MODEL, model)):
+        form = {"action": "unload_selected", "_selected_action": row.pk}
+        assert "Are you sure?" in sent_form(admin_client, noun, "changelist", **form)
     assert sent.tasks == []
     message = "Unloading tiny from beast"
     assert message in act(admin_client, MODEL, "unload_selected", model)
     assert message in act_there("unload_selected")
     assert [name for name, *_ in sent.tasks] == ["neuron.unload_model"]  # one job for both
-    LoadJob.objects.all().delete()
-    assert "Reloading tiny on beast" in act_there("reload_selected")
-    assert [name for name, *_ in sent.tasks[1:]] == ["neuron.unload_model", "neuron.load_model"]
-    LoadJob.objects.all().delete()
-    act_there("sleep_selected")
-    beat(replicas=[build.replica(status=ReplicaStatus.ASLEEP, report=report)])
-    act_there("wake_selected")
-    assert [name for name, *_ in sent.tasks[3:]] == ["neuron.sleep_model", "neuron.load_model"]
+    for action, status, orders in (
+        ("reload_selected", ReplicaStatus.READY, ["unload_model", "load_model"]),
+        ("sleep_selected", ReplicaStatus.READY, ["sleep_model"]),
+        ("wake_selected", ReplicaStatus.ASLEEP, ["load_model"]),
+    ):
+        LoadJob.objects.all().delete()
+        sent.tasks.clear()
+        beat(replicas=[build.replica(status=status, report=report)])
+        act_there(action)
+        assert [name for name, *_ in sent.tasks] == [f"neuron.{order}" for order in orders]
 
 
 def test_a_replica_shows_its_report_live_figures_and_errors(

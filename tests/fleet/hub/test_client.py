@@ -27,7 +27,6 @@ from fleet.errors import (
 from fleet.hub import HubRepository, fits, offers_of
 from fleet.hub_client import HubClient
 from fleet.live.desired_state import DesiredState, DesiredStates, KnownDevice, KnownHost
-from fleet.live.snapshot import FleetSnapshot
 from fleet.models import CatalogueModel
 from fleet.models_toml import read_document
 from inference.loading.read_costs import read_costs
@@ -37,7 +36,7 @@ from inference.protocol.load_errors import BadFileError
 from metering.audit import COMMAND
 from tests.fleet.commands.conftest import RunCommand, run_command
 from tests.fleet.hub.conftest import NO_HUB, OVERLOAD, SILENCE
-from tests.fleet.placement.fleets import GIB, card, neuron, replica
+from tests.fleet.placement.worlds import GIB, world
 from tests.inference.loading.fake_hub import FakeHub, serving
 from tests.proxies import SOCKS, set_proxies
 
@@ -53,10 +52,8 @@ def test_a_repository_is_judged_by_its_config_and_access() -> None:
         repository = HubClient().repository(name)
         found = repository.safetensors_problem
         assert found is None if problem is None else problem in (found or ""), name
-        assert repository.is_gated == (name == "org/gated")
-        assert (
-            "needs a token that was gr" in str(repository.access_problem)
-        ) == repository.is_gated
+        is_refused = "needs a token that was gr" in str(repository.access_problem)
+        assert repository.is_gated == is_refused == (name == "org/gated")
     (offer,) = offers_of(repository)
     assert offer.problem is None and offer.access_problem == repository.access_problem
     assert HubClient().repository("org/tiny-gguf").gguf_architecture == "llama"
@@ -67,12 +64,9 @@ def test_a_repository_is_judged_by_its_config_and_access() -> None:
     ):
         with pytest.raises(RepositoryUnknownError, match=message):
             HubClient().repository(name, revision)
+    nowhere = HubClient(endpoint="http://127.0.0.1:9")
     for client, asked, message in (
-        (
-            HubClient(endpoint="http://127.0.0.1:9"),
-            "org/dense",
-            "can be added by name all the same",
-        ),
+        (nowhere, "org/dense", "can be added by name all the same"),
         (HubClient(), NO_HUB, "is no hub"),
     ):
         for ask in (client.repository, client.search):
@@ -205,23 +199,14 @@ def test_each_quant_is_an_offer_by_size_with_what_speaks_against_it() -> None:
     assert offers_of(replace(DENSE, sizes={"README.md": 1})) == ()
 
 
-def away(total: int) -> DesiredState:
-    card = KnownDevice(kind="cuda", total_memory_bytes=total * GIB)
-    return DesiredState(host=KnownHost(devices=(card,), away_s=70.0))
-
-
 def test_where_it_fits_is_as_placement_has_it() -> None:
-    snapshot = FleetSnapshot(
-        neurons=(
-            neuron("full", card(free=2)),
-            neuron("idle", card(free=2), holds=(replica("other", on="idle", gib=22),)),
-            neuron("roomy", card(free=20)),
-            neuron("small", card(free=4, total=4)),
-        ),
-        desired_states=DesiredStates(
-            by_neuron={"gone": away(24), "tiny": away(1), "full": away(24)}
-        ),
-    )
+    def away(total: int) -> DesiredState:
+        card = KnownDevice(kind="cuda", total_memory_bytes=total * GIB)
+        return DesiredState(host=KnownHost(devices=(card,), away_s=70.0))
+
+    states = DesiredStates(by_neuron={"gone": away(24), "tiny": away(1), "full": away(24)})
+    there = "full 2; idle 2 other,gib=22; roomy 20; small 4/4"
+    snapshot = world(there, desired_states=states)
     other = CatalogueEntry(name="other", source="pypi:other", weight_bytes=22 * GIB)
     offer = offers_of(GGUF)[0]
     found = {fit.neuron: (fit.fits, fit.words) for fit in fits(offer, snapshot, {"other": other})}

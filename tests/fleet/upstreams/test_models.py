@@ -46,17 +46,14 @@ def entry_of(name: str) -> CatalogueEntry:
     return found
 
 
-def test_the_catalogue_has_the_upstreams_with_the_model(
-    box: Upstream, model: CatalogueModel
-) -> None:
+def test_the_catalogue_has_the_upstreams_with_the_model(box: Upstream, model) -> None:
     offer(max_context_tokens=4096, temperature=0.5, **OF_TOKENS)
     entry = entry_of("far")
     assert entry.upstream == box.entry()
     assert entry.upstream_model == UpstreamModel("box", "org/m:7b")
     assert entry.ordered_targets[0].upstream_model == entry.upstream_model
     update(box, concurrency=3)
-    entry = entry_of("far")
-    assert entry.upstream is not None and entry.upstream.concurrency == 3
+    assert entry_of("far").upstream == box.entry() and box.entry().concurrency == 3
     change(model, targets=TARGETS)
     entry = entry_of(model.name)
     first, second, third = entry.ordered_targets
@@ -69,9 +66,7 @@ def test_the_catalogue_has_the_upstreams_with_the_model(
     assert [one.name for one in entry_of(model.name).ordered_targets] == ["own"]
 
 
-def test_a_source_is_one_of_the_targets_and_its_upstream_is_there(
-    box: Upstream, model: CatalogueModel
-) -> None:
+def test_a_source_is_one_of_the_targets_and_its_upstream_is_there(box: Upstream, model) -> None:
     far, tuned = offer("far", "upstream:box/m"), offer("tuned", "path:/a", base=model.name)
     for one, targets, problem in (
         (model, ("box/m",), "Its source is none of its targets: add own, or leave them empty"),

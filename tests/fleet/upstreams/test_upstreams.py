@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from django.core.management import CommandError
 from django.db import connection
-from django.urls import reverse
 
 from fleet import selectors, services
 from fleet.errors import UpstreamSecretError, UpstreamValueError
@@ -22,6 +21,7 @@ from fleet.upstream_http import headers_of
 from fleet.upstreams import unseal
 from metering.audit import COMMAND
 from metering.models import AuditEntry
+from tests.fleet.admin.admin_pages import act, page, sent
 from tests.fleet.api.api_support import Api
 from tests.fleet.upstreams.conftest import SECRET, imported, make, update
 from tests.fleet.upstreams.test_probes import chats
@@ -38,7 +38,6 @@ def run(*words: str) -> str:
 
 
 def everything_stored() -> str:
-    """Every text of the upstreams' and the audit's tables."""
     with connection.cursor() as cursor:
         rows = []
         for table in ("fleet_upstream", "metering_auditentry"):
@@ -153,33 +152,46 @@ def test_the_commands(monkeypatch: pytest.MonkeyPatch, api: Api) -> None:
         assert not Upstream.objects.exists()
 
 
-def test_the_admin_writes_a_key_and_never_shows_it(admin_client: Any, settings: Any) -> None:
-    form = {"name": "box", "url": URL, "dialect": "openai", "key": SECRET, "concurrency": "4"}
-    form |= dict.fromkeys(("connect_timeout_s", "first_token_timeout_s", "token_timeout_s"), "5")
-    assert admin_client.post(reverse("admin:fleet_upstream_add"), form).status_code == 302
+FORM = {"name": "box", "url": URL, "dialect": "openai", "concurrency": "4"}
+FORM |= dict.fromkeys(("connect_timeout_s", "first_token_timeout_s", "token_timeout_s"), "5")
+
+
+def test_the_admin_writes_a_key_never_shows_it_and_keeps_what_models_need(
+    admin_client: Any, settings: Any
+) -> None:
+    def saved(view: str = "change", **changes: str) -> str:
+        args = () if view == "add" else (Upstream.objects.get().pk,)
+        text = sent(admin_client, "upstream", view, *args, **FORM | changes)
+        for row in Upstream.objects.all():
+            history = page(admin_client, "upstream", "history", row.pk)
+            form = page(admin_client, "upstream", "change", row.pk)
+            assert SECRET not in text + history + form
+        return text
+
+    assert "A key holds no spaces" in saved("add", key="a b")
+    text = saved("add", key=SECRET)
     row = Upstream.objects.get()
     assert unseal(row.sealed_secret, settings.SECRET_KEY) == SECRET
-    at = reverse("admin:fleet_upstream_change", args=[row.pk])
-    history = reverse("admin:fleet_upstream_history", args=[row.pk])
-    pages = [at, history, reverse("admin:fleet_upstream_changelist")]
-    assert not any(SECRET in admin_client.get(page).content.decode() for page in pages)
-    kept = form | {"key": "", "concurrency": "5"}
-    assert admin_client.post(at, kept).status_code == 302
+    assert "not tested yet" in text and "/requests/?neuron=upstream%3Abox" in text
+    saved(key="", concurrency="5")
     row.refresh_from_db()
     assert (row.concurrency, row.has_key) == (5, True)
-    moved = admin_client.post(at, kept | {"url": "http://evil/v1"}, follow=True)
-    assert "needs the key again" in moved.content.decode()
-    assert admin_client.post(at, kept | {"removes_key": "on"}).status_code == 302
+    assert "needs the key again" in saved(key="", url="http://evil/v1")
+    model = services.catalogue_model_create(actor=COMMAND, name="large", source="upstream:box/m")
+    assert "Requests of large may not leave your network" in saved(leaves_network="on")
+    assert "box, which serves large" in saved("delete", post="yes")
+    saved(removes_key="on")
     row.refresh_from_db()
-    assert not row.has_key
+    assert not row.has_key and not row.leaves_network
     with FakeUpstream() as upstream:
         upstream.answer = chats
         update(row, url=upstream.url)
-        action = {"action": "test_selected", "_selected_action": [str(row.pk)]}
-        shown = admin_client.post(reverse("admin:fleet_upstream_changelist"), action, follow=True)
-    assert "models works" in shown.content.decode()
+        assert "models works" in act(admin_client, "upstream", "test_selected", row)
     row.refresh_from_db()
     assert [model["id"] for model in row.known_models] == ["m"]
+    model.delete()
+    saved("delete", post="yes")
+    assert not Upstream.objects.exists()
 
 
 BOX = """
