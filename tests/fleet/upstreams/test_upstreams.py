@@ -172,13 +172,15 @@ def test_the_admin_writes_a_key_never_shows_it_and_keeps_what_models_need(
     text = saved("add", key=SECRET)
     row = Upstream.objects.get()
     assert unseal(row.sealed_secret, settings.SECRET_KEY) == SECRET
-    assert "not tested yet" in text and "/requests/?neuron=upstream%3Abox" in text
+    assert "not tested yet" in text
     saved(key="", concurrency="5")
     row.refresh_from_db()
     assert (row.concurrency, row.has_key) == (5, True)
     assert "needs the key again" in saved(key="", url="http://evil/v1")
     model = services.catalogue_model_create(actor=COMMAND, name="large", source="upstream:box/m")
-    assert "Requests of large may not leave your network" in saved(leaves_network="on")
+    text = saved(leaves_network="on")
+    assert "Requests of large may not leave your network" in text
+    assert "/requests/?neuron=upstream%3Abox" in text
     assert "box, which serves large" in saved("delete", post="yes")
     saved(removes_key="on")
     row.refresh_from_db()
