@@ -10,12 +10,9 @@ import redis
 from fleet import services, tasks
 from fleet.errors import DeposedError
 from fleet.leadership import Leadership
-from fleet.live import reading as live
 from fleet.live.reports import Report
 from fleet.models import ControlTerm, Neuron
 from helexa_site.celery import (
-    TASK_FORGET_LEDGER_ENTRIES,
-    TASK_FORGET_REQUEST_RECORDS,
     TASK_FORGET_RESPONSES,
     TASK_ROLL_UP_SERIES,
     Ticks,
@@ -26,12 +23,7 @@ from inference.protocol.keys import CONTROL_LEADER
 pytestmark = pytest.mark.django_db
 
 
-HOUSEKEEPING = (
-    TASK_FORGET_RESPONSES,
-    TASK_FORGET_LEDGER_ENTRIES,
-    TASK_FORGET_REQUEST_RECORDS,
-    TASK_ROLL_UP_SERIES,
-)
+HOUSEKEEPING = (TASK_FORGET_RESPONSES, TASK_ROLL_UP_SERIES)
 
 
 class Clock:
@@ -99,43 +91,19 @@ def test_a_silent_leader_is_followed_and_writes_nothing_more(control, redis_db, 
 
 
 @pytest.mark.django_db(transaction=True)
-def test_ticks_run_on_the_leader_alone(control, publish, redis_db, monkeypatch, caplog) -> None:
+def test_ticks_run_on_the_leader_alone_and_do_not_wait_for_housekeeping(
+    control, publish, monkeypatch, caplog
+) -> None:
+    """Housekeeping that is under way is not begun again either."""
     publish()
-    ticks = Ticks()
-    leader, other = control(), control()
+    ticks, leader = Ticks(), control()
     assert leader.leads()
-    monkeypatch.setattr(live, "redis_client", lambda: redis_db)
-    monkeypatch.setattr("fleet.leadership.this_control", other)
-    ticks.run(tasks.tick.name)
-    assert not Neuron.objects.exists()
-    monkeypatch.setattr("fleet.leadership.this_control", leader)
-    ticks.run(tasks.tick.name)
-    assert Neuron.objects.exists()
-
+    for one, num_neurons in ((control(), 0), (leader, 1)):
+        monkeypatch.setattr("fleet.leadership.this_control", one)
+        ticks.run(tasks.tick.name)
+        assert Neuron.objects.count() == num_neurons
     ticks.run("no.such.task")
     assert "no.such.task broke" in caplog.text
-
-
-def test_each_task_runs_whenever_it_is_due(monkeypatch) -> None:
-    monkeypatch.setattr("helexa_site.celery.EVERY_S", {"often": 0.001, "seldom": 0.003})
-    ticks, ran = Ticks(), []
-
-    def run(task: str) -> None:
-        ran.append(task)
-        if ran.count("seldom") == 3:
-            ticks._stopping.set()
-
-    monkeypatch.setattr(ticks, "run", run)
-    ticks._run()
-    assert ran.count("often") >= 3
-
-
-@pytest.mark.django_db(transaction=True)
-def test_ticks_do_not_wait_for_housekeeping(control, monkeypatch) -> None:
-    """Housekeeping that is under way is not begun again either."""
-    leader = control()
-    assert leader.leads()
-    monkeypatch.setattr("fleet.leadership.this_control", leader)
     began, may_end = threading.Event(), threading.Event()
     runs: list[str] = []
 
@@ -145,7 +113,6 @@ def test_ticks_do_not_wait_for_housekeeping(control, monkeypatch) -> None:
         assert may_end.wait(60)
 
     monkeypatch.setitem(app.tasks, "a tick", lambda: runs.append("tick"))
-    ticks = Ticks()
     for task in HOUSEKEEPING:
         monkeypatch.setitem(app.tasks, task, forgetting)
         began.clear()
@@ -161,3 +128,17 @@ def test_ticks_do_not_wait_for_housekeeping(control, monkeypatch) -> None:
     assert again is not None
     again.result(60)
     assert runs[-1] == "forgetting"
+
+
+def test_each_task_runs_whenever_it_is_due(monkeypatch) -> None:
+    monkeypatch.setattr("helexa_site.celery.EVERY_S", {"often": 0.001, "seldom": 0.003})
+    ticks, ran = Ticks(), []
+
+    def run(task: str) -> None:
+        ran.append(task)
+        if ran.count("seldom") == 3:
+            ticks._stopping.set()
+
+    monkeypatch.setattr(ticks, "run", run)
+    ticks._run()
+    assert ran.count("often") >= 3

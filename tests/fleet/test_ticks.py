@@ -36,6 +36,7 @@ from inference.protocol.heartbeat import (
 )
 from metering.audit import COMMAND
 from metering.models import SeriesRow
+from tests.fleet.conftest import offer
 from tests.fleet.placement.fleets import busy, card, fleet, neuron, replica
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -148,7 +149,7 @@ def test_a_pinned_model_from_first_heartbeat_to_loaded(publish, build, sent, mon
         return reconcile(*args, **named)
 
     monkeypatch.setattr(reconciling, "reconcile", think)
-    services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny", pinned=True)
+    offer(pinned=True)
     publish()
     tasks.tick()
     job = LoadJob.objects.get()
@@ -159,9 +160,7 @@ def test_a_pinned_model_from_first_heartbeat_to_loaded(publish, build, sent, mon
     for status, expected in (("loading", "running"), ("ready", "succeeded")):
         publish(replicas=[build.replica(job_id=str(job.pk), status=ReplicaStatus(status))])
         tasks.tick()
-        job.refresh_from_db()
-        assert job.status == expected
-    assert LoadJob.objects.count() == 1
+        assert [one.status for one in LoadJob.objects.all()] == [expected]
 
 
 def test_a_neuron_that_falls_silent_is_marked_away(publish, redis_db, monkeypatch) -> None:
@@ -185,8 +184,7 @@ def test_a_neuron_that_falls_silent_is_marked_away(publish, redis_db, monkeypatc
 def test_every_tick_has_its_task_and_messages_are_json_and_nothing_else() -> None:
     app.loader.import_default_modules()  # as a worker does at its start
     assert set(EVERY_S) <= set(app.tasks)
-    assert app.conf.accept_content == ["json"]
-    assert app.conf.task_serializer == "json"
+    assert (app.conf.accept_content, app.conf.task_serializer) == (["json"], "json")
     assert app.conf.task_ignore_result
 
 
