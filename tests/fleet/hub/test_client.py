@@ -36,7 +36,7 @@ from inference.protocol.load_errors import BadFileError
 from metering.audit import COMMAND
 from tests.fleet.commands.conftest import RunCommand, run_command
 from tests.fleet.hub.conftest import NO_HUB, OVERLOAD, SILENCE
-from tests.fleet.placement.worlds import GIB, world
+from tests.fleet.placement.fleets import GIB, world
 from tests.inference.loading.fake_hub import FakeHub, serving
 from tests.proxies import SOCKS, set_proxies
 

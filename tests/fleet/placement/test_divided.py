@@ -8,7 +8,7 @@ from typing import Any
 
 from fleet.catalogue import CatalogueEntry
 from fleet.live.desired_state import TimeSlice, decode_time_slices, encode_time_slices
-from fleet.live.snapshot import FleetSnapshot, HeldStageView, NeuronView, ReplicaView
+from fleet.live.snapshot import FleetSnapshot, HeldStageView, NeuronView
 from fleet.placement import Load, Reject, Wait, place, place_on
 from fleet.placement.decisions import Unload, Waiting, with_load
 from fleet.placement.division import is_large_enough
@@ -16,7 +16,6 @@ from fleet.placement.needs import Needs
 from fleet.placement.place import moves_for
 from inference.protocol.heartbeat import HeldStageStatus, device_name
 from inference.protocol.load_report import DeviceMemory, LoadFailure, StageReport
-from tests.cases import each_case
 from tests.fleet.conftest import report as load_report
 from tests.fleet.conftest import stage as held_stage
 from tests.fleet.placement.fleets import (
@@ -28,14 +27,15 @@ from tests.fleet.placement.fleets import (
     dense,
     entry,
     fleet,
+    host_of,
     loaded,
     neuron,
     plan,
     refused,
     replica,
     took,
+    world,
 )
-from tests.fleet.placement.worlds import host_of, world
 
 
 def test_which_devices_of_one_neuron_hold_it_together() -> None:
@@ -129,21 +129,14 @@ def test_models_in_use_keep_their_time_slice_and_each_device_is_promised() -> No
     assert isinstance(decision, Wait) and decision.needs_time_slice, "another's promise is kept"
 
 
-def failed_with(code: str, *devices: str) -> ReplicaView:
-    failure = LoadFailure(code=code, message="no room", needed_bytes=36 * GIB)
-    changes = {"status_age_s": 0.0, "num_failed_loads": 3, "memory_bytes": None}
-    return replica("large", FAILED, on="box", devices=devices, failure=failure, **changes)
-
-
-@each_case(
-    ("code", "refusal"),
-    [("does_not_fit", "load_failed"), ("exceeds_device", "not_enough_memory")],
-)
-def test_a_device_that_was_too_small_for_all_of_it_does_not_count(code: str, refusal: str) -> None:
-    whole = neuron("box", *MIXED.devices, holds=(failed_with(code, "cuda:0"),))
-    assert len(loaded(placed(large(), whole)).stages) == 3
-    parts = neuron("box", *MIXED.devices, holds=(failed_with(code, "cuda:0", "cuda:1"),))
-    assert refused(placed(large(), parts)).code == refusal
+def test_a_device_that_was_too_small_for_all_of_it_does_not_count() -> None:
+    values = {"status_age_s": 0.0, "num_failed_loads": 3, "memory_bytes": None}
+    for code, refusal in (("does_not_fit", "load_failed"), ("exceeds_device", "not_enough_memory")):
+        failure = LoadFailure(code=code, message="no room", needed_bytes=36 * GIB)
+        failed = replica("large", FAILED, on="box", failure=failure, **values)
+        assert len(loaded(placed(large(), replace(MIXED, replicas=(failed,)))).stages) == 3
+        parts = replace(failed, devices=("cuda:0", "cuda:1"))
+        assert refused(placed(large(), replace(MIXED, replicas=(parts,)))).code == refusal
 
 
 MIXED = host_of("box 24 12/12 8/8")
@@ -292,9 +285,7 @@ BOTH = (("a", "old"), ("b", "other"))
 
 
 def over(*hosts: NeuronView, **changes: Any) -> Any:
-    """``changes`` are those of ``other``'s entry."""
-    other = entry("other", measured_loads=(took("b", 20),), **changes)
-    return placed(wide(), *hosts, others=[OLD, other])
+    return placed(wide(), *hosts, others=[OLD, replace(OTHER, **changes)])
 
 
 def test_idle_models_leave_each_host_that_lacks_room() -> None:
@@ -314,30 +305,26 @@ def test_idle_models_leave_each_host_that_lacks_room() -> None:
     assert isinstance(by_itself, Load) and by_itself.evictions == BOTH
 
 
-@each_case("why", [{"pinned": True}, {"residency_priority": 900}], ids=["pinned", "worth more"])
-def test_what_is_pinned_or_worth_more_stays(why: dict[str, Any]) -> None:
-    decision = refused(over(USED_A, USED_B, **why))
-    assert decision.code == "not_enough_memory"
-    assert "is in use, or may not leave for it" in decision.message
-    load = loaded(over(USED_A, USED_B, C, **why))
-    assert load.evictions == (("a", "old"),)
-    assert {load.neuron, *neurons_of(load)} == {"a", "", "c"}
+def test_what_is_pinned_or_worth_more_stays() -> None:
+    for why in ({"pinned": True}, {"residency_priority": 900}):
+        decision = refused(over(USED_A, USED_B, **why))
+        assert decision.code == "not_enough_memory"
+        assert "is in use, or may not leave for it" in decision.message
+        load = loaded(over(USED_A, USED_B, C, **why))
+        assert load.evictions == (("a", "old"),)
+        assert {load.neuron, *neurons_of(load)} == {"a", "", "c"}
     assert isinstance(over(host("a 4 old,gib=20,busy"), USED_B), Reject)
     for changes in ("busy", "age=1,used=1"):
         assert isinstance(over(USED_A, host(f"b 4 other,gib=20,{changes}")), Reject)
 
 
-@each_case(("kept_on", "moved"), [({"other": ("b", "c")}, "old"), ({"old": ("a",)}, "other")])
-def test_what_leaves_moves_where_memory_is_free(kept_on: dict[str, Any], moved: str) -> None:
+def test_what_leaves_moves_where_memory_is_free() -> None:
     """``c`` lends no stages, and has room for one of the two."""
     snapshot = fleet(USED_A, USED_B, host_of("c 21"))
     load = loaded(place(wide(), snapshot, catalogue=OFFERED))
-    offered = catalogue(
-        wide(),
-        *(
-            entry(name, measured_loads=(took(on, 20),), pinned_on=kept_on.get(name, ()))
-            for name, on in (("old", "a"), ("other", "b"))
-        ),
-    )
-    (move,) = moves_for(load, snapshot, offered)
-    assert (move.neuron, move.model, move.evict) == ("c", moved, ())
+    for kept, moved in (
+        (replace(OTHER, pinned_on=("b", "c")), "old"),
+        (replace(OLD, pinned_on=("a",)), "other"),
+    ):
+        (move,) = moves_for(load, snapshot, {**OFFERED, kept.name: kept})
+        assert (move.neuron, move.model, move.evict) == ("c", moved, ())

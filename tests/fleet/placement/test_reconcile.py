@@ -21,21 +21,27 @@ from tests.fleet.placement.fleets import (
     PLAIN,
     TWICE,
     act,
+    brief,
+    briefs,
     busy,
     card,
     catalogue,
     entry,
     fleet,
+    host_of,
     neuron,
     plan,
+    world,
 )
-from tests.fleet.placement.worlds import brief, briefs, host_of, world
 
 OTHER = entry("other", 10)
 UP_TO_2, UP_TO_3 = (entry("tiny", 10, max_replicas=most) for most in (2, 3))
 LOCAL = entry("tiny", 10, source="path:/models/tiny", pinned=True)
 TO_A, TO_B = "load tiny a/cuda:0", "load tiny b/cuda:0"
 LOADING_THERE = frozenset({("tiny", "a")})
+
+
+CROWDED = "a 12 tiny,busy,queued=9"
 
 
 @each_case(
@@ -51,10 +57,18 @@ LOADING_THERE = frozenset({("tiny", "a")})
         ("a failure that no retry cures", PINNED, "a 12 tiny,failed,code=bad_file; b 12", ""),
         ("of an older spec", PINNED, "a 12 tiny,failed,code=bad_file,spec=old", TO_A),
         ("of a host's own files", LOCAL, "a 12 tiny,failed,code=missing_file; b 12", TO_B),
+        ("a long queue calls for one more", UP_TO_3, f"{CROWDED}; b 12", TO_B),
+        ("not beyond the most", PLAIN, f"{CROWDED}; b 12", ""),
+        ("one comes", UP_TO_3, f"{CROWDED}; b 12 tiny,loading; c 12", ""),
+        ("nobody leaves for one more", UP_TO_3, f"{CROWDED}; b 2 other", ""),
     ],
 )
 def test_what_is_missing(what, tiny, there: str, expected: str) -> None:
-    assert briefs(act(catalogue(tiny, OTHER), world(there))) == expected, what
+    long = {"tiny": QUEUE_LONG_S}
+    assert briefs(act(catalogue(tiny, OTHER), world(there), queue_long_s=long)) == expected, what
+    if "busy" in there:  # not for a moment's queue
+        long = {"tiny": QUEUE_LONG_S - 1}
+        assert not act(catalogue(tiny, OTHER), world(there), queue_long_s=long), what
 
 
 @each_case(
@@ -85,24 +99,6 @@ def test_a_neuron_that_blinks_is_waited_for_and_two_copies_do_not_stay() -> None
     there = world("a 12 tiny; b 60 tiny")
     actions = act(catalogue(PLAIN), there, to_restore={"a": ("tiny",)})
     assert briefs(actions) == "unload tiny b", "a substitute, even from a roomier host"
-
-
-CROWDED = "a 12 tiny,busy,queued=9"
-
-
-@each_case(
-    ("what", "tiny", "there", "long_s", "expected"),
-    [
-        ("where there is room", UP_TO_3, f"{CROWDED}; b 12", QUEUE_LONG_S, TO_B),
-        ("not beyond the most", PLAIN, f"{CROWDED}; b 12", QUEUE_LONG_S, ""),
-        ("not for a moment's queue", UP_TO_3, f"{CROWDED}; b 12", QUEUE_LONG_S - 1, ""),
-        ("one comes", UP_TO_3, f"{CROWDED}; b 12 tiny,loading; c 12", QUEUE_LONG_S, ""),
-        ("nobody leaves for it", UP_TO_3, f"{CROWDED}; b 2 other", QUEUE_LONG_S, ""),
-    ],
-)
-def test_a_long_queue_calls_for_one_more(what, tiny, there, long_s, expected) -> None:
-    actions = act(catalogue(tiny, OTHER), world(there), queue_long_s={"tiny": long_s})
-    assert briefs(actions) == expected, what
 
 
 EXTRA, SETTLED = f"used={EXTRA_IDLE_S}", f"used=0.5,age={SETTLED_S}"
