@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import uuid
 from datetime import UTC, datetime
@@ -11,21 +10,24 @@ from typing import Any
 import pytest
 from django.core.management import CommandError
 from django.test import AsyncClient, Client
-from django.urls import reverse
+from msgspec import structs
 
-from fleet import services, tasks
+from fleet import tasks
 from fleet.api.jobs import job_events
 from fleet.models import Download
 from inference.protocol.load_report import LOADED
-from metering.audit import COMMAND
 from metering.models import AuditEntry
+from tests.fleet.admin.admin_pages import act, page, url
+from tests.fleet.admin.admin_pages import sent as posted
 from tests.fleet.api.api_support import Api, key_api
-from tests.fleet.services.download_reports import (
+from tests.fleet.conftest import offer
+from tests.fleet.services.test_downloads import (
+    CACHED,
     GB,
     SOURCE,
+    WHEEL,
     beast,
     bytes_of,
-    cached,
     publish_report,
     state,
 )
@@ -37,7 +39,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def test_rest(writer: Api, beast, sent, publish_report) -> None:
-    publish_report(cached=[cached()])
+    publish_report(cached=[CACHED])
     made = writer.post("downloads", {"source": SOURCE, "neuron": "beast"})
     assert (made["kind"], made["status"], made["requested_by"][:4]) == ("pull", "pending", "key:")
     assert writer.post("downloads", {"source": SOURCE})["id"] == made["id"]
@@ -45,30 +47,29 @@ def test_rest(writer: Api, beast, sent, publish_report) -> None:
     assert writer.get("downloads?status=running")["data"] == []
     (row,) = writer.get("neurons/beast/cached")["data"]
     assert (row["source"], row["files"][0]["num_bytes"]) == (SOURCE, 5 * GB)
-    assert writer.get("cached")["num_rows"] == 1
     writer.get("neurons/nobody/cached", 404)
     deletion = {"kind": "delete", "neuron": "beast", "source": SOURCE, "revision": "abc"}
-    num_sent, num_rows = len(sent.tasks), Download.objects.count()
-    (would,) = writer.post("downloads?dry_run=true", deletion, 200)["would"]
+    dry = "downloads?dry_run=true"
+    (would,) = writer.post(dry, deletion, 200)["would"]
     assert (would["action"], would["detail"]["num_bytes"]) == ("download.delete", 5 * GB)
-    assert (len(sent.tasks), Download.objects.count()) == (num_sent, num_rows)
-    unknown = writer.post("downloads?dry_run=true", deletion | {"source": "pypi:no"}, 404)
+    assert (len(sent.tasks), Download.objects.count()) == (1, 1)
+    unknown = writer.post(dry, deletion | {"source": "pypi:no"}, 404)
     assert unknown["code"] == "cached_model_not_found"
-    assert writer.post("downloads?dry_run=true", {"source": SOURCE}, 400)["param"] == "dry_run"
     assert writer.post("downloads", deletion)["kind"] == "delete"
-    for body, param in (
-        ({"kind": "steal"}, "kind"),
-        ({"source": "llama3"}, "source"),
-        ({"source": SOURCE, "files": []}, "files"),
-        ({"model": "tiny", "source": SOURCE}, "source"),
-        ({"kind": "delete", "model": "tiny"}, "model"),
+    for path, body, param in (
+        (dry, {"source": SOURCE}, "dry_run"),
+        ("downloads", {"kind": "steal"}, "kind"),
+        ("downloads", {"source": "llama3"}, "source"),
+        ("downloads", {"source": SOURCE, "files": []}, "files"),
+        ("downloads", {"model": "tiny", "source": SOURCE}, "source"),
+        ("downloads", {"kind": "delete", "model": "tiny"}, "model"),
     ):
-        assert writer.post("downloads", body, 400)["param"] == param
+        assert writer.post(path, body, 400)["param"] == param
     writer.post(f"downloads/{made['id']}/cancel")
     assert sent.tasks[-1][0] == "neuron.cancel_pull"
     reader = key_api("fleet:read")
     reader.post("downloads", {"source": SOURCE}, 403)
-    reader.get("cached")
+    assert reader.get("cached")["num_rows"] == 1
 
 
 async def test_events_end_with_the_download() -> None:
@@ -85,9 +86,7 @@ async def test_events_end_with_the_download() -> None:
     assert response.status_code == 401
 
 
-def test_the_commands_pull_list_and_remove(
-    beast, sent, publish_report, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_commands_pull_list_and_remove(beast, sent, publish_report, monkeypatch) -> None:
     coming: list[dict[str, Any] | None] = []
     """What the neuron reports of the newest download, each time that a command looks; ``None``
     interrupts it."""
@@ -104,11 +103,15 @@ def test_the_commands_pull_list_and_remove(
         with pytest.raises(CommandError, match=why):
             printed("models", *words)
 
+    def cached(*words: str) -> str:
+        return printed("models", "cached", *words)[0]
+
+    def removed(*words: str) -> str:
+        return cached("--remove", *words, "--dry-run")
+
     monkeypatch.setattr("fleet.management.backend.sleep", look_later)
-    coming += [
-        {"status": "running", "progress": bytes_of(1 * GB, 4 * GB)},
-        {"status": "succeeded", "progress": LOADED},
-    ]
+    running = {"status": "running", "progress": bytes_of(1 * GB, 4 * GB)}
+    coming += [running, {"status": "succeeded", "progress": LOADED}]
     out, err = printed("models", "pull", SOURCE, "--neuron", "beast", "--json")
     assert json.loads(out)["status"] == "succeeded" and "running 25% of 3.7 GiB" in err
     coming.append(None)
@@ -117,58 +120,49 @@ def test_the_commands_pull_list_and_remove(
     num_sent, num_rows = len(sent.tasks), Download.objects.count()
 
     used = datetime(2026, 3, 14, tzinfo=UTC).timestamp()
-    partial = {"is_partial": True, "missing": ["b"], "wanted_bytes": 20 * GB, "partial_bytes": GB}
-    partial["last_used_unix_s"] = used
-    wheel = cached("pypi:tiny-1.2-bcc81830d10c", revision="")
-    publish_report(cached=[cached(**partial), wheel])
-    out, _ = printed("models", "cached")
+    sizes = {"missing": ["b"], "wanted_bytes": 20 * GB, "partial_bytes": GB}
+    partial = structs.replace(CACHED, is_partial=True, last_used_unix_s=used, **sizes)
+    name = "pypi:tiny-1.2-bcc81830d10c"
+    publish_report(cached=[partial, structs.replace(CACHED, source=name, revision="")])
+    out = cached()
     for words in (SOURCE, "partial 30%", "5.6 GiB", "2026-03-14", "none of the catalogue"):
         assert words in out
-    for name, source in (("mine", SOURCE), ("tiny", "pypi:tiny"), ("other", "pypi:other")):
-        services.catalogue_model_create(actor=COMMAND, name=name, source=source)
-    out, _ = printed("models", "cached")
+    offer("mine", source=SOURCE)
+    offer("tiny")
+    offer("other")
+    out = cached()
     assert "none of the catalogue" not in out and "mine" in out and "pypi:other" not in out
-    out, _ = printed("models", "cached", "--neuron", "beast", "--json")
-    assert json.loads(out)[0]["is_partial"]
+    assert json.loads(cached("--neuron", "beast", "--json"))[0]["is_partial"]
     # What is removed goes by the names that the catalogue has.
-    for words in ("pypi:tiny", "pypi:tiny==1.2", "pypi:tiny-1.2-bcc81830d10c", "tiny"):
-        out, _ = printed("models", "cached", "--remove", words, "--dry-run")
-        assert "would delete pypi:tiny-1.2-bcc81830d10c" in out
+    for words in ("pypi:tiny", "pypi:tiny==1.2", name, "tiny"):
+        assert f"would delete {name}" in removed(words)
     for words in ("pypi:other", "pypi:tiny==1.3", "pypi:ti", "other"):
         refused("is cached nowhere", "cached", "--remove", words)
     refused("goes with --remove", "cached", "--dry-run")
-    out, _ = printed("models", "cached", "--remove", SOURCE, "--dry-run")
-    assert f"would delete {SOURCE}@abc on beast, 5.6 GiB" in out
+    assert f"would delete {SOURCE}@abc on beast, 5.6 GiB" in removed(SOURCE)
     assert (len(sent.tasks), Download.objects.count()) == (num_sent, num_rows)
-    publish_report(cached=[cached(**partial, used_by=["tiny"])])
+    publish_report(cached=[structs.replace(partial, used_by=["tiny"])])
     refused("tiny is loaded from it", "cached", "--remove", SOURCE, "--dry-run")
-    publish_report(cached=[cached(**partial)])
+    publish_report(cached=[partial])
     coming.append({"status": "succeeded"})
-    out, _ = printed("models", "cached", "--remove", f"{SOURCE}@abc")
-    assert f"delete {SOURCE} on beast: succeeded" in out
+    assert f"delete {SOURCE} on beast: succeeded" in cached("--remove", f"{SOURCE}@abc")
 
 
 def test_the_pages_pull_show_and_delete(admin_client: Client, beast, sent, publish_report) -> None:
-    publish_report(cached=[cached(), cached("pypi:tiny-1.0", revision="", used_by=["tiny"])])
-    page = reverse("admin:fleet_download_cached")
+    publish_report(cached=[CACHED, WHEEL])
+    pull = {"source": SOURCE, "neuron": "beast"}
     viewer = staff("viewer", "view_download")
-    assert viewer.get(page).status_code == 200
-    assert viewer.post(page, {"source": SOURCE, "neuron": "beast"}).status_code == 403
-    assert sent.tasks == []
-    shown = admin_client.get(page).content.decode()
+    cached = url("download", "cached")
+    assert viewer.get(cached).status_code == 200
+    assert viewer.post(cached, pull).status_code == 403 and sent.tasks == []
+    shown = page(admin_client, "download", "cached")
     assert SOURCE in shown and shown.count(">Delete</button>") == 1 and ">tiny</td>" in shown
-    given = {"source": SOURCE, "neuron": "beast"}
-    assert "is being downloaded" in html.unescape(
-        admin_client.post(page, given, follow=True).content.decode()
-    )
-    assert "does not start with" in admin_client.post(page, {"source": "x"}).content.decode()
+    assert "is being downloaded" in posted(admin_client, "download", "cached", **pull)
+    assert "does not start with" in posted(admin_client, "download", "cached", source="x")
     deletion = {"delete": SOURCE, "revision": "abc", "neuron": "beast"}
-    admin_client.post(page, deletion, follow=True)
+    posted(admin_client, "download", "cached", **deletion)
     assert [task for task, *_ in sent.tasks] == ["neuron.pull_model", "neuron.delete_cached"]
     assert {entry.actor for entry in AuditEntry.objects.all()} == {"user:admin"}
-    changelist = reverse("admin:fleet_download_changelist")
-    assert SOURCE in admin_client.get(changelist).content.decode()
-    pull = Download.objects.get(kind="pull")
-    chosen = {"action": "cancel_selected", "_selected_action": [str(pull.pk)]}
-    admin_client.post(changelist, chosen, follow=True)
+    assert SOURCE in page(admin_client, "download")
+    act(admin_client, "download", "cancel_selected", Download.objects.get(kind="pull"))
     assert sent.tasks[-1][0] == "neuron.cancel_pull"
