@@ -175,9 +175,7 @@ def test_the_load_spec_carries_what_travels_and_the_digest_changes_with_that() -
         ("source", "pypi:a==1.0", "the version goes into the revision"),
     ],
 )
-def test_what_a_setting_cannot_hold_is_reported_at_its_name(
-    field: str, value: Any, message: str
-) -> None:
+def test_what_a_setting_cannot_hold_is_reported_at_its_name(field, value, message) -> None:
     others = {"min_replicas": 2, "max_replicas": 2}
     others |= {"device": "cpu"} if field == "min_device_vram_mb" else {}
     with pytest.raises(CatalogueValueError, match=message) as caught:

@@ -20,6 +20,7 @@ from helexa_site.program import REPOSITORY_DIR
 from inference.neuron.replicas.engine_process import EngineLogs
 from metering.audit import COMMAND
 from tests.fleet.api.api_support import key_api
+from tests.fleet.conftest import offer
 from tests.metering.callers import text_of
 from tests.metering.commands.command_output import output
 
@@ -43,7 +44,7 @@ class Neuron:
 @pytest.fixture
 def neuron(publish, redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> Neuron:
     services.heartbeat_record(heartbeat=publish())
-    model = services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny")
+    model = offer()
     services.alias_create(actor=COMMAND, name="org/tiny", model=model)
     neuron = Neuron(redis_db)
     monkeypatch.setattr(neuron_client, "app", neuron)

@@ -91,9 +91,7 @@ def test_a_silent_leader_is_followed_and_writes_nothing_more(control, redis_db, 
 
 
 @pytest.mark.django_db(transaction=True)
-def test_ticks_run_on_the_leader_alone_and_do_not_wait_for_housekeeping(
-    control, publish, monkeypatch, caplog
-) -> None:
+def test_ticks_run_on_the_leader_alone(control, publish, monkeypatch, caplog) -> None:
     """Housekeeping that is under way is not begun again either."""
     publish()
     ticks, leader = Ticks(), control()

@@ -26,6 +26,7 @@ from metering import request_records
 from metering.audit import COMMAND
 from metering.models import UsageHour
 from metering.selectors import BudgetStatus
+from tests.fleet.conftest import offer
 from tests.metering.request_records.records import ended
 
 pytestmark = pytest.mark.django_db
@@ -34,7 +35,7 @@ GIB = 1024**3
 
 
 def test_neurons_devices_replicas_and_models(beat, build, monkeypatch) -> None:
-    services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny")
+    offer()
     wanted = {"name": "wanted", "source": "pypi:wanted", "min_replicas": 1}
     services.catalogue_model_create(actor=COMMAND, **wanted)
     cards = [

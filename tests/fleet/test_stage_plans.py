@@ -60,9 +60,7 @@ def plan(run_command: RunCommand) -> Callable[[str], dict[str, Any]]:
     return lambda model: json.loads(run_command("models", "plan", model, "--json"))
 
 
-def test_a_plan_is_shown_with_what_is_missing_and_loads_nothing(
-    run_command: RunCommand, plan: Any, beat: Any, build: Any, large: str
-) -> None:
+def test_a_plan_is_shown_and_loads_nothing(run_command, plan, beat, build, large) -> None:
     offer("large", source=large)
     beat(devices=[*cards(build, 8), build.device(free_memory_bytes=2 * GIB)])
     text = run_command("models", "plan", "large")
@@ -133,9 +131,7 @@ def test_a_plan_is_one_that_a_load_would_take(plan: Any, beat: Any, build: Any, 
 
 
 @pytest.mark.usefixtures("hub")
-def test_a_model_of_the_hub_need_not_be_downloaded_and_what_cannot_be_planned_is_named(
-    run_command: RunCommand, beat: Any, build: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_planned_is_named(run_command, beat, build, monkeypatch) -> None:
     beat(devices=[build.device()])
     offer("dense", source="huggingface:org/dense")
     assert "dense: 2 layers" in run_command("models", "plan", "dense")

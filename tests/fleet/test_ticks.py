@@ -58,7 +58,7 @@ def passes(publish: Any, build: Any) -> Iterator[Callable[[], bool]]:
             tasks.tick()
         return not len(queries)
 
-    services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny")
+    offer()
     publish(replicas=[build.replica(stats=build.stats())])
     # The first publishes the desired states, which the second finds.
     assert [tick_passes(), tick_passes(), tick_passes()] == [False, False, True]
@@ -75,7 +75,7 @@ def test_what_works_or_changes_has_whole_ticks(passes, publish, build, redis_db)
         assert [passes(), passes(), passes()] == [False, False, False]
     publish(replicas=[])
     assert [passes(), passes()] == [False, True]
-    services.catalogue_model_create(actor=COMMAND, name="other", source="pypi:tiny")
+    offer("other", source="pypi:tiny")
     assert [passes(), passes()] == [False, True]
     report = WaitingReport(beat=1, models={"?": WaitingModel(num_requests=1, oldest_s=1.0)})
     redis_db.hset(keys.WAITING, "gateway", encode_waiting_report(report))
@@ -235,9 +235,7 @@ def test_what_waits_and_time_slices_are_remembered_from_tick_to_tick() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_ticks_sample_and_housekeeping_stores(
-    publish: Any, build: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ticks_sample_and_housekeeping_stores(publish, build, monkeypatch) -> None:
     monkeypatch.setattr(tasks, "samples", Samples())
     publish(replicas=[build.replica(stats=build.stats(queue_depth=2))])
     now_unix_s = time.time()

@@ -65,9 +65,7 @@ def test_a_form_reports_what_is_wrong(admin_client, changes: dict[str, str], mes
     assert CatalogueModel.objects.count() == 1
 
 
-def test_a_changed_model_keeps_its_name_and_shows_lists_and_money_as_written(
-    admin_client, model, change
-) -> None:
+def test_a_changed_model_keeps_its_name_and_lists_and_money(admin_client, model, change) -> None:
     for name in ("beast", "beauty"):
         services.neuron_expect(actor=COMMAND, neuron_name=name)
     changed = {"source": "pypi:other", "pinned": "on", "max_output_tokens": "128"}
@@ -91,9 +89,7 @@ def test_a_changed_model_keeps_its_name_and_shows_lists_and_money_as_written(
 
 
 @pytest.mark.parametrize("from_its_page", [True, False])
-def test_a_model_that_was_loaded_is_deleted_and_leaves_its_neuron(
-    admin_client, beat, build, sent, from_its_page: bool
-) -> None:
+def test_a_deleted_model_leaves_its_neuron(admin_client, beat, build, sent, from_its_page) -> None:
     tiny, idle = offer("tiny"), offer("idle")
     beat(replicas=[build.replica()])
     services.alias_create(actor=COMMAND, name="nick", model=tiny)
@@ -108,7 +104,7 @@ def test_a_model_that_was_loaded_is_deleted_and_leaves_its_neuron(
     assert [name for name, *_ in sent.tasks] == ["neuron.unload_model"]
 
 
-def test_what_serves_by_earlier_settings_is_shown_and_reloaded(
+def test_the_outdated_are_shown_and_reloaded(
     admin_client, model, beat, build, sent, change
 ) -> None:
     beat(replicas=[build.replica(spec_digest=model.entry().spec_digest())])
@@ -172,9 +168,7 @@ def test_an_import_shows_its_difference_and_then_applies_it(admin_client) -> Non
         ({"file": SimpleUploadedFile("m.toml", b"#" * 1_000_001)}, "More than 1,000,000 bytes"),
     ],
 )
-def test_what_cannot_be_imported_is_reported(
-    admin_client, given: dict[str, Any], message: str
-) -> None:
+def test_what_cannot_be_imported_is_reported(admin_client, given, message) -> None:
     assert message in imported(admin_client, **given)
     assert selectors.catalogue_state().models == {}
 

@@ -44,9 +44,7 @@ MODEL = "cataloguemodel"
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_a_neuron_is_drained_refused_readmitted_and_removed_when_away(
-    admin_client, beat, redis_db
-) -> None:
+def test_a_neuron_is_drained_refused_readmitted_and_removed(admin_client, beat, redis_db) -> None:
     beat()
     neuron = Neuron.objects.get()
     assert "beast is being drained" in act(admin_client, "neuron", "drain", neuron)
@@ -90,9 +88,7 @@ def test_an_invitation_is_shown_once_and_revoked(admin_client, shared_redis) -> 
     assert "neuron-beast" not in shared_redis.acl_users()
 
 
-def test_who_may_only_look_changes_nothing_and_the_policy_is_one_row(
-    model, beat, sent, admin_client
-) -> None:
+def test_lookers_change_nothing_and_the_policy_is_one_row(model, beat, sent, admin_client) -> None:
     beat()
     neuron = Neuron.objects.get()
     client = staff("looker", "view_neuron", "view_cataloguemodel", "view_loadjob")
@@ -160,9 +156,7 @@ def test_every_list_and_row_shows_at_the_same_cost_however_many_rows(
             page(admin_client, table.__name__.lower())
 
 
-def test_load_goes_where_it_fits_and_names_what_is_there(
-    admin_client, model, beat, build, sent
-) -> None:
+def test_load_goes_where_it_fits(admin_client, model, beat, build, sent) -> None:
     def load() -> str:
         return act(admin_client, MODEL, "load_selected", model)
 
@@ -217,9 +211,7 @@ def test_load_on_a_chosen_neuron(admin_client, model, beat, build, sent, monkeyp
     assert "nothing was sent" in act(admin_client, MODEL, "unload_selected", model)
 
 
-def test_unload_reload_sleep_and_wake_from_both_lists(
-    admin_client, model, beat, build, sent
-) -> None:
+def test_unload_reload_sleep_and_wake(admin_client, model, beat, build, sent) -> None:
     def act_there(action: str) -> str:
         return act(admin_client, "replica", action, Replica.objects.get())
 
@@ -249,9 +241,7 @@ def test_unload_reload_sleep_and_wake_from_both_lists(
         assert [name for name, *_ in sent.tasks] == [f"neuron.{order}" for order in orders]
 
 
-def test_a_replica_shows_its_report_live_figures_and_errors(
-    admin_client, model, beat, build
-) -> None:
+def test_a_replica_shows_its_report_figures_and_errors(admin_client, model, beat, build) -> None:
     def shown(**changes: Any) -> str:
         beat(replicas=[build.replica(**changes)])
         return page(admin_client, "replica", "change", Replica.objects.get().pk)

@@ -20,6 +20,7 @@ from inference.protocol.load_report import LoadProgress, LoadStage
 from metering.audit import COMMAND
 from metering.models import ApiKey, AuditEntry
 from tests.fleet.api.api_support import Api, key_api
+from tests.fleet.conftest import offer
 from tests.metering.callers import staff
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -27,9 +28,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 OLD = "0123456789abcdef"
 
 
-def test_a_key_needs_a_scope_and_staff_a_token_and_the_permission_of_the_verb(
-    reader: Api, model, beat, sent
-) -> None:
+def test_a_key_needs_a_scope_and_staff_a_permission(reader, model, beat, sent) -> None:
     """The rule is the admin's: who may change models may not remove neurons."""
     beat()
     assert reader.get("neurons")["num_rows"] == 1
@@ -99,9 +98,7 @@ def test_a_query_or_body_that_cannot_be_is_refused_and_names_what_can(writer: Ap
         assert method(*args)["code"] == code, path
 
 
-def test_neurons_devices_and_replicas_are_filtered_and_paged(
-    reader: Api, model, beat, build
-) -> None:
+def test_neurons_devices_and_replicas_are_filtered_and_paged(reader, model, beat, build) -> None:
     beat("beast", replicas=[build.replica(spec_digest=OLD, devices=["cpu"])])
     beat("beauty")
     overview = reader.get("overview")
@@ -177,7 +174,7 @@ def test_the_catalogue_is_written_by_its_own_rules(writer: Api) -> None:
     assert writer.patch("aliases/openai/gpt", {"name": "x"}, 400)["code"] == "unknown_parameter"
     (assignment,) = writer.get("assignments")["data"]
     assert (assignment["neurons"], assignment["priority"]) == (["beast"], 1000)
-    services.catalogue_model_create(actor=COMMAND, name="off", source="pypi:off", enabled=False)
+    offer("off", enabled=False)
     assert [row["name"] for row in writer.get("catalogue?enabled=false")["data"]] == ["off"]
     writer.delete("catalogue/tiny")
     assert writer.get("catalogue/tiny", 404)["code"] == "model_not_found"
@@ -208,7 +205,7 @@ def test_load_unload_and_reload_are_jobs(writer: Api, model, beat, build, sent) 
     assert not wait_for_job(unended, timeout_s=5, **clock), "it gives up"
     for kind in ("load", "unload"):
         assert writer.post(f"catalogue/other/{kind}", status=404)["code"] == "model_not_found"
-    services.catalogue_model_create(actor=COMMAND, name="never-loaded", source="pypi:x")
+    offer("never-loaded", source="pypi:x")
     assert writer.post("catalogue/never-loaded/unload")["data"] == []
     body = {"model": "tiny", "neuron": "nobody"}
     assert writer.post("load-jobs", body, 404)["code"] == "neuron_not_found"
@@ -251,9 +248,7 @@ def test_the_schema_is_whole_and_its_page_asks_no_other_host(reader: Api) -> Non
     assert Client().get("/api/schema", headers=headers).status_code == 200
 
 
-def test_a_dry_run_removes_and_sends_nothing_and_a_broker_may_be_away(
-    writer: Api, model, beat, build, sent
-) -> None:
+def test_a_dry_run_does_nothing_and_a_broker_may_be_away(writer, model, beat, build, sent) -> None:
     beat(replicas=[build.replica()])
     would = writer.delete("catalogue/tiny?dry_run=true", 200)["would"]
     assert [one["action"] for one in would] == ["model.delete", "model.unload"]

@@ -116,9 +116,7 @@ def test_the_originals_load_answers_when_it_is_through(writer, model, beat, sent
         assert sent.tasks[-1][1][0]["devices"] == ["cuda:1"]
 
 
-def test_the_originals_unload_takes_a_pinned_model_which_is_not_waited_for_then(
-    writer: Api, beat, sent, build, ends
-) -> None:
+def test_the_originals_unload_takes_a_pinned_model(writer, beat, sent, build, ends) -> None:
     offer("kept", pinned=True)
     for code, status, state in (("unload_lost", 404, "pre_warming"), ("", 200, "ready")):
         ends(code)

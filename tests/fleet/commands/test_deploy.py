@@ -106,9 +106,7 @@ AWAY = RefusedError(0, "http://gateway:31313 does not answer: refused")
         ([LOADING, *[AWAY] * 100, READY], "", 202.0),  # a gateway that is restarted
     ],
 )
-def test_what_was_loaded_is_waited_for_and_what_does_not_come_is_red(
-    overviews: list[Any], problem: str, waited_s: float
-) -> None:
+def test_what_was_loaded_is_waited_for_else_it_is_red(overviews, problem, waited_s) -> None:
     fleet = FakeFleet(*overviews)
     found = fleet.problems(QWEN_ON_BEAST, neuron="beast", ready_limit_s=900.0)
     assert found == ([problem] if problem else [])
@@ -281,9 +279,7 @@ ALL = [LOOKS, SHOWS, LOADS, GATE, UNLOADS]
         ("the key lacks a scope", "", {}, 0, "the key lacks a scope", [LOOKS]),
     ],
 )
-def test_a_fit_neuron_loads_and_answers(
-    neuron, model: str, entry, gate_code: int, problem: str, asked: list[str], tmp_path: Path
-) -> None:
+def test_a_fit_neuron_answers(neuron, model, entry, gate_code, problem, asked, tmp_path) -> None:
     shown = {"name": "qwen", "quantization": "q4", "tensor_parallel": 2, "file": ""}
     answers = [
         (LIST, neuron, 1) if isinstance(neuron, str) else (LIST, [neuron], 0),

@@ -27,9 +27,9 @@ from inference.protocol import keys
 from inference.protocol.delivery import encode_held_requests, held_requests
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.request_ids import new_request_id
-from metering.audit import COMMAND
 from metering.models import AuditEntry
 from tests.fleet.commands.conftest import RunCommand
+from tests.fleet.conftest import offer
 from tests.fleet.hub.conftest import hub
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -105,7 +105,7 @@ def test_neurons(run_command: RunCommand, beat, build, redis_db) -> None:
 
 
 def test_an_alias_from_first_to_last(run_command: RunCommand, model) -> None:
-    services.catalogue_model_create(actor=COMMAND, name="large", source="pypi:large")
+    offer("large")
     run_command("aliases", "add", "openai/gpt", "tiny")
     run_command("aliases", "change", "openai/gpt", "--model", "large")
     (alias,) = json_of(run_command, "aliases list --model large")
@@ -165,7 +165,7 @@ def test_status_ends_with_1_while_something_is_wrong(run_command: RunCommand, be
     assert (held["model"], held["engine_neuron"], held["last_layer"]) == ("large", "attic", 32)
     beat(devices=[card])
     assert "stage of" not in run_command("status")
-    services.catalogue_model_create(actor=COMMAND, name="small", source="pypi:small")
+    offer("small")
     offered = run_command("models", "add", "huge", "pypi:huge", "--set", "min_device_vram_mb=48000")
     assert "huge is offered, and no host can run it: it needs a card of 46.9 GiB" in offered
     shown = wrong()
@@ -213,9 +213,7 @@ def test_an_empty_value_leaves_a_setting_open_or_sets_its_default() -> None:
 
 
 @pytest.mark.usefixtures("hub")
-def test_a_model_is_chosen_of_what_a_repository_holds(
-    run_command: RunCommand, beat, monkeypatch
-) -> None:
+def test_a_model_is_chosen_of_what_a_repository_holds(run_command, beat, monkeypatch) -> None:
     beat()
     assert "org/tiny-gguf" in run_command("models", "search", "tiny")
     assert "Nothing is called" in run_command("models", "search", "no such thing")
@@ -260,7 +258,7 @@ def test_what_cannot_be_chosen_names_the_reason(run_command: RunCommand) -> None
 
 
 def test_the_catalogue_is_exported_and_imported(run_command: RunCommand, tmp_path) -> None:
-    services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny")
+    offer()
     file = tmp_path / "models.toml"
     file.write_text(run_command("models", "export").replace("pypi:tiny", "pypi:other"))
     assert "Nothing is changed yet" in run_command("models", "import", str(file))

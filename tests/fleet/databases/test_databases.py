@@ -59,9 +59,7 @@ def result_of(script: str, database_url: str, data_dir: Path) -> Any:
 
 
 @pytest.mark.slow
-def test_racing_starts_make_one_job(
-    database_url: str, migrated_sqlite: Path, tmp_path: Path
-) -> None:
+def test_racing_starts_make_one_job(database_url, migrated_sqlite, tmp_path) -> None:
     if database_url.startswith("sqlite"):
         shutil.copy(migrated_sqlite, tmp_path)
     result = result_of("fleet/databases/racing_load_jobs.py", database_url, tmp_path)
@@ -167,9 +165,7 @@ def test_migrations_go_back_to_zero_and_forth_again() -> None:
 @pytest.mark.slow
 @pytest.mark.limit_s(900)
 @pytest.mark.parametrize("version", sorted(RELEASES))
-def test_todays_schema_breaks_no_code_of_a_release(
-    version: str, database_url: str, tmp_path: Path
-) -> None:
+def test_todays_schema_breaks_no_code_of_a_release(version, database_url, tmp_path) -> None:
     """A rolling upgrade migrates first and restarts gateways one after the other: migrations
     expand and never contract."""
     script = "fleet/databases/schema_changes.py"

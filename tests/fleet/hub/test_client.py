@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from django.core.management import CommandError
 
-from fleet import services
 from fleet.catalogue import CatalogueEntry
 from fleet.catalogue.rules import check_source
 from fleet.errors import (
@@ -33,8 +32,8 @@ from inference.loading.read_costs import read_costs
 from inference.loading.sources.files import ModelFiles
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import BadFileError
-from metering.audit import COMMAND
-from tests.fleet.commands.conftest import RunCommand, run_command
+from tests.fleet.commands.conftest import run_command
+from tests.fleet.conftest import offer
 from tests.fleet.hub.conftest import NO_HUB, OVERLOAD, SILENCE
 from tests.fleet.placement.fleets import GIB, world
 from tests.inference.loading.fake_hub import FakeHub, serving
@@ -79,9 +78,7 @@ def test_a_repository_is_judged_by_its_config_and_access() -> None:
     ("words", "timeout_s", "message"),
     [(SILENCE, 0.2, "cannot be reached"), (OVERLOAD, 60.0, "refused to answer: .*503")],
 )
-def test_a_search_waits_for_one_answer_and_not_for_ever(
-    monkeypatch: pytest.MonkeyPatch, words: str, timeout_s: float, message: str
-) -> None:
+def test_a_search_waits_for_one_answer(monkeypatch, words, timeout_s, message) -> None:
     asked_to_wait_s: list[float] = []
     of_the_search, sleep = threading.current_thread(), time.sleep
 
@@ -135,9 +132,7 @@ def described(hub: FakeHub, scratch: Path) -> ModelFiles:
     return HubClient(endpoint=hub.url).described("org/tiny", None, None, 10**9, scratch)
 
 
-def test_a_header_is_read_in_parts_as_the_whole_file_is(
-    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_header_is_read_in_parts_as_the_whole_file_is(whole, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("fleet.hub_client.FIRST_BYTES", 64)
     with serving(FakeHub({NAME: whole.read_bytes()})) as hub:
         files = described(hub, tmp_path)
@@ -236,9 +231,7 @@ def lab(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
         yield hub
 
 
-def test_a_source_is_listed_and_searched_with_its_token(
-    lab: FakeHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_source_is_listed_and_searched_with_its_token(lab, monkeypatch) -> None:
     repository = HubClient("lab").repository("org/tiny")
     (offer,) = offers_of(repository)
     assert offer.settings(repository, None)["source"] == "lab:org/tiny"
@@ -256,9 +249,7 @@ def test_a_source_is_listed_and_searched_with_its_token(
     assert lab.tokens == {"Bearer lab-secret", None}, "Hugging Face's token is nobody else's"
 
 
-def test_an_unknown_source_is_refused_with_those_that_are_known(
-    lab: FakeHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unknown_source_is_refused_with_those_that_are_known(lab, monkeypatch) -> None:
     def sources_of(text: str) -> list[str]:
         document = read_document(text)
         assert not document.problems, document.problems
@@ -274,7 +265,7 @@ def test_an_unknown_source_is_refused_with_those_that_are_known(
     ):
         with pytest.raises(CatalogueValueError, match=why):
             check_source(source)
-    model = services.catalogue_model_create(actor=COMMAND, name="m", source="org/tiny")
+    model = offer("m", source="org/tiny")
     assert model.source == "huggingface:org/tiny", "of a bare name, where no source is the default"
     one, two = '[[models]]\nid = "org/one"\n', '[[models]]\nid = "two"\nsource = "org/two"\n'
     assert sources_of(f'{one}source = "lab"\n{two}') == ["lab:org/one", "huggingface:org/two"]
@@ -284,9 +275,7 @@ def test_an_unknown_source_is_refused_with_those_that_are_known(
     assert sources_of(one + two) == ["lab:org/one", "lab:org/two"]
 
 
-def test_a_model_is_searched_for_and_added_by_commands(
-    run_command: RunCommand, publish, lab: FakeHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_is_searched_and_added_by_commands(run_command, publish, lab, monkeypatch) -> None:
     publish()
     (found,) = json.loads(run_command("models", "search", "tiny", "--source", "lab", "--json"))
     assert found["name"] == "org/tiny"

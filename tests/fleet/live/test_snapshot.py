@@ -146,9 +146,7 @@ async def test_both_ways_read_the_same(redis_url: str, redis_db, publish, build)
         await read_async(nowhere)
 
 
-def test_what_is_malformed_or_anothers_is_named_and_left_out(
-    redis_db, publish, build, caplog
-) -> None:
+def test_what_is_malformed_or_anothers_is_left_out(redis_db, publish, build, caplog) -> None:
     publish("a")
     another = encode_heartbeat(build.heartbeat("a", epoch="other"))
     for payload, reason in ((b'{"name": "b"}', ""), (another, ": it calls itself 'a'")):

@@ -124,9 +124,7 @@ TINY = '[[models]]\nid = "tiny"\nsource = "pypi:tiny"\n'
         (TINY + "[aliases]\nnick = 3", 5, "[aliases]", "nick", "by its id"),
     ],
 )
-def test_a_problem_reports_where_it_is(
-    text: str, line: int | None, entry: str, key: str, message: str
-) -> None:
+def test_a_problem_reports_where_it_is(text, line, entry, key, message) -> None:
     (problem,) = problems(text)
     assert (problem.line, problem.entry, problem.key) == (line, entry, key)
     assert re.search(message, problem.message)

@@ -171,9 +171,7 @@ def divided() -> ReplicaView:
         ("the host lacks", "a 20 cpu1", None),
     ],
 )
-def test_one_that_is_divided_wakes_where_each_of_its_devices_has_room(
-    what: str, there: str, evicted: Any
-) -> None:
+def test_one_that_is_divided_wakes_where_each_of_its_devices_has_room(what, there, evicted) -> None:
     host = host_of(there)
     host = replace(host, replicas=(*host.replicas, divided()))
     decision = place(TINY, fleet(host), catalogue=KNOWN)

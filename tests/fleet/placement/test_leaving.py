@@ -53,9 +53,7 @@ def drained(there: str, for_s: float = 12.0, away_s: float | None = None) -> Fle
         ("too long", "a 12 tiny,busy draining; b 1", {"for_s": DRAIN_WAIT_S}, "not_enough_memory"),
     ],
 )
-def test_a_host_that_drains_gets_no_new_request_but_while_its_model_moves(
-    what: str, there: str, known: dict[str, float], expected: str
-) -> None:
+def test_a_drained_host_gets_requests_while_its_model_moves(what, there, known, expected) -> None:
     assert brief(place(PLAIN, drained(there, **known), catalogue=catalogue(PLAIN))) == expected
     large = brief(place(entry("tiny", 20), drained(there, **known)))
     assert large == expected.replace("load tiny b/cuda:0", "wait a"), what
@@ -108,9 +106,7 @@ THERE = "its neuron drains, and another one has it"
         ("what is pinned stays where there is no room", PINNED, "a 12 tiny draining", "", ""),
     ],
 )
-def test_a_replica_goes_where_pinned_on_wants_it_or_its_neuron_drains(
-    what, tiny, there: str, expected: str, reason: str
-) -> None:
+def test_a_replica_goes_by_pinned_on_or_a_drain(what, tiny, there, expected, reason) -> None:
     actions = act(catalogue(tiny, OTHER), world(there))
     assert briefs(actions) == expected, what
     reasons = [one.reason for one in actions if isinstance(one, Unload)]

@@ -150,9 +150,7 @@ models = st.builds(
 
 @FEW
 @given(models, fleets(), st.randoms(), st.sampled_from(["device", "host"]))
-def test_no_device_is_given_more_than_it_has_whatever_their_order(
-    costs: ModelCosts, devices: list[StageDevice], random: Any, spread: Any
-) -> None:
+def test_no_device_is_given_more_than_it_has(costs, devices, random, spread) -> None:
     plan, narrow = plan_stages(costs, devices), plan_stages(costs, devices, spread=spread)
     parts = divided(costs, devices, (4096, 256))
     assert plan_stages(costs, random.sample(devices, len(devices))) == plan

@@ -90,9 +90,7 @@ PATIENT = {"waited_s": 9, "is_patient": True}
         (SPILLING, (busy(1), busy(0), IDLE), {}, ("own", None)),
     ],
 )
-def test_which_target_a_request_goes_to(
-    written: str, states: tuple[TargetState, ...], options: dict[str, Any], expected: Any
-) -> None:
+def test_which_target_a_request_goes_to(written, states, options, expected) -> None:
     """The name of the target and how long it may be waited for."""
     targets = [parse_target(one) for one in written.split(", ")]
     found = choose_target(targets, states, **{"waited_s": 0} | options)

@@ -13,16 +13,14 @@ from fleet import services
 from fleet.models import CatalogueModel, LoadJob, Neuron
 from inference.protocol.heartbeat import ReplicaStatus
 from metering.audit import COMMAND
-from tests.fleet.conftest import Build
+from tests.fleet.conftest import Build, offer
 
 HERE = {"actor": COMMAND, "model_name": "tiny", "neuron_name": "beast"}
 
 
 @pytest.fixture
 def model() -> CatalogueModel:
-    return services.catalogue_model_create(
-        actor=COMMAND, name="tiny", source="pypi:tiny", revision="1.0", max_context_tokens=512
-    )
+    return offer(revision="1.0", max_context_tokens=512)
 
 
 @pytest.fixture

@@ -34,8 +34,8 @@ from inference.protocol.load_report import (
     LoadStage,
     StageReport,
 )
-from metering.audit import COMMAND, GATEWAY
-from tests.fleet.conftest import GIB, NOW_UNIX_S
+from metering.audit import GATEWAY
+from tests.fleet.conftest import GIB, NOW_UNIX_S, offer
 from tests.fleet.placement.fleets import dense
 
 LOADING, LISTENING = HeldStageStatus.LOADING, HeldStageStatus.LISTENING
@@ -180,9 +180,7 @@ class World:
         for table in (LoadJob, Neuron, CatalogueModel):
             table.objects.all().delete()
         self.sent.tasks.clear()
-        services.catalogue_model_create(
-            actor=COMMAND, name="large", source="huggingface:org/large", spread="fleet"
-        )
+        offer("large", source="huggingface:org/large", spread="fleet")
         # No neuron of 24 GiB holds it, and any two do.
         layer_costs_record(model=CatalogueModel.objects.get(), costs=packed(dense(40)))
         selectors.catalogue_cache_clear()

@@ -112,9 +112,7 @@ def test_a_value_or_name_that_cannot_be_is_named_and_nothing_is_stored() -> None
             CatalogueModel.objects.create(**{"name": "other", "source": "pypi:tiny"} | values)
 
 
-def test_updates_and_deletions_show_at_once_and_are_audited(
-    django_assert_num_queries, monkeypatch
-) -> None:
+def test_updates_show_at_once_and_are_audited(django_assert_num_queries, monkeypatch) -> None:
     model = update(create(), description="words")
     assert audited() == ("model.update", "tiny", {"description": ["", "words"]})
     CatalogueModel.objects.update(weight_bytes=123)
@@ -291,9 +289,7 @@ def test_a_base_must_be_there_be_no_adapter_and_outlive_its_adapters(rows: Any) 
 
 
 @pytest.mark.parametrize("has_base", [True, False])
-def test_an_adapter_is_unloaded_while_its_base_serves(
-    rows: Any, build: Any, sent: Any, has_base: bool
-) -> None:
+def test_an_adapter_is_unloaded_while_its_base_serves(rows, build, sent, has_base) -> None:
     def observe(*adapters: str, has_base: bool = True) -> None:
         stats = msgspec.structs.replace(build.stats(), adapters=list(adapters))
         heartbeat = build.heartbeat(replicas=[build.replica(stats=stats)] if has_base else [])

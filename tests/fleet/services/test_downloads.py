@@ -162,9 +162,7 @@ def test_a_cancelled_pull_ends_when_its_neuron_reports_it(beast, sent, reported)
     assert AuditEntry.objects.filter(action="download.cancel").count() == 1
 
 
-def test_what_nobody_works_on_has_failed(
-    beast, sent, publish_report, redis_db, monkeypatch
-) -> None:
+def test_what_nobody_works_on_fails(beast, sent, publish_report, redis_db, monkeypatch) -> None:
     now = timezone.now()
     lost, silent, _, cancelled = (start(file=str(number)) for number in range(4))
     publish_report(jobs=[state(lost, "running"), state(silent, "queued")])

@@ -26,6 +26,7 @@ from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load_report import LoadFailure
 from metering.audit import COMMAND
 from metering.models import AuditEntry
+from tests.fleet.conftest import offer
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -70,7 +71,7 @@ def test_replicas_come_change_and_go(build) -> None:
         record(build.heartbeat(replicas=[build.replica(**changes)]))
         return Replica.objects.get()
 
-    services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny")
+    offer()
     row = recorded(status=ReplicaStatus.LOADING)
     assert (row.status, row.report) == (RecordedReplicaStatus.LOADING, None)
     assert row.model is not None and row.model.name == "tiny"
@@ -187,7 +188,7 @@ def test_what_was_loaded_before_a_drain_is_loaded_after_it(beat, build, redis_db
         return NeuronWish.objects.get().models_before_drain
 
     for name in ("old", "new", "lost"):
-        services.catalogue_model_create(actor=COMMAND, name=name, source=f"pypi:{name}")
+        offer(name)
     uses = {"old": 10.0, "lost": 5.0, "new": 20.0}
     held = [build.replica(model=name, last_used_unix_s=used) for name, used in uses.items()]
     beat(replicas=[*held, build.replica(model="gone", status=ReplicaStatus.DRAINING)])

@@ -87,9 +87,7 @@ UNSURE = "ready x no-spec pending, ready x other-spec pending, failed x pending,
         (sleep, "loading newer cancelled"),
     ],
 )
-def test_a_job_follows_its_neurons_reports(
-    has: Observe, sent: Any, begin: Callable[[], LoadJob], reports: str
-) -> None:
+def test_a_job_follows_its_neurons_reports(has, sent, begin, reports) -> None:
     has(None if begin is start else READY)
     job = begin()
     for report in reports.split(", "):
@@ -190,9 +188,7 @@ def test_a_sleep_is_one_job_which_a_neuron_may_refuse(has: Observe, sent: Any) -
     assert sleep().pk == ending.pk, "an unload comes first"
 
 
-def test_what_cannot_sleep_or_wake_names_the_reason_and_waking_is_a_load_where_it_sleeps(
-    has: Observe, publish: Any, build: Any, model: CatalogueModel, sent: Any
-) -> None:
+def test_what_cannot_sleep_or_wake_names_the_reason(has, publish, build, model, sent) -> None:
     for status, values, error, why in (
         (LOADING, {}, CannotSleepError, "it is loading on beast"),
         (ASLEEP, {}, CannotSleepError, "it is asleep on beast"),

@@ -109,9 +109,7 @@ def test_the_database_refuses_a_job_that_contradicts_itself(job, model, neuron) 
             LoadJob.objects.create(model=model, model_name="tiny", neuron=neuron, **values)
 
 
-def test_what_is_not_there_or_pinned_is_refused_and_an_unload_is_one_job(
-    model, neuron, sent
-) -> None:
+def test_what_is_pinned_or_missing_is_refused_and_an_unload_is_one_job(model, neuron, sent) -> None:
     for begin, wrong, error in (
         (services.load_job_start, {"model_name": "other"}, UnknownModelError),
         (services.load_job_start, {"neuron_name": "other"}, UnknownNeuronError),
@@ -146,9 +144,7 @@ def test_what_is_not_there_or_pinned_is_refused_and_an_unload_is_one_job(
 
 
 @each_case("code", ["not_picked_up", "neuron_away", "load_lost"])
-def test_a_job_fails_that_nobody_picks_up_or_whose_neuron_stays_away_or_forgot_it(
-    model, neuron, sent, build, code: str
-) -> None:
+def test_a_job_fails_that_no_neuron_works_on(model, neuron, sent, build, code) -> None:
     LoadJob.objects.all().delete()
     job, limit_s = start(), 70 if code == "not_picked_up" else 15
     if code != "not_picked_up":
@@ -165,9 +161,7 @@ def test_a_job_fails_that_nobody_picks_up_or_whose_neuron_stays_away_or_forgot_i
     assert services.load_jobs_expire(now=later(seconds=limit_s + 1)) == 0
 
 
-def test_cancelling_a_load_unloads_it_and_a_restarted_neuron_has_lost_it_or_resumes(
-    job, build, sent
-) -> None:
+def test_cancelling_unloads_and_a_restarted_neuron_has_lost_it(job, build, sent) -> None:
     """At once, and not as a failure of the model's: it is loaded anew without a pause."""
     ending = services.load_job_cancel(actor=COMMAND, job=job)
     assert names(sent) == [("load_model", "beast"), ("unload_model", "beast")]
@@ -265,9 +259,7 @@ def test_a_load_leaves_what_it_took_to_the_next_one(loaded, sent) -> None:
     assert measured_loads() == ()
 
 
-def test_a_load_that_did_not_fit_leaves_what_it_needs_and_a_load_is_worth_more(
-    loaded, build
-) -> None:
+def test_a_load_that_did_not_fit_leaves_what_it_needs(loaded, build) -> None:
     def too_large(needed_gib: int, *devices: str) -> None:
         services.heartbeat_record(heartbeat=build.heartbeat())
         needed_bytes = needed_gib * GIB
@@ -304,9 +296,7 @@ def test_the_average_of_requests_is_kept_once_it_is_news(loaded, build) -> None:
     assert (load.device_kind, load.prefill_speed) == ("cuda", None), "another device's is another"
 
 
-def test_the_last_load_on_each_neuron_counts_and_goes_with_its_model_and_neuron(
-    loaded, build
-) -> None:
+def test_the_last_load_on_each_neuron_counts_and_goes_with_it(loaded, build) -> None:
     loaded("a")
     loaded("b", actual_bytes=3 * GIB)
     loaded("a", actual_bytes=6 * GIB)

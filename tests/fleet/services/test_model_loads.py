@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -131,9 +130,7 @@ def test_a_named_device_that_is_no_card_of_its_least_size_is_refused(beat, build
 
 
 @pytest.mark.parametrize("has_left", [False, True])
-def test_what_leaves_for_it_moves_to_free_memory_and_both_jobs_report_it(
-    full, publish, beat, build, sent, monkeypatch, has_left: bool
-) -> None:
+def test_what_leaves_moves(full, publish, beat, build, sent, monkeypatch, has_left) -> None:
     """Even where it has left once the load is sent."""
     full()
     beat("beauty", devices=[card(build, 8, 7)])
@@ -198,9 +195,7 @@ def test_costs_that_no_model_has_are_not_recorded(build, model, neuron, sent) ->
         assert CatalogueModel.objects.get().layer_costs is None, changes
 
 
-def test_the_next_load_after_one_that_did_not_fit_is_divided_and_so_is_its_reload(
-    build, job, sent, beat
-) -> None:
+def test_the_load_after_one_that_did_not_fit_is_divided(build, job, sent, beat) -> None:
     observe(build, job, ReplicaStatus.FAILED, failure=TOO_LARGE, devices=["cuda:0"])
     entry = selectors.catalogue_find("tiny")
     assert entry is not None and entry.costs == COSTS
@@ -255,9 +250,7 @@ ON_ONE = Load(neuron="beast", model="tiny", devices=("cuda:0",), evict=())
         ((16, 16), False, False),
     ],
 )
-def test_a_load_that_turns_out_too_large_continues_divided_where_it_may(
-    build, beat, model, sent, gib, may_divide: bool, is_divided: bool
-) -> None:
+def test_a_load_too_large_is_divided(build, beat, model, sent, gib, may_divide, is_divided) -> None:
     """The same job is sent once more; it is not failed by what the neuron reports until then. One
     whose device was named is not divided; the next load is."""
 
@@ -299,9 +292,7 @@ def test_a_load_that_turns_out_too_large_continues_divided_where_it_may(
 
 
 @pytest.mark.parametrize("neuron_name", [None, "beast"])
-def test_a_load_by_hand_weighs_what_no_device_holds(
-    build, beat, sent, tmp_path: Path, neuron_name: str | None
-) -> None:
+def test_a_load_by_hand_weighs_its_model(build, beat, sent, tmp_path, neuron_name) -> None:
     """Earlier loads have shown that no card holds it, and not yet what its layers take."""
     (tmp_path / "config.json").write_text(json.dumps(LARGE))
     (tmp_path / "model.safetensors").touch()

@@ -63,9 +63,7 @@ def replacing(model, report, build, sent) -> LoadJob:
     return reload()
 
 
-def test_with_room_elsewhere_the_old_one_serves_until_the_new_one_is_ready(
-    replacing, report, build, sent, publish
-) -> None:
+def test_the_old_one_serves_until_another_is_ready(replacing, report, build, sent, publish) -> None:
     job = replacing
     assert (job.replacement.neuron.name, job.status) == ("beauty", LoadJobStatus.PENDING)
     assert "on beauty first" in job.note
@@ -92,9 +90,7 @@ def test_with_room_elsewhere_the_old_one_serves_until_the_new_one_is_ready(
 
 
 @pytest.mark.parametrize("is_cancelled", [True, False])
-def test_without_its_replacement_the_old_one_serves_on(
-    replacing, report, build, sent, is_cancelled: bool
-) -> None:
+def test_without_another_the_old_one_serves(replacing, report, build, sent, is_cancelled) -> None:
     failure = LoadFailure(code="does_not_fit", message="needs 8 GB, has 4 GB")
     state = {"status": ReplicaStatus.FAILED, "failure": failure}
     if is_cancelled:
@@ -109,9 +105,7 @@ def test_without_its_replacement_the_old_one_serves_on(
     assert names(sent)[1:] == [("unload_model", "beauty")] * is_cancelled
 
 
-def test_in_place_only_its_own_replica_ends_it_and_the_same_spec_is_unloaded_first(
-    model, report, build, sent
-) -> None:
+def test_in_place_only_its_own_replica_ends_it(model, report, build, sent) -> None:
     report("beast")
     with pytest.raises(ReplicaNotFoundError, match="load it instead"):
         reload()
@@ -217,9 +211,7 @@ def test_two_gateways_that_decide_differently_start_one_load(pinned, sent, build
 
 
 @each_case("happens", ["load", "pin", "unload failed", "request", "restart"])
-def test_what_was_unloaded_to_stay_so_is_kept_again_once_it_is_wanted(
-    pinned, neuron, build, sent, happens: str
-) -> None:
+def test_what_was_unloaded_is_kept_again_once_wanted(pinned, neuron, build, sent, happens) -> None:
     """Or once its neuron starts anew: the original loads its default models then."""
 
     def planned() -> list[str]:

@@ -109,9 +109,7 @@ def test_a_host_is_invited_without_a_restart(
     assert FleetPolicy.objects.get().share_address == ""
 
 
-def test_what_cannot_be_is_refused_and_nothing_is_kept(
-    private: redis.Redis, admin_client: Client, redis_dir: Path, port: int
-) -> None:
+def test_what_cannot_be_is_refused_and_not_kept(private, admin_client, redis_dir, port) -> None:
     form = {"do": "open", "host": HOST, "port": str(port)}
 
     def refused(**words: str) -> str:
@@ -157,9 +155,7 @@ def test_what_cannot_be_is_refused_and_nothing_is_kept(
     assert FleetPolicy.objects.get().share_is_tls
 
 
-def test_the_next_serve_opens_it_again(
-    redis_dir: Path, port: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_next_serve_opens_it_again(redis_dir, port, capsys) -> None:
     redis_dir.mkdir()
     assert with_kept_share(OPTIONS, redis_dir.parent) is OPTIONS
     share = Share(host=HOST, port=port)
@@ -181,9 +177,7 @@ __all__ = ["shared_redis"]
 
 
 @pytest.mark.django_db(transaction=True)
-def test_the_line_has_all_that_a_host_needs_until_it_is_revoked(
-    redis_url: str, shared_redis: redis.Redis
-) -> None:
+def test_the_line_has_all_that_a_host_needs_until_it_is_revoked(redis_url, shared_redis) -> None:
     """Each tick keeps its Redis user."""
 
     def published() -> str:
@@ -228,9 +222,7 @@ def test_the_line_has_all_that_a_host_needs_until_it_is_revoked(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_connected_host_keeps_its_line(
-    redis_url: str, shared_redis: redis.Redis, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_connected_host_keeps_its_line(redis_url, shared_redis, capsys) -> None:
     def invited(*words: str) -> Any:
         call_command("neurons", "invite", "beast", *words)
         return capsys.readouterr()

@@ -9,7 +9,6 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from django.test import Client
 from django.utils import timezone
 from hypothesis import HealthCheck, given
 from hypothesis import settings as runs
@@ -24,6 +23,7 @@ from fleet.services.reconciling import jobs_known
 from fleet.services.stage_orders import stage_load_call_off
 from metering.audit import COMMAND
 from tests.fleet.admin.admin_pages import page
+from tests.fleet.conftest import offer
 from tests.fleet.services.stage_world import GIB, NAMES, World
 from tests.slow_cases import slow_but
 
@@ -83,9 +83,7 @@ def test_stages_are_ordered_first_and_the_engine_when_all_listen(world: World) -
         ("removed", "unknown_model", "no longer has it"),
     ],
 )
-def test_a_load_whose_stages_cannot_be_had_fails(
-    world: World, settings: Any, how: str, code: str, message: str
-) -> None:
+def test_a_load_whose_stages_cannot_be_had_fails(world, settings, how, code, message) -> None:
     """The secret leaves the row with the end of its job."""
     world.tick()
     world.request()
@@ -113,9 +111,7 @@ def test_a_load_whose_stages_cannot_be_had_fails(
 
 
 @pytest.mark.parametrize("how", ["cancel", "unload", "ordered"])
-def test_a_load_is_called_off_once_before_or_after_its_engine_is_ordered(
-    world: World, how: str
-) -> None:
+def test_a_load_is_called_off_once_before_or_after_its_engine_is_ordered(world, how) -> None:
     """Its stages are released at the next tick; nothing is loaded after all."""
     world.tick()
     world.request()
@@ -143,9 +139,7 @@ def test_a_load_is_called_off_once_before_or_after_its_engine_is_ordered(
     assert len(world.specs) == 1 + (how == "ordered"), "only the stage was ordered"
 
 
-def test_what_it_is_refused_and_a_drained_neuron_holds_nothing_before_it_counts_as_empty(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_it_is_refused_and_when_a_drained_neuron_is_empty(world, monkeypatch) -> None:
     where = {"actor": COMMAND, "model_name": "large", "neuron_name": world.load()}
     with monkeypatch.context() as patched:
         patched.setattr(live, "redis_client", lambda: None)
@@ -167,7 +161,7 @@ def full(world: World) -> World:
     """``c`` lends nothing; ``a`` and ``b`` are full of an idle model each."""
     del world.neurons["c"]
     for name, model in (("a", "old"), ("b", "other")):
-        services.catalogue_model_create(actor=COMMAND, name=model, source="pypi:one")
+        offer(model, source="pypi:one")
         world.neurons[name].hold(model, 20 * GIB)
     selectors.catalogue_cache_clear()
     return world
@@ -181,9 +175,7 @@ def models(full: World) -> dict[str, list[str]]:
     }
 
 
-def test_each_neuron_is_ordered_its_own_evictions_which_the_job_records(
-    full: World, admin_client: Client
-) -> None:
+def test_each_neuron_is_ordered_its_own_evictions_which_the_job_records(full, admin_client) -> None:
     full.tick()
     full.request()
     job = newest()
@@ -206,9 +198,7 @@ def test_each_neuron_is_ordered_its_own_evictions_which_the_job_records(
 
 
 @pytest.mark.parametrize(("where", "in_use"), [("a", "old"), ("b", "other")])
-def test_where_one_is_in_use_after_all_nothing_is_kept_and_the_load_is_tried_again(
-    full: World, where: str, in_use: str
-) -> None:
+def test_where_one_is_in_use_the_load_is_tried_again(full, where, in_use) -> None:
     full.tick()
     full.request()
     neuron = full.neurons[where]
@@ -280,9 +270,7 @@ DEEDS += ("lose", "unload", "cancel")
 
 
 @pytest.mark.parametrize("num_walks", slow_but([2, 15], 2))
-def test_any_order_of_loads_and_faults_leaves_nothing(
-    build: Any, sent: Any, num_walks: int
-) -> None:
+def test_any_order_of_loads_and_faults_leaves_nothing(build, sent, num_walks) -> None:
     """Memory is never over, and nothing stays."""
     deeds = st.sampled_from(
         [

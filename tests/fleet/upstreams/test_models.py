@@ -19,14 +19,13 @@ from fleet.errors import (
     UpstreamValueError,
 )
 from fleet.live.snapshot import FleetSnapshot
-from fleet.models import CatalogueModel, Upstream
+from fleet.models import Upstream
 from fleet.models_toml import ModelsTomlError, read_document
 from fleet.models_toml_plan import plan_import, write_document
 from fleet.stage_plans import stage_plan
 from fleet.upstream_http import models_of
 from metering.audit import COMMAND
 from metering.money import UnitPrices
-from tests.fleet.api.api_support import Api
 from tests.fleet.test_catalogue import OTHER_VALUES
 from tests.fleet.upstreams.conftest import change, imported, make, offer, refused, update
 from tests.metering.commands.command_output import output
@@ -88,9 +87,7 @@ def test_a_source_is_one_of_the_targets_and_its_upstream_is_there(box: Upstream,
         assert caught.value.field == "source"
 
 
-def test_defaults_are_those_that_the_dialect_has_words_for(
-    box: Upstream, claude: Upstream, model: CatalogueModel
-) -> None:
+def test_defaults_are_those_that_the_dialect_has_words_for(box, claude, model) -> None:
     make("http://x", name="ollama", dialect="ollama")
     for dialect in ("box", "claude", "ollama"):
         far = offer(f"far-{dialect}", f"upstream:{dialect}/m", temperature=1.0)
@@ -138,9 +135,7 @@ def test_settings_of_loads_are_refused_by_name() -> None:
 
 
 @pytest.mark.usefixtures("cloud")
-def test_requests_that_must_stay_do_and_an_upstream_stays_what_its_models_need(
-    box: Upstream, model: CatalogueModel, api: Api
-) -> None:
+def test_what_must_stay_does_and_upstreams_stay_as_needed(box, model, api) -> None:
     field = "may_leave_network"
     with pytest.raises(CatalogueValueError, match="set may_leave_network") as caught:
         offer("away", "upstream:cloud/m")
@@ -229,9 +224,7 @@ def test_it_has_a_task_and_what_that_has_nothing_of_is_refused() -> None:
 
 
 @pytest.mark.usefixtures("box")
-def test_rest_commands_and_the_admin_set_targets(
-    model: CatalogueModel, api: Api, admin_client: Any
-) -> None:
+def test_rest_commands_and_the_admin_set_targets(model, api, admin_client) -> None:
     path = f"catalogue/{model.name}"
     output("models", "change", model.name, "--set", f"targets=own, {PRICED}")
     assert selectors.model_known(model.name).settings().targets == ("own", PRICED)
@@ -288,9 +281,7 @@ cost = { request = 2.5, unit = 100 }
 """
 
 
-def test_an_upstreams_prices_hold_as_it_last_named_them(
-    box: Upstream, model: CatalogueModel
-) -> None:
+def test_an_upstreams_prices_hold_as_it_last_named_them(box, model) -> None:
     def discovered(**row: Any) -> None:
         models = models_of({"data": [{"id": "m", **row}]})
         services.upstream_discovered(actor=COMMAND, upstream=box, models=models)

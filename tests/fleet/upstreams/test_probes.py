@@ -111,9 +111,7 @@ def probed(
     ("dialect", "endpoint", "missing"),
     [("openai", chats, {*PAID}), ("anthropic", claudes, set()), ("ollama", ollamas, {"counting"})],
 )
-def test_every_dialect_is_tested(
-    api: Api, dialect: str, endpoint: Answering, missing: set[str]
-) -> None:
+def test_every_dialect_is_tested(api, dialect, endpoint, missing) -> None:
     def refusing(asked: Asked, wire: Wire) -> None:
         wire.json(400, {"error": {"message": f"no: {SECRET}"}})
 
@@ -175,9 +173,7 @@ def test_a_list_that_is_redirected_endless_or_refused(api: Api) -> None:
     assert "CA file" in missing["models"][1]
 
 
-def test_paid_probes_are_sent_once_to_the_model_that_is_named_like_one_where_asked_for(
-    api: Api,
-) -> None:
+def test_paid_probes_are_sent_once_to_the_model_that_is_named_like_one_where_asked_for(api) -> None:
     models = ("omni-moderation-latest", "tts-1", "whisper-1", "dall-e-3")
     with FakeUpstream() as upstream:
         upstream.answer = every_task

@@ -6,7 +6,6 @@ from __future__ import annotations
 import io
 import json
 import logging
-from typing import Any
 
 import pytest
 from django.core.management import CommandError
@@ -46,9 +45,7 @@ def everything_stored() -> str:
     return repr(rows)
 
 
-def test_a_key_is_kept_and_nothing_shows_it(
-    api: Api, caplog: pytest.LogCaptureFixture, settings: Any
-) -> None:
+def test_a_key_is_kept_and_nothing_shows_it(api, caplog, settings) -> None:
     caplog.set_level(logging.DEBUG)
     made = api.post("upstreams", {"name": "box", "url": f"{URL}/", "key": SECRET}, 201)
     assert (made["url"], made["has_key"], made["dialect"]) == (URL, True, "openai")
@@ -156,9 +153,7 @@ FORM = {"name": "box", "url": URL, "dialect": "openai", "concurrency": "4"}
 FORM |= dict.fromkeys(("connect_timeout_s", "first_token_timeout_s", "token_timeout_s"), "5")
 
 
-def test_the_admin_writes_a_key_never_shows_it_and_keeps_what_models_need(
-    admin_client: Any, settings: Any
-) -> None:
+def test_the_admin_writes_a_key_and_never_shows_it(admin_client, settings) -> None:
     def saved(view: str = "change", **changes: str) -> str:
         args = () if view == "add" else (Upstream.objects.get().pk,)
         text = sent(admin_client, "upstream", view, *args, **FORM | changes)
