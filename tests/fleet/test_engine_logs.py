@@ -57,11 +57,7 @@ def test_rest(neuron: Neuron, settings: Any, monkeypatch: pytest.MonkeyPatch) ->
     settings.ALLOWED_HOSTS = ["testserver"]
     reader = key_api("fleet:read")
     answer = reader.get("neurons/beast/models/org/tiny/logs?lines=2")
-    assert answer == {
-        "neuron": "beast",
-        "model": "tiny",
-        "lines": ["line 198", "line 199"],
-    }
+    assert answer == {"neuron": "beast", "model": "tiny", "lines": ["line 198", "line 199"]}
     assert len(reader.get("neurons/beast/models/org/tiny/logs")["lines"]) == 100
     for lines in ("0", "5001", "x", "-1", "9" * 30, "²"):
         refused = reader.get(f"neurons/beast/models/org/tiny/logs?lines={lines}", 400)

@@ -12,12 +12,7 @@ from fleet.errors import DeposedError
 from fleet.leadership import Leadership
 from fleet.live.reports import Report
 from fleet.models import ControlTerm, Neuron
-from helexa_site.celery import (
-    TASK_FORGET_RESPONSES,
-    TASK_ROLL_UP_SERIES,
-    Ticks,
-    app,
-)
+from helexa_site.celery import TASK_FORGET_RESPONSES, TASK_ROLL_UP_SERIES, Ticks, app
 from inference.protocol.keys import CONTROL_LEADER
 
 pytestmark = pytest.mark.django_db

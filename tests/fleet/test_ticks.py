@@ -254,6 +254,6 @@ def test_ticks_sample_and_housekeeping_stores(publish, build, monkeypatch) -> No
         tasks.roll_up_series()
     rows = {(row.kind, row.name): row.figures for row in SeriesRow.objects.all()}
     assert rows.keys() == {
-        *(("fleet", ""), ("neuron", "beast"), ("model", "tiny"), ("device", "beast/cpu")),
+        *(("fleet", ""), ("neuron", "beast"), ("model", "tiny"), ("device", "beast/cpu"))
     }
     assert (rows["model", "tiny"]["samples"], rows["model", "tiny"]["queue_depth+"]) == (1, 2)

@@ -157,11 +157,7 @@ def test_the_catalogue_is_written_by_its_own_rules(writer: Api) -> None:
         ({"name": "other", "source": "pypi:x", "colour": 1}, "colour"),
     ):
         assert writer.post("catalogue", body, 400)["param"] == param
-    for name, value in (
-        ("pinned_on", ["beast"]),
-        ("max_replicas", "x"),
-        ("quantization", "q7k"),
-    ):
+    for name, value in (("pinned_on", ["beast"]), ("max_replicas", "x"), ("quantization", "q7k")):
         assert writer.patch("catalogue/tiny", {name: value}, 400)["param"] == name
     services.neuron_expect(actor=COMMAND, neuron_name="beast")
     changed = writer.patch("catalogue/tiny", {"max_context_tokens": 64, "pinned_on": ["beast"]})

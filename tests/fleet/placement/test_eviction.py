@@ -135,10 +135,7 @@ def test_what_leaves(what: str, there: str, old: Any, moves: str) -> None:
 def test_what_can_move_leaves_rather_than_what_would_be_lost() -> None:
     """``large`` was used longer ago, and fits nowhere else; ``small`` fits into what c has free."""
     snapshot = world("a 6 small; b 1 large,gib=15,used=900,age=900; c 12")
-    for pinned_on, evicted, moves in (
-        ((), "small", "load small c/cuda:0"),
-        (("a",), "large", ""),
-    ):
+    for pinned_on, evicted, moves in (((), "small", "load small c/cuda:0"), (("a",), "large", "")):
         small = entry("small", needs_gib=10, pinned_on=pinned_on)
         offered = catalogue(LARGER, small, entry("large", needs_gib=15))
         decision = loaded(place(LARGER, snapshot, catalogue=offered))

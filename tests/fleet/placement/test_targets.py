@@ -11,13 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.catalogue import CatalogueEntry
-from fleet.catalogue.targets import (
-    Target,
-    TargetError,
-    When,
-    parse_target,
-    targets_problem,
-)
+from fleet.catalogue.targets import Target, TargetError, When, parse_target, targets_problem
 from fleet.placement import Route, RoutingHint, place
 from fleet.placement.targets import (
     BALANCE,
