@@ -3,6 +3,7 @@ what they may have, by REST, command, admin and file."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -91,17 +92,17 @@ def test_defaults_are_those_that_the_dialect_has_words_for(box, claude, model) -
     make("http://x", name="ollama", dialect="ollama")
     for dialect in ("box", "claude", "ollama"):
         far = offer(f"far-{dialect}", f"upstream:{dialect}/m", temperature=1.0)
-        change(far, repetition_penalty=1.0)
-        if dialect != "claude":
-            change(far, repetition_penalty=1.1)
+        change(far, repetition_penalty=1.0 if dialect == "claude" else 1.1)
+    far = selectors.model_known("far-claude")
     for name, value in (("repetition_penalty", 1.1), ("temperature", 1.5)):
-        field, problem = refused(far := selectors.model_known("far-claude"), **{name: value})
+        field, problem = refused(far, **{name: value})
         assert field == name and "dialect anthropic" in problem
     change(far, targets=("claude/m", "box/m"))
-    change(selectors.model_known("far-box"), repetition_penalty=1.0, min_p=0.1)
+    far = selectors.model_known("far-box")
+    change(far, repetition_penalty=1.0, min_p=0.1)
     with pytest.raises(UpstreamValueError, match="far-box, whose min_p is not translated"):
         update(box, dialect="anthropic")
-    services.catalogue_model_delete(actor=COMMAND, model=selectors.model_known("far-box"))
+    services.catalogue_model_delete(actor=COMMAND, model=far)
     # Those of own replicas hinder no target.
     change(model, targets=("own", "box/m"), repetition_window=64, min_p=0.1, temperature=1.5)
     update(selectors.upstream_known("box"), dialect="anthropic")
@@ -113,24 +114,19 @@ def test_settings_of_loads_are_refused_by_name() -> None:
     accepted = set()
     values = OTHER_VALUES | {"base": "tiny", "targets": ("box/org/m:7b", "box/n when ready")}
     for name in set(SETTINGS) - {"source", "enabled", "description"}:
-        value = values[name]
-        assert value != DEFAULTS[name]
-        with_it: dict[str, Any] = {}
+        assert values[name] != DEFAULTS[name]
+        with_it: dict[str, Any] = OF_TOKENS if "price" in name else {}
         if name in ("request_price_micro_usd", "unit_price_micro_usd"):
             with_it = {"task": "speech"}
-        elif "price" in name:
-            with_it = OF_TOKENS
-        try:
-            offer(f"far-{name.replace('_', '-')}", **with_it | {name: value})
-        except CatalogueValueError:
-            continue
-        accepted.add(name)
+        with suppress(CatalogueValueError):
+            offer(f"far-{name.replace('_', '-')}", **with_it | {name: values[name]})
+            accepted.add(name)
     assert accepted == {
-        *("may_leave_network", "targets", "max_context_tokens", "max_output_tokens"),
+        *("may_leave_network", "targets", "max_context_tokens", "max_output_tokens", "task"),
         *("temperature", "top_p", "top_k", "min_p", "repetition_penalty"),
         *("presence_penalty", "frequency_penalty"),
         *("input_price_micro_usd", "cached_input_price_micro_usd", "output_price_micro_usd"),
-        *("task", "request_price_micro_usd", "unit_price_micro_usd"),
+        *("request_price_micro_usd", "unit_price_micro_usd"),
     }
 
 
@@ -169,13 +165,13 @@ def test_nothing_of_it_is_loaded_downloaded_or_planned(beat: Any) -> None:
     beat()
     row = offer()
     far = {"actor": COMMAND, "model_name": "far"}
-    for begin in (
-        lambda: services.model_load_start(**far),
-        lambda: services.load_job_start(**far, neuron_name="beast"),
-        lambda: services.model_download_start(**far),
+    for begin, where in (
+        (services.model_load_start, {}),
+        (services.load_job_start, {"neuron_name": "beast"}),
+        (services.model_download_start, {}),
     ):
         with pytest.raises(ServedByUpstreamError):
-            begin()
+            begin(**far, **where)
     with pytest.raises(PlanUnavailableError):
         stage_plan(row.entry(), FleetSnapshot(neurons=()))
     with pytest.raises(CatalogueValueError, match="without adapters"):
