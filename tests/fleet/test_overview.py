@@ -59,7 +59,6 @@ def test_neurons_devices_replicas_and_models(beat, build, monkeypatch) -> None:
     overview = fleet_overview()
     (neuron,) = overview.neurons
     card = neuron.devices[1]
-    assert (card.id, card.utilization_percent, card.temperature_c) == ("cuda:1", 71, 63)
     assert card.held == (HeldMemory(model="tiny", num_bytes=3 * GIB),)
     (replica,) = neuron.replicas
     assert (replica.in_flight, replica.kv_blocks_used, replica.kv_blocks_total) == (2, 16, 64)
@@ -74,7 +73,6 @@ def test_neurons_devices_replicas_and_models(beat, build, monkeypatch) -> None:
     monkeypatch.setattr(live, "redis_client", lambda: nowhere)
     overview = fleet_overview()
     assert not overview.is_live and overview.attention[0].kind == "redis_away"
-    assert overview.neurons[0].devices[0].utilization_percent is None
 
 
 def test_disks_downloads_and_jobs(beat, build, redis_db, sent, model) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from io import StringIO
+from typing import Any
 
 import pytest
 import yaml
@@ -120,31 +121,32 @@ def test_neurons_devices_and_replicas_are_filtered_and_paged(reader, model, beat
 
 
 def test_an_operators_desired_states_of_neurons(writer: Api, beat, redis_db) -> None:
+    def wish(verb: str, body: Any = None, status: int = 200) -> Any:
+        return writer.post(f"neurons/beast/{verb}", body, status)
+
     beat()
-    writer.post("neurons/beast/drain", status=200)
+    wish("drain")
     beat()
     assert writer.get("neurons/beast")["status"] == "draining"
-    writer.post("neurons/beast/drain", {"within_s": 60}, status=200)
+    wish("drain", {"within_s": 60})
     assert NeuronWish.objects.get().drain_ends_at is not None
     for wrong in (-1, 1.5, "60", True, 86_401):
-        refused = writer.post("neurons/beast/drain", {"within_s": wrong}, status=400)
+        refused = wish("drain", {"within_s": wrong}, 400)
         assert (refused["code"], refused["param"]) == ("invalid_value", "within_s")
-    writer.post("neurons/beast/resume", {"within_s": 60}, status=400)
-    writer.post("neurons/beast/resume", status=200)
-    writer.post("neurons/beast/refuse", status=200)
+    wish("resume", {"within_s": 60}, 400)
+    wish("resume")
+    wish("refuse")
     beat()
     assert writer.get("neurons?status=refused")["num_rows"] == 1
-    writer.post("neurons/beast/admit", status=200)
+    wish("admit")
     assert writer.delete("neurons/beast", 409)["code"] == "neuron_alive"
     writer.post("neurons/nobody/drain", status=404)
     redis_db.flushdb()
     services.neuron_mark_away(neuron=Neuron.objects.get())
     writer.delete("neurons/beast")
     assert writer.get("neurons")["data"] == []
-    entries = AuditEntry.objects.filter(action__startswith="neuron.")
-    assert {actor for (actor,) in entries.values_list("actor")} == {
-        f"key:{ApiKey.objects.get().prefix}"
-    }
+    actors = AuditEntry.objects.filter(action__startswith="neuron.").values_list("actor", flat=True)
+    assert {*actors} == {f"key:{ApiKey.objects.get().prefix}"}
 
 
 def test_the_catalogue_is_written_by_its_own_rules(writer: Api) -> None:
@@ -160,10 +162,10 @@ def test_the_catalogue_is_written_by_its_own_rules(writer: Api) -> None:
     for name, value in (("pinned_on", ["beast"]), ("max_replicas", "x"), ("quantization", "q7k")):
         assert writer.patch("catalogue/tiny", {name: value}, 400)["param"] == name
     services.neuron_expect(actor=COMMAND, neuron_name="beast")
-    changed = writer.patch("catalogue/tiny", {"max_context_tokens": 64, "pinned_on": ["beast"]})
-    assert (changed["max_context_tokens"], changed["pinned_on"]) == (64, ["beast"])
+    changes = {"max_context_tokens": 64, "pinned_on": ["beast"]}
+    changed = writer.patch("catalogue/tiny", changes | {"quantization": "Q6K"})
+    assert changed.items() >= (changes | {"quantization": "q6"}).items()
     assert changed["spec_digest"] != made["spec_digest"]
-    assert writer.patch("catalogue/tiny", {"quantization": "Q6K"})["quantization"] == "q6"
     writer.post("aliases", {"name": "openai/gpt", "model": "tiny"}, 201)
     assert writer.get("catalogue/tiny")["aliases"] == ["openai/gpt"]
     assert writer.patch("aliases/openai/gpt", {"model": "x"}, 404)["code"] == "model_not_found"

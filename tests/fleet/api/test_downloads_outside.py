@@ -43,7 +43,6 @@ def test_rest(writer: Api, beast, sent, publish_report) -> None:
     made = writer.post("downloads", {"source": SOURCE, "neuron": "beast"})
     assert (made["kind"], made["status"], made["requested_by"][:4]) == ("pull", "pending", "key:")
     assert writer.post("downloads", {"source": SOURCE})["id"] == made["id"]
-    assert writer.get(f"downloads/{made['id']}")["source"] == SOURCE
     assert writer.get("downloads?status=running")["data"] == []
     (row,) = writer.get("neurons/beast/cached")["data"]
     assert (row["source"], row["files"][0]["num_bytes"]) == (SOURCE, 5 * GB)
@@ -132,7 +131,6 @@ def test_the_commands_pull_list_and_remove(beast, sent, publish_report, monkeypa
     offer("other")
     out = cached()
     assert "none of the catalogue" not in out and "mine" in out and "pypi:other" not in out
-    assert json.loads(cached("--neuron", "beast", "--json"))[0]["is_partial"]
     # What is removed goes by the names that the catalogue has.
     for words in ("pypi:tiny", "pypi:tiny==1.2", name, "tiny"):
         assert f"would delete {name}" in removed(words)
@@ -163,6 +161,5 @@ def test_the_pages_pull_show_and_delete(admin_client: Client, beast, sent, publi
     posted(admin_client, "download", "cached", **deletion)
     assert [task for task, *_ in sent.tasks] == ["neuron.pull_model", "neuron.delete_cached"]
     assert {entry.actor for entry in AuditEntry.objects.all()} == {"user:admin"}
-    assert SOURCE in page(admin_client, "download")
     act(admin_client, "download", "cancel_selected", Download.objects.get(kind="pull"))
     assert sent.tasks[-1][0] == "neuron.cancel_pull"

@@ -55,6 +55,7 @@ class Hub(BaseHTTPRequestHandler):
         words = parse_qs(url.query).get("search", [""])[0]
         if words == SILENCE:
             self.server.is_closing.wait()
+            return
         match url.path.strip("/").split("/"):
             case _ if NO_HUB in self.path:
                 self.send(200, b"<html>Log in to this network")

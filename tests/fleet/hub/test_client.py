@@ -154,7 +154,10 @@ GGUF = HubRepository(
     gguf_architecture="phi3",
 )
 DENSE = HubRepository(
-    name="org/Dense", commit="c0ffee", sizes={"config.json": 1, "model.safetensors": 2 * GIB}
+    name="org/Dense",
+    commit="c0ffee",
+    sizes={"config.json": 1, "model.safetensors": 2 * GIB},
+    safetensors_problem="quantised with 'awq'",
 )
 
 
@@ -164,8 +167,7 @@ def test_each_quant_is_an_offer_by_size_with_what_speaks_against_it() -> None:
     assert (large.file, large.num_bytes, len(large.names)) == ("Q8_0", 9 * GIB, 2)
     assert (small.model_name, large.model_name) == ("big-model-q4_k_m", "big-model-q8_0")
     assert (small.vram_mb, small.projector) == (4506, None), "phi3 reads text"
-    for one in offers_of(replace(GGUF, gguf_architecture="rwkv")):
-        assert "'rwkv'" in (one.problem or "")
+    assert "'rwkv'" in (offers_of(replace(GGUF, gguf_architecture="rwkv"))[1].problem or "")
     sizes = {"a/x-Q4_0.gguf": 1, "b/y-Q4_0.gguf": 2}
     first, second = offers_of(replace(GGUF, sizes=sizes))
     assert (first.file, second.file) == tuple(sizes) and first.model_name != second.model_name
@@ -178,7 +180,7 @@ def test_each_quant_is_an_offer_by_size_with_what_speaks_against_it() -> None:
         assert small.projector == large.projector == "mmproj-BF16.gguf"
         assert small.names == ("big-model-Q4_K_M.gguf", "mmproj-BF16.gguf")
         assert (small.num_bytes, large.num_bytes) == (6 * GIB, 11 * GIB)
-    (dense,) = offers_of(replace(DENSE, safetensors_problem="quantised with 'awq'"))
+    (dense,) = offers_of(DENSE)
     assert (dense.file, dense.label, dense.model_name) == (None, "safetensors", "dense")
     assert dense.problem == "quantised with 'awq'"
     assert offers_of(replace(DENSE, sizes={"README.md": 1})) == ()
@@ -245,7 +247,9 @@ def test_an_unknown_source_is_refused_with_those_that_are_known(lab: FakeHub, mo
         assert not document.problems, document.problems
         return [model.settings.source for model in document.models]
 
-    with pytest.raises(UnknownSourceError, match=r"'other' .* huggingface, lab, and HELEXA_SOURCES"):
+    with pytest.raises(
+        UnknownSourceError, match=r"'other' .* huggingface, lab, and HELEXA_SOURCES"
+    ):
         HubClient("other")
     known = "one of huggingface:, lab:, path:, pypi:"
     for source, why in (("other:org/name", known), ("lab:name", "lab:org/name, as in lab:")):
@@ -267,19 +271,19 @@ def test_a_model_is_searched_and_added_by_commands(run_command, publish, lab, mo
     assert found["name"] == "org/tiny"
     assert "tiny-q4_0 is offered" in run_command("models", "add", "lab:org/tiny")
     for words, reason in (
-        (("add", "other:org/tiny"), "there is huggingface, lab"),
-        (("search", "tiny", "--source", "other"), "there is huggingface, lab"),
-        (("add", "m", "other:org/tiny"), "one of huggingface:, lab:"),
-        (("pull", "other:org/tiny"), "one of huggingface:, lab:"),
+        ("add other:org/tiny", "there is huggingface, lab"),
+        ("search tiny --source other", "there is huggingface, lab"),
+        ("add m other:org/tiny", "one of huggingface:, lab:"),
+        ("pull other:org/tiny", "one of huggingface:, lab:"),
     ):
         with pytest.raises(CommandError, match=reason):
-            run_command("models", *words)
+            run_command("models", *words.split())
     # Bare names are of the default source.
     monkeypatch.setenv(SOURCES, f"lab={lab.url} token=LAB_TOKEN default")
     run_command("models", "add", "again", "org/tiny")
     drafting = ("--set", "draft_model=org/small", "--set", "speculation=draft_model")
     run_command("models", "change", "again", *drafting)
-    found = {model.name: model.source for model in CatalogueModel.objects.all()}
-    assert found == {"tiny-q4_0": "lab:org/tiny", "again": "lab:org/tiny"}
-    assert CatalogueModel.objects.get(name="again").draft_model == "lab:org/small"
+    found = {one.name: (one.source, one.draft_model) for one in CatalogueModel.objects.all()}
+    again = ("lab:org/tiny", "lab:org/small")
+    assert found == {"tiny-q4_0": ("lab:org/tiny", ""), "again": again}
     assert HubClient().repository("org/tiny").scheme == "lab"

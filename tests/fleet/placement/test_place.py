@@ -116,21 +116,21 @@ def test_a_refusal_names_the_limit_that_an_operator_set() -> None:
 def test_each_neuron_goes_by_its_own_loads_others_by_the_largest() -> None:
     """The size of the files, and what a load took on a card, are no measure then."""
 
-    def entry(**took_gib: float) -> CatalogueEntry:
-        loads = [fleets.took(name, gib, "cpu") for name, gib in took_gib.items()]
-        return replace(MEASURED, measured_loads=(*loads, fleets.took("a", 60)))
+    def decided(there: str, **took_gib: float) -> Decision:
+        loads = [took(name, gib, "cpu") for name, gib in took_gib.items()]
+        model = replace(MEASURED, measured_loads=(*loads, took("a", 60)))
+        return place(model, world(there))
 
-    alone, two = entry(a=6), entry(a=3, b=6)
-    for model, on, free_gib, fits in (
-        (alone, "a", 5, False),
-        (alone, "a", 6, True),
-        (two, "a", 4, True),
-        (two, "b", 4, False),
-        (two, "new", 4, False),
-        (two, "new", 6, True),
+    for there, a, b, fits in (
+        ("a cpu5", 6, 6, False),
+        ("a cpu6", 6, 6, True),
+        ("a cpu4", 3, 6, True),
+        ("b cpu4", 3, 6, False),
+        ("new cpu4", 3, 6, False),
+        ("new cpu6", 3, 6, True),
     ):
-        assert isinstance(decide(host(on, free_gib=free_gib), entry=model), Load) == fits
-    decision = refused(decide(host("a", free_gib=2), host("b", free_gib=7), entry=entry(a=5, b=9)))
+        assert isinstance(decided(there, a=a, b=b), Load) == fits
+    decision = refused(decided("a cpu2; b cpu7", a=5, b=9))
     assert f"needs {9 * GIB:,} bytes of free memory on b" in decision.message, "it comes closest"
 
 
@@ -143,19 +143,17 @@ def test_who_did_not_fit_is_soon_placed_by_what_it_needs() -> None:
     decision = decide(host("a", FAILED, status_age_s=1.0, failure=UNFIT))
     assert isinstance(decision, Wait)
     assert decision.eta_s == UNFIT_BACKOFF_S - 1.0
-    a_moment_ago: dict[str, Any] = {"status_age_s": UNFIT_BACKOFF_S, "failure": UNFIT}
-    assert brief(decide(host("a", FAILED, free_gib=10, **a_moment_ago), entry=KNOWN)) == LOAD_A
-    decision = refused(decide(host("a", FAILED, **a_moment_ago), entry=KNOWN))
-    assert decision.code == "not_enough_memory"
-    no_number = a_moment_ago | {"failure": TOO_BIG}
-    assert refused(decide(host("a", FAILED, **no_number))).code == "load_failed"
-    smaller_loads = decide(host("a", FAILED, devices=("cpu",), **a_moment_ago), entry=MEASURED)
-    assert refused(smaller_loads).code == "load_failed"
-    aged = host("a", FAILED, free_gib=1, status_age_s=999.0)
-    assert refused(decide(aged, entry=MEASURED)).code == "not_enough_memory"
+    ago: dict[str, Any] = {"status_age_s": UNFIT_BACKOFF_S, "failure": UNFIT}
+    assert brief(decide(host("a", FAILED, free_gib=10, **ago), entry=KNOWN)) == LOAD_A
+    for there, model, code in (
+        (host("a", FAILED, **ago), KNOWN, "not_enough_memory"),
+        (host("a", FAILED, **ago | {"failure": TOO_BIG}), TINY, "load_failed"),
+        (host("a", FAILED, devices=("cpu",), **ago), MEASURED, "load_failed"),
+        (host("a", FAILED, free_gib=1, status_age_s=999.0), MEASURED, "not_enough_memory"),
+    ):
+        assert refused(decide(there, entry=model)).code == code
     # A failure reports the need of each device, and the catalogue that of all.
-    devices = {"devices": ("cuda:0", "cuda:1")}
-    failed = replica(FAILED, status_age_s=UNFIT_BACKOFF_S, failure=UNFIT, **devices)
+    failed = replica(FAILED, devices=("cuda:0", "cuda:1"), **ago)
     assert failed_loads(KNOWN, [failed]).unfit == () != failed_loads(KNOWN, [failed]).recent
     assert failed_loads(replace(TINY, vram_mb=18 * 1024), [failed]).recent == ()
 

@@ -48,18 +48,16 @@ def entry_of(name: str) -> CatalogueEntry:
 
 def test_the_catalogue_has_the_upstreams_with_the_model(box: Upstream, model) -> None:
     offer(max_context_tokens=4096, temperature=0.5, **OF_TOKENS)
-    entry = entry_of("far")
-    assert entry.upstream == box.entry()
-    assert entry.upstream_model == UpstreamModel("box", "org/m:7b")
-    assert entry.ordered_targets[0].upstream_model == entry.upstream_model
+    entry, of_box = entry_of("far"), UpstreamModel("box", "org/m:7b")
+    assert (entry.upstream, entry.upstream_model) == (box.entry(), of_box)
+    assert entry.ordered_targets[0].upstream_model == of_box
     update(box, concurrency=3)
     assert entry_of("far").upstream == box.entry() and box.entry().concurrency == 3
     change(model, targets=TARGETS)
     entry = entry_of(model.name)
     first, second, third = entry.ordered_targets
     assert (first.is_own, first.when, third.when) == (True, When.READY, When.ALWAYS)
-    assert second.upstream_model == UpstreamModel("box", "org/m:7b")
-    assert (second.limit, second.weight) == (4, 2)
+    assert (second.upstream_model, second.limit, second.weight) == (of_box, 4, 2)
     assert (entry.upstream, entry.upstream_named("box")) == (None, box.entry())
     assert entry.spec_digest() == model.entry().spec_digest()
     change(model, targets=())
