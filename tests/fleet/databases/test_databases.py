@@ -37,7 +37,7 @@ DATABASE_TESTS = [
         "fleet/services/test_load_jobs.py",
         "fleet/services/test_stages_on_hosts.py",
         "hostile/test_heartbeats.py",
-        "fleet/test_leadership.py",
+        "fleet/test_ticks.py",
         "fleet/upstreams/test_upstreams.py",
         "inference/conversations/test_storage.py",
         "helexa_site/logins/test_throttle.py",
