@@ -23,6 +23,7 @@ from helexa_site.program import REPOSITORY_DIR
 from inference.gateway.database import NUM_THREADS
 from tests.cases import each_case
 from tests.own_python import run_python
+from tests.servers.private_postgres import new_database
 
 FIRST = ("fleet", "0001_squashed_0041_stage_links")
 TESTS_DIR = Path(__file__).resolve().parents[2]
@@ -54,15 +55,27 @@ DATABASE_TESTS = [
 ]
 
 
-def result_of(script: str, database_url: str, data_dir: Path) -> Any:
-    return json.loads(run_python(database_url, data_dir, str(TESTS_DIR / script)))
+@pytest.fixture(
+    params=[
+        pytest.param("sqlite", marks=pytest.mark.slow),
+        pytest.param("postgres", marks=pytest.mark.postgres),
+    ]
+)
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'helexa.sqlite3'}"
+    return new_database(request.getfixturevalue("postgres_url"))
+
+
+def result_of(script: str, database_url: str, data_dir: Path, *words: str) -> Any:
+    return json.loads(run_python(database_url, data_dir, str(TESTS_DIR / script), *words))
 
 
 @pytest.mark.slow
 def test_racing_starts_make_one_job(database_url, migrated_sqlite, tmp_path) -> None:
     if database_url.startswith("sqlite"):
         shutil.copy(migrated_sqlite, tmp_path)
-    result = result_of("fleet/databases/racing_load_jobs.py", database_url, tmp_path)
+    result = result_of("fleet/databases/races.py", database_url, tmp_path, "loads")
     assert len(set(result["ids"])) == 1
     assert (result["jobs"], result["sent"]) == (1, 1)
     assert len(set(result["placed"])) == 1, "two gateways never load one model twice"
@@ -79,7 +92,7 @@ def test_starts_at_once_migrate_one_after_the_other(database_url: str, tmp_path:
 @pytest.mark.slow
 @pytest.mark.postgres
 def test_a_control_that_freezes_is_followed(postgres_url: str, tmp_path: Path) -> None:
-    found = result_of("fleet/databases/frozen_control.py", postgres_url, tmp_path)
+    found = result_of("fleet/databases/races.py", postgres_url, tmp_path, "freeze")
     is_led_by_the_new, num_failures, num_written = found
     assert (is_led_by_the_new, num_failures, num_written) == (True, 1, 0)
 
@@ -168,9 +181,7 @@ def test_migrations_go_back_to_zero_and_forth_again() -> None:
 def test_todays_schema_breaks_no_code_of_a_release(version, database_url, tmp_path) -> None:
     """A rolling upgrade migrates first and restarts gateways one after the other: migrations
     expand and never contract."""
-    script = "fleet/databases/schema_changes.py"
-    found = json.loads(
-        run_python(database_url, tmp_path, str(TESTS_DIR / script), json.dumps(RELEASES[version]))
-    )
+    release = json.dumps(RELEASES[version])
+    found = result_of("fleet/databases/schema_changes.py", database_url, tmp_path, release)
     assert found["tables"] > 20
     assert found["broken"] == []
