@@ -10,8 +10,9 @@ import msgspec
 import pytest
 
 from fleet import catalogue
-from fleet.catalogue import SETTINGS, CatalogueEntry, SettingValue
+from fleet.catalogue import DEFAULTS, SETTINGS, CatalogueEntry, SettingValue
 from fleet.catalogue.entry import MeasuredLoad
+from fleet.catalogue.kinds import Flag, Number
 from fleet.errors import CatalogueValueError, IllegalTransitionError
 from fleet.lifecycles import (
     ACTIVE_LOAD_JOB_STATUSES,
@@ -25,11 +26,8 @@ from inference.protocol.load import EarlierLoads, LoadSpec, PrefillSpeed, spec_d
 from tests.cases import each_case
 
 OTHER_VALUES: dict[str, SettingValue] = {
-    "enabled": False,
-    "pinned": True,
     "description": "words",
     "source": "pypi:other",
-    "may_leave_network": True,
     "targets": ("own when ready", "box/m"),
     "base": "other",
     "file": "tiny.gguf",
@@ -37,48 +35,26 @@ OTHER_VALUES: dict[str, SettingValue] = {
     "sha256": "0" * 64,
     "dtype": "float32",
     "quantization": "q4",
-    "max_context_tokens": 512,
-    "max_output_tokens": 128,
-    "max_prefill_s": 60,
-    "max_concurrent_sequences": 8,
     "kv_dtype": "int8",
-    "kv_memory_bytes": 2**40,
-    "prefix_disk_bytes": 2**33,
-    "adapter_slots": 3,
     "speculation": "draft_model",
     "draft_model": "huggingface:other/small",
     "chat_template": "file:/srv/templates/tiny.jinja",
-    "max_draft_tokens": 5,
-    "temperature": 0.6,
-    "top_p": 0.9,
-    "top_k": 40,
-    "min_p": 0.05,
-    "repetition_penalty": 1.1,
-    "repetition_window": 64,
-    "presence_penalty": -0.5,
-    "frequency_penalty": 0.25,
-    "max_queue_depth": 12,
-    "max_queue_wait_s": 30,
-    "max_queue_share_percent": 25,
     "device": "cuda",
     "min_devices": 2,
     "tensor_parallel": 2,
     "spread": "device",
-    "min_device_vram_mb": 24_000,
-    "vram_mb": 9_000,
     "pinned_on": ("beast", "beauty"),
-    "residency_priority": 0,
     "min_replicas": 1,
-    "max_replicas": 3,
-    "idle_ttl_s": 600,
     "idle_action": "sleep",
-    "input_price_micro_usd": 3,
-    "cached_input_price_micro_usd": 1,
-    "output_price_micro_usd": 5,
     "task": "speech",
-    "request_price_micro_usd": 2,
-    "unit_price_micro_usd": 7,
 }
+for number, (name, one) in enumerate(SETTINGS.items()):
+    if isinstance(one.kind, Number):
+        OTHER_VALUES[name] = 0.5 + number / 100
+    elif isinstance(one.kind, Flag):
+        OTHER_VALUES[name] = not DEFAULTS[name]
+    else:
+        OTHER_VALUES.setdefault(name, min(10 + number, getattr(one.kind, "most", 99)))
 """A value other than the default for every setting; a new one belongs here as well."""
 
 
