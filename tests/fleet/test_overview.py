@@ -1,5 +1,4 @@
-"""The fleet at one look: what it holds, what needs attention first, and that its queries do not
-grow with the fleet."""
+"""The fleet at one look, and what needs attention first."""
 
 from __future__ import annotations
 

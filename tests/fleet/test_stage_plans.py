@@ -1,5 +1,4 @@
-"""Plans of stages: named cases, what holds for every model on every fleet, and plans of catalogue
-models by command, for which nothing is loaded. Models that no host could ever run."""
+"""Plans of stages, also of catalogue models by command; models that no host could run."""
 
 from __future__ import annotations
 
@@ -182,7 +181,6 @@ def host(name: str, *sizes: float, status: str = "online", kind: str = "cuda") -
 
 
 def test_why_no_host_can_run_it() -> None:
-    """The words of each need have their cases in ``tests/fleet/placement/test_place.py``."""
     small, large = {"vram_mb": 20 * 1024}, {"vram_mb": 40 * 1024}
     nobody = "it needs a card or a processor of {} GiB or more{}"
     processor, card = host("b", 16, kind="cpu"), host("a", 24)

@@ -1,6 +1,4 @@
-"""One control leads, another follows within seconds, and a deposed one writes nothing more. The
-leader's ticks over a real Redis: what one records and decides, which of them pass because nothing
-has changed, what is remembered from tick to tick, and queues and devices as samples."""
+"""One control leads and ticks: what a tick records, decides and remembers, and which pass."""
 
 from __future__ import annotations
 
@@ -114,7 +112,6 @@ def test_a_silent_leader_is_followed_and_writes_nothing_more(control, redis_db, 
 
 
 def test_ticks_run_on_the_leader_alone(control, publish, monkeypatch, caplog) -> None:
-    """Housekeeping that is under way is not begun again either."""
     publish()
     ticks, leader = Ticks(), control()
     assert leader.leads()

@@ -1,5 +1,4 @@
-"""The admin's pages of models, aliases and upstreams: forms, what they refuse and remark;
-models.toml, and Hugging Face."""
+"""The admin's pages of models, aliases and upstreams, of models.toml and of Hugging Face."""
 
 from __future__ import annotations
 

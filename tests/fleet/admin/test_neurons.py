@@ -1,5 +1,4 @@
-"""The admin's lists and rows, what each shows and costs, and who may look; the operator's actions
-on neurons, invitations and the policy; loads, reloads and unloads with their jobs and replicas."""
+"""The admin's lists and rows of neurons, invitations, jobs and replicas, and their actions."""
 
 from __future__ import annotations
 

@@ -30,7 +30,6 @@ OLD = "0123456789abcdef"
 
 
 def test_a_key_needs_a_scope_and_staff_a_permission(reader, model, beat, sent) -> None:
-    """The rule is the admin's: who may change models may not remove neurons."""
     beat()
     assert reader.get("neurons")["num_rows"] == 1
     refused = reader.post("catalogue/tiny/load", status=403)
@@ -66,7 +65,6 @@ def test_a_key_needs_a_scope_and_staff_a_permission(reader, model, beat, sent) -
 
 
 def test_a_query_or_body_that_cannot_be_is_refused_and_names_what_can(writer: Api) -> None:
-    """Rather than answered with none or with another page."""
     for query, known in (
         ("neurons?status=busy", "online, away, draining, refused"),
         ("devices?kind=tpu", "cpu, cuda"),

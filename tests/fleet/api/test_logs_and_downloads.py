@@ -1,5 +1,4 @@
-"""An engine's log and downloads as they are asked for: REST, events, the commands and the pages.
-Messages to neurons, as the first ones of a process."""
+"""An engine's log and downloads: REST, events, the commands and the pages."""
 
 from __future__ import annotations
 
@@ -266,7 +265,6 @@ sys.exit(len(sent) != 8)
 
 
 def test_the_first_messages_of_several_threads_are_all_sent() -> None:
-    """Celery is imported for the first one."""
     subprocess.run(
         [sys.executable, "-c", EIGHT_AT_ONCE], cwd=REPOSITORY_DIR, env=os.environ, check=True
     )

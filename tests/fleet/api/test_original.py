@@ -21,8 +21,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def test_activation_is_ready_when_the_pinned_models_are(reader: Api, beat, build, sent) -> None:
-    """A model that is kept loaded and of which the neuron knows nothing yet is pending."""
-
     def activation(*replicas: Any) -> tuple[str, list[str]]:
         beat(replicas=list(replicas))
         found = reader.get("neurons/beast/health")["activation"]

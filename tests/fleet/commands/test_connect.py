@@ -239,7 +239,6 @@ def test_a_chat_is_written_as_it_comes(offered, monkeypatch) -> None:
 
 
 def test_questions_and_answers_are_written_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A small model answers otherwise with the newline of echo."""
     asked: list[list[str]] = []
 
     def ask(_client: ChatClient, _model: str, messages: Any, write: Any, **_: Any) -> Answer:

@@ -1,5 +1,4 @@
-"""The gate of a deploy: what it waits for, what it asks, and when it is red. The rolling deploy,
-and whether a neuron is fit to serve, with a ``manage.py`` that writes down what it is asked."""
+"""The gate of a deploy, the rolling deploy, and whether a neuron is fit to serve."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The commands models, neurons, settings, aliases, jobs, audit, downloads and status, with this
-machine's database and over REST; following a job; and what commands refuse, in one line and an exit
-code."""
+"""Commands with this machine's database and over REST, and what they refuse in one line."""
 
 from __future__ import annotations
 
@@ -290,7 +288,6 @@ def test_a_server_that_is_not_there_and_a_key_without_one() -> None:
 
 
 def test_a_server_that_answers_otherwise_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another version of ours, or no helexa at all."""
     commands = ("status", "models list", "neurons list", "logs beast tiny")
     for words in (*commands, "deploy_gate --remember /dev/null"):
         for answer in (b"<!doctype html>", b'{"data": [7]}', b"[]", b"null"):

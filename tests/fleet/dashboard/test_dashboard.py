@@ -1,5 +1,4 @@
-"""The operator's dashboard and the pages of a model and of a neuron: what they show, what their
-buttons do, and where ``/`` leads."""
+"""The operator's dashboard, the pages of a model and of a neuron, and where ``/`` leads."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The same code on SQLite and on PostgreSQL: migrations, constraints, and one job under a race.
-
-Each check runs in a process of its own with ``DATABASE_URL`` set, as a deployment would.
-"""
+"""The same code on SQLite and on PostgreSQL, each check in a process of its own."""
 
 from __future__ import annotations
 
@@ -115,7 +112,6 @@ def test_a_version_that_is_older_than_the_database_reports_it(app: str) -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_a_database_of_before_the_first_migrations_is_refused() -> None:
-    """Where one of those that a migration replaces is missing, the others cannot follow."""
     recorder = MigrationRecorder(connection)
     replaced = MigrationLoader(None).disk_migrations[FIRST].replaces
     for key in (FIRST, replaced[-1]):
@@ -133,7 +129,6 @@ def test_a_database_of_before_the_first_migrations_is_refused() -> None:
 
 @pytest.mark.slow
 def test_a_burst_of_guesses_gains_nothing(database_url: str, tmp_path: Path) -> None:
-    """No more are looked at than one by one; fewer, where several count before one is checked."""
     result = result_of("helexa_site/logins/login_burst.py", database_url, tmp_path)
     assert result["num_sent"] > 5 >= result["num_looked_at"]
     assert set(result["statuses"]) == {429}
@@ -152,7 +147,6 @@ def test_the_database_tests_pass_on_postgresql(postgres_url: str, tmp_path: Path
 @pytest.mark.slow
 @pytest.mark.postgres
 def test_a_gateway_keeps_its_connections(postgres_url: str, tmp_path: Path) -> None:
-    """Each of its threads has one, and a new one when that is lost; pages leave none behind."""
     result = result_of("inference/gateway/database_connections.py", postgres_url, tmp_path)
     assert 1 <= len(result["used"]) <= NUM_THREADS
     assert result["num_ended"] >= len(result["used"])
@@ -179,8 +173,6 @@ def test_migrations_go_back_to_zero_and_forth_again() -> None:
 @pytest.mark.limit_s(900)
 @pytest.mark.parametrize("version", sorted(RELEASES))
 def test_todays_schema_breaks_no_code_of_a_release(version, database_url, tmp_path) -> None:
-    """A rolling upgrade migrates first and restarts gateways one after the other: migrations
-    expand and never contract."""
     release = json.dumps(RELEASES[version])
     found = result_of("fleet/databases/schema_changes.py", database_url, tmp_path, release)
     assert found["tables"] > 20

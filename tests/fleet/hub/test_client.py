@@ -1,5 +1,4 @@
-"""Requests to the hub, what a repository offers and where it fits, headers of GGUF files that are
-read by range, and named sources at every door."""
+"""Requests to the hub, what a repository offers and where it fits, and named sources."""
 
 from __future__ import annotations
 

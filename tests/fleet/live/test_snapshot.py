@@ -101,7 +101,6 @@ def test_a_neuron_of_another_protocol_is_sent_nothing_and_a_stage_needs_an_order
 
 
 def test_estimates() -> None:
-    """Of a load that took 40 s when it was last loaded there."""
     nearly: dict[str, Any] = {"stage": "weights", "done": 9, "total": 10}
     for known, share, left_s in (
         ({"stage": "preflight", "last_load_s": None}, None, None),

@@ -1,5 +1,4 @@
-"""Reading models.toml: the original's files, ours, and errors with their places. The changes of an
-import, and that an exported file changes nothing."""
+"""Reading models.toml, the original's and ours, and the changes of an import."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A model that no device could hold is divided over devices of one neuron, or over several hosts
-where it may; no other one is. What leaves those hosts for it, and what never does."""
+"""Models that no device could hold, over devices of one neuron or over several hosts."""
 
 from __future__ import annotations
 
@@ -268,7 +267,6 @@ def spanning() -> FleetSnapshot:
 
 
 def test_what_leaves_frees_its_own_neurons_memory() -> None:
-    """The stage of ``b`` has a device of the same name, and does not count on ``a``."""
     small, more = entry("small", 23), entry("small", 25)
     assert loaded(place(small, spanning(), catalogue=catalogue(small, wide()))).evict == ("large",)
     refused(place(more, spanning(), catalogue=catalogue(more, wide())))
@@ -319,7 +317,6 @@ def test_what_is_pinned_or_worth_more_stays() -> None:
 
 
 def test_what_leaves_moves_where_memory_is_free() -> None:
-    """``c`` lends no stages, and has room for one of the two."""
     snapshot = fleet(USED_A, USED_B, host_of("c 21"))
     load = loaded(place(wide(), snapshot, catalogue=OFFERED))
     for kept, moved in (

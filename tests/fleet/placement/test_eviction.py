@@ -1,6 +1,4 @@
-"""Who leaves for whom: idle, unpinned, least valuable, and only where that makes room; what leaves
-moves where memory is free. Models that sleep: waking is the cheapest load, it makes room as a load
-does, and models that are not worth a device's memory sleep where the operator allows it."""
+"""Who leaves for whom, what leaves moves, and models that sleep instead."""
 
 from __future__ import annotations
 
@@ -133,7 +131,6 @@ def test_what_leaves(what: str, there: str, old: Any, moves: str) -> None:
 
 
 def test_what_can_move_leaves_rather_than_what_would_be_lost() -> None:
-    """``large`` was used longer ago, and fits nowhere else; ``small`` fits into what c has free."""
     snapshot = world("a 6 small; b 1 large,gib=15,used=900,age=900; c 12")
     for pinned_on, evicted, moves in (((), "small", "load small c/cuda:0"), (("a",), "large", "")):
         small = entry("small", needs_gib=10, pinned_on=pinned_on)

@@ -1,5 +1,4 @@
-"""Replicas that are to leave where they are, and come back: hosts that drain, a changed
-``pinned_on``, and hosts that belong to the fleet and take no loads now."""
+"""Replicas that are to leave where they are, and hosts that come back."""
 
 from __future__ import annotations
 

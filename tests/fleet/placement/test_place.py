@@ -1,5 +1,4 @@
-"""Placement's order of preference, case by case; devices: which kind, which card, how many of them,
-and how large they are; and where a model is placed after loads of it have failed."""
+"""Where a request and a load go, and where they do after loads have failed."""
 
 from __future__ import annotations
 
@@ -114,8 +113,6 @@ def test_a_refusal_names_the_limit_that_an_operator_set() -> None:
 
 
 def test_each_neuron_goes_by_its_own_loads_others_by_the_largest() -> None:
-    """The size of the files, and what a load took on a card, are no measure then."""
-
     def decided(there: str, **took_gib: float) -> Decision:
         loads = [took(name, gib, "cpu") for name, gib in took_gib.items()]
         model = replace(MEASURED, measured_loads=(*loads, took("a", 60)))
@@ -139,7 +136,6 @@ KNOWN = replace(TINY, vram_mb=9 * 1024)
 
 
 def test_who_did_not_fit_is_soon_placed_by_what_it_needs() -> None:
-    """No request is refused in the moment before the control records the model's need."""
     decision = decide(host("a", FAILED, status_age_s=1.0, failure=UNFIT))
     assert isinstance(decision, Wait)
     assert decision.eta_s == UNFIT_BACKOFF_S - 1.0
@@ -168,7 +164,6 @@ def test_who_does_not_fit_again_and_again_is_tried_ever_more_rarely() -> None:
 
 
 def test_a_failure_is_not_tried_again_before_something_has_changed() -> None:
-    """However long ago it was; elsewhere it is, and by hand."""
     crashed = LoadFailure(code="engine_crashed", message="signal 9")
     failed = {"status_age_s": 9e6, "failure": crashed}
     there = host("a", FAILED, is_unchanged=True, **failed)
@@ -305,7 +300,6 @@ def with_kv(kib_per_token: int, **changes: Any) -> CatalogueEntry:
     ],
 )
 def test_a_model_goes_where_it_can_do_most(what, wanted, free_gib, goes_to: str) -> None:
-    """Of hosts ``0``, ``1`` and so on, with one card each."""
     hosts = "; ".join(f"{number} {free}" for number, free in enumerate(free_gib))
     assert loaded(place(wanted, world(hosts))).neuron == goes_to, what
 

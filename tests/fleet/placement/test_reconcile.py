@@ -1,5 +1,4 @@
-"""The control's actions in a tick: missing models are loaded, surplus ones unloaded, and models
-that do not fit together have time slices: none thrashes, none starves."""
+"""The control's actions in a tick, and time slices: none thrashes, none starves."""
 
 from __future__ import annotations
 
@@ -161,7 +160,6 @@ MODELS = st.tuples(st.sampled_from([4, 8, 12]), st.booleans(), st.integers(1, 2)
     st.fixed_dictionaries(dict.fromkeys("abc", st.sets(st.sampled_from("0123"), max_size=3))),
 )
 def test_ticks_come_to_rest(models: list[tuple[int, bool, int]], held: dict[str, set[str]]) -> None:
-    """On hosts with one card of 36 GiB: once all decisions are carried out, none follows."""
     offered = catalogue(
         *(
             entry(str(number), gib, pinned=pinned, max_replicas=most)

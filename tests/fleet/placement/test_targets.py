@@ -1,5 +1,4 @@
-"""Which replica a conversation's request goes to, which of a model's targets, which failures fail
-over, and how targets are written."""
+"""Which replica or target a request goes to, which failures fail over, targets as written."""
 
 from __future__ import annotations
 
@@ -85,7 +84,6 @@ PATIENT = {"waited_s": 9, "is_patient": True}
     ],
 )
 def test_which_target_a_request_goes_to(written, states, options, expected) -> None:
-    """The name of the target and how long it may be waited for."""
     targets = [parse_target(one) for one in written.split(", ")]
     found = choose_target(targets, states, **{"waited_s": 0} | options)
     assert (found and (targets[found.index].name, found.wait_s)) == expected

@@ -1,5 +1,4 @@
-"""Three neurons, none of which holds a model alone, in a few lines: memory, orders, links and ends;
-and a control that ticks."""
+"""Three neurons, none of which holds a model alone, and a control that ticks."""
 
 from __future__ import annotations
 

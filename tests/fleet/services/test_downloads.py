@@ -1,5 +1,4 @@
-"""Downloads from the first request, an operator's or Ollama's pull, to their end, with a
-neuron whose reports the tests write."""
+"""Downloads to their end, with a neuron whose reports the tests write."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Rows follow heartbeats, and an idle fleet writes next to nothing. Drain, resume, admit, refuse
-and remove: rows, audit, and what gateways read in Redis."""
+"""Rows follow heartbeats. Drain, resume, admit, refuse and remove."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Load jobs and unloads as they are started, refused, cancelled and expired; what loads took is
-kept, reaches the next load, and is forgotten when it would mislead."""
+"""Load jobs and unloads from start to end; what loads took reaches the next load."""
 
 from __future__ import annotations
 
@@ -81,8 +80,6 @@ def test_start_sends_the_spec_to_the_neurons_queue_once(model, neuron, sent) -> 
 
 @each_case(("table", "error"), [(Neuron, UnknownNeuronError), (CatalogueModel, UnknownModelError)])
 def test_what_is_removed_meanwhile_is_named(beat, sent, monkeypatch, table, error) -> None:
-    """A neuron was always taken for another job that came first."""
-
     def removing(job: LoadJob) -> None:
         table.objects.all().delete()
 
@@ -162,7 +159,6 @@ def test_a_job_fails_that_no_neuron_works_on(model, neuron, sent, build, code) -
 
 
 def test_cancelling_unloads_and_a_restarted_neuron_has_lost_it(job, build, sent) -> None:
-    """At once, and not as a failure of the model's: it is loaded anew without a pause."""
     ending = services.load_job_cancel(actor=COMMAND, job=job)
     assert names(sent) == [("load_model", "beast"), ("unload_model", "beast")]
     with pytest.raises(JobCannotBeCancelledError, match="An unload cannot be called back"):

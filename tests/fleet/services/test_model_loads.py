@@ -1,5 +1,4 @@
-"""A model that an operator loads on a named neuron: the evictions for it, and the messages; the way
-from a load that did not fit on a card to one that is divided over several."""
+"""A model that an operator loads on a named neuron, and one that does not fit on a card."""
 
 from __future__ import annotations
 
@@ -70,7 +69,6 @@ def load(**named: Any) -> LoadJob:
 
 
 def test_a_host_that_is_away_is_refused_at_once(full, redis_db, sent) -> None:
-    """Whether a load, a reload or devices were asked for: the refusal has the time of a retry."""
     full()
     services.silent_neurons_mark_away(snapshot=FleetSnapshot(neurons=()))
     Neuron.objects.update(status_since=timezone.now() - timedelta(seconds=70))
@@ -131,7 +129,6 @@ def test_a_named_device_that_is_no_card_of_its_least_size_is_refused(beat, build
 
 @pytest.mark.parametrize("has_left", [False, True])
 def test_what_leaves_moves(full, publish, beat, build, sent, monkeypatch, has_left) -> None:
-    """Even where it has left once the load is sent."""
     full()
     beat("beauty", devices=[card(build, 8, 7)])
     send = sent.send_task
@@ -251,9 +248,6 @@ ON_ONE = Load(neuron="beast", model="tiny", devices=("cuda:0",), evict=())
     ],
 )
 def test_a_load_too_large_is_divided(build, beat, model, sent, gib, may_divide, is_divided) -> None:
-    """The same job is sent once more; it is not failed by what the neuron reports until then. One
-    whose device was named is not divided; the next load is."""
-
     def reported(**values: Any) -> LoadJob:
         replica = build.replica(**{"job_id": str(placed.pk), "devices": ["cuda:0"]} | values)
         beat(devices=cards(build, *gib), replicas=[replica])
@@ -293,7 +287,6 @@ def test_a_load_too_large_is_divided(build, beat, model, sent, gib, may_divide, 
 
 @pytest.mark.parametrize("neuron_name", [None, "beast"])
 def test_a_load_by_hand_weighs_its_model(build, beat, sent, tmp_path, neuron_name) -> None:
-    """Earlier loads have shown that no card holds it, and not yet what its layers take."""
     (tmp_path / "config.json").write_text(json.dumps(LARGE))
     (tmp_path / "model.safetensors").touch()
     large = offer("large", source=f"path:{tmp_path}", device="cuda")

@@ -1,5 +1,4 @@
-"""Reloads, each kind up to its end; what the control decides becomes jobs, each once. A pinned
-model that was unloaded by the original's path stays so until it is wanted again."""
+"""Reloads, each kind up to its end; what the control decides becomes jobs, each once."""
 
 from __future__ import annotations
 
@@ -159,7 +158,6 @@ def pinned() -> CatalogueModel:
 
 
 def test_failures_of_a_pinned_model_put_off_the_next_try(pinned, sent, build) -> None:
-    """Placement's own tests have the times. A success, and lost room, put off nothing."""
     assert len(tick(build.heartbeat()).actions) == 1
     assert not LoadJob.objects.exists(), "a neuron that is not recorded yet is tried next time"
     services.heartbeat_record(heartbeat=build.heartbeat())
@@ -212,8 +210,6 @@ def test_two_gateways_that_decide_differently_start_one_load(pinned, sent, build
 
 @each_case("happens", ["load", "pin", "unload failed", "request", "restart"])
 def test_what_was_unloaded_is_kept_again_once_wanted(pinned, neuron, build, sent, happens) -> None:
-    """Or once its neuron starts anew: the original loads its default models then."""
-
     def planned() -> list[str]:
         LoadJob.objects.filter(status__in=ACTIVE_LOAD_JOB_STATUSES).update(
             status="succeeded", finished_at=later()

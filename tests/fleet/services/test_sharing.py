@@ -1,5 +1,4 @@
-"""An invited neuron works under its Redis user, and reaches nothing that is not its own. The
-private Redis of a running serve is opened to invited hosts by a button, and closed again."""
+"""An invited neuron reaches nothing that is not its own; serve's Redis is shared by a button."""
 
 from __future__ import annotations
 
@@ -174,8 +173,6 @@ __all__ = ["shared_redis"]
 
 @pytest.mark.django_db(transaction=True)
 def test_the_line_has_all_that_a_host_needs_until_it_is_revoked(redis_url, shared_redis) -> None:
-    """Each tick keeps its Redis user."""
-
     def published() -> str:
         states = decode_desired_states(shared_redis.hgetall(NEURON_DESIRED_STATES))
         assert states is not None

@@ -1,5 +1,4 @@
-"""Loads over several neurons, from the order of each stage to its release: load, fault, unload,
-what leaves there for them, and all of it in any order."""
+"""Loads over several neurons: order, fault, unload, evictions, and all of it in any order."""
 
 from __future__ import annotations
 
@@ -40,7 +39,6 @@ def newest() -> LoadJob:
 
 
 def test_stages_are_ordered_first_and_the_engine_when_all_listen(world: World) -> None:
-    """Each secret goes to its own neuron alone, and leaves the row."""
     world.tick()
     world.request()
     world.deliver()
@@ -84,7 +82,6 @@ def test_stages_are_ordered_first_and_the_engine_when_all_listen(world: World) -
     ],
 )
 def test_a_load_whose_stages_cannot_be_had_fails(world, settings, how, code, message) -> None:
-    """The secret leaves the row with the end of its job."""
     world.tick()
     world.request()
     match how:
@@ -112,7 +109,6 @@ def test_a_load_whose_stages_cannot_be_had_fails(world, settings, how, code, mes
 
 @pytest.mark.parametrize("how", ["cancel", "unload", "ordered"])
 def test_a_load_is_called_off_once_before_or_after_its_engine_is_ordered(world, how) -> None:
-    """Its stages are released at the next tick; nothing is loaded after all."""
     world.tick()
     world.request()
     world.deliver()
@@ -271,7 +267,6 @@ DEEDS += ("lose", "unload", "cancel")
 
 @pytest.mark.parametrize("num_walks", slow_but([2, 15], 2))
 def test_any_order_of_loads_and_faults_leaves_nothing(build, sent, num_walks) -> None:
-    """Memory is never over, and nothing stays."""
     deeds = st.sampled_from(
         [
             "tick",

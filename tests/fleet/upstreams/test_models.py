@@ -1,5 +1,4 @@
-"""Models of the catalogue that an upstream serves, or passes on, by their source or by targets:
-what they may have, by REST, command, admin and file."""
+"""Models that an upstream serves, by their source or by targets: what they may have."""
 
 from __future__ import annotations
 

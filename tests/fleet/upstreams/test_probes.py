@@ -1,5 +1,4 @@
-"""What an upstream is probed for, in each dialect, and what it answers about its models. Probes
-that may cost money are sent where the operator asks for them, once each."""
+"""What an upstream is probed for, in each dialect, and what it answers about its models."""
 
 from __future__ import annotations
 

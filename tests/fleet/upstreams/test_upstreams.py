@@ -1,5 +1,4 @@
-"""Upstreams as rows: by REST, by command, in the admin and in a models.toml, with a key that
-nothing shows."""
+"""Upstreams by REST, command, admin and file, with a key that nothing shows."""
 
 from __future__ import annotations
 
