@@ -31,7 +31,10 @@ from inference.protocol.heartbeat import (
 )
 from inference.version import VERSION
 from metering.audit import COMMAND
+from tests.fleet.commands.conftest import run_command  # noqa: F401
+from tests.fleet.hub.conftest import hub  # noqa: F401
 from tests.fleet.ordered import ordered
+from tests.fleet.services.invited_hosts import shared_redis  # noqa: F401
 from tests.inference.reports import engine_stats, load_report
 
 GIB = 1024**3

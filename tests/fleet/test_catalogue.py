@@ -189,23 +189,6 @@ def test_names_and_values_that_contradict_each_other_are_refused() -> None:
         assert caught.value.field == field
 
 
-def test_priority_and_number_follow_the_pins() -> None:
-    assert entry_of().effective_priority == 100
-    assert entry_of(pinned_on=("beast",)).effective_priority == 1000
-    assert entry_of(pinned_on=("beast",), residency_priority=7).effective_priority == 7
-    for values, least in (
-        ({}, 0),
-        ({"min_replicas": 1}, 1),
-        ({"pinned": True}, 1),
-        ({"pinned": True, "min_replicas": 2}, 2),
-        ({"pinned": True, "min_replicas": 2, "unloaded_from": ("beast",)}, 1),
-        ({"min_replicas": 1, "unloaded_from": ("beast", "beauty")}, 0),
-    ):
-        entry = entry_of(**values)
-        assert (entry.effective_min_replicas, entry.is_kept_loaded) == (least, least > 0), values
-    assert not entry_of(pinned=True, enabled=False).is_kept_loaded
-
-
 MEASURED_ON_BEAST = MeasuredLoad(
     neuron="beast",
     device_kind="cpu",
@@ -237,6 +220,21 @@ def test_needed_memory_is_what_loads_took_else_what_is_expected() -> None:
             memory_correction_bytes=-70,
             prefill_speed=speed,
         )
+    # Priority and number follow the pins.
+    assert entry_of().effective_priority == 100
+    assert entry_of(pinned_on=("beast",)).effective_priority == 1000
+    assert entry_of(pinned_on=("beast",), residency_priority=7).effective_priority == 7
+    for values, least in (
+        ({}, 0),
+        ({"min_replicas": 1}, 1),
+        ({"pinned": True}, 1),
+        ({"pinned": True, "min_replicas": 2}, 2),
+        ({"pinned": True, "min_replicas": 2, "unloaded_from": ("beast",)}, 1),
+        ({"min_replicas": 1, "unloaded_from": ("beast", "beauty")}, 0),
+    ):
+        entry = entry_of(**values)
+        assert (entry.effective_min_replicas, entry.is_kept_loaded) == (least, least > 0), values
+    assert not entry_of(pinned=True, enabled=False).is_kept_loaded
 
 
 def test_load_job_steps() -> None:

@@ -34,12 +34,11 @@ from inference.loading.model_costs import ModelCosts
 from inference.protocol.load_report import KindBytes, LayerCost
 from metering.audit import COMMAND
 from tests.cases import each_case
-from tests.fleet.commands.conftest import RunCommand, run_command
+from tests.fleet.commands.conftest import RunCommand
 from tests.fleet.conftest import GIB, offer
-from tests.fleet.hub.conftest import LLAMA, hub
+from tests.fleet.hub.conftest import LLAMA
 from tests.fleet.placement.fleets import GB, both, dense, device, mixture
 
-__all__ = ["hub", "run_command"]
 pytestmark = pytest.mark.django_db(transaction=True)
 
 LARGE = LLAMA | {
@@ -257,9 +256,7 @@ def test_uneven_devices_hold_what_none_of_them_does() -> None:
     # Two groups of 8 rows at work side by side; each stage's weights are read once a group.
     plan = planned(dense(40), CARDS)
     assert plan.tokens_per_s_of_many > 1.8 * 8 * plan.tokens_per_s
-
-
-def test_what_is_missing_comes_with_its_numbers() -> None:
+    # What is missing comes with its numbers.
     refused = plan_stages(dense(100), [device("box", "cuda:0", 24), device("box", "cpu", 16)])
     assert isinstance(refused, StageRefusal)
     assert refused.needed_bytes == pytest.approx(100 * GB + 48 * 2048 * KV_TOKENS, rel=1e-6)

@@ -307,19 +307,6 @@ def test_every_tick_has_its_task_and_messages_are_json_and_nothing_else() -> Non
     assert app.conf.task_ignore_result
 
 
-def test_a_neuron_that_falls_silent_is_expected_back_for_a_while() -> None:
-    absences, empty = Absences(), fleet()
-    holder = neuron("a", card(free=2), holds=(replica("tiny"),))
-    assert absences.noted(fleet(holder), 0.0).absent == ()
-    blinking = absences.noted(empty, 3.0)
-    assert (blinking.absent_holders("tiny"), blinking.absent_holders("other")) == (("a",), ())
-    assert absences.noted(fleet(holder), 5.0).absent == ()
-    assert absences.noted(empty, 5.0 + GRACE_S).absent == ()
-    assert absences.noted(empty, 6.0).absent == (), "once given up it is not expected again"
-    absences.noted(fleet(replace(holder, is_leaving=True)), 7.0)
-    assert absences.noted(empty, 8.0).absent == (), "it announced its end"
-
-
 def test_what_waits_and_time_slices_are_remembered_from_tick_to_tick() -> None:
     def report(beat: int, age_s: float) -> WaitingReport:
         models = {"tiny": WaitingModel(num_requests=2, oldest_s=age_s)}
@@ -351,6 +338,17 @@ def test_what_waits_and_time_slices_are_remembered_from_tick_to_tick() -> None:
         watch.keep([older], now_s)
     watch.keep([], 16.0)
     assert watch.time_slices(published, 17.0) == ()
+    # A neuron that falls silent is expected back for a while.
+    absences, empty = Absences(), fleet()
+    holder = neuron("a", card(free=2), holds=(replica("tiny"),))
+    assert absences.noted(fleet(holder), 0.0).absent == ()
+    blinking = absences.noted(empty, 3.0)
+    assert (blinking.absent_holders("tiny"), blinking.absent_holders("other")) == (("a",), ())
+    assert absences.noted(fleet(holder), 5.0).absent == ()
+    assert absences.noted(empty, 5.0 + GRACE_S).absent == ()
+    assert absences.noted(empty, 6.0).absent == (), "once given up it is not expected again"
+    absences.noted(fleet(replace(holder, is_leaving=True)), 7.0)
+    assert absences.noted(empty, 8.0).absent == (), "it announced its end"
 
 
 def test_ticks_sample_and_housekeeping_stores(publish, build, monkeypatch) -> None:

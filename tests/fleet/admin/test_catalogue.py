@@ -18,10 +18,8 @@ from metering.models import AuditEntry
 from tests.cases import each_case
 from tests.fleet.admin.admin_pages import FORM, act, page, sent, url
 from tests.fleet.conftest import offer
-from tests.fleet.hub.conftest import hub
 from tests.metering.callers import staff
 
-__all__ = ["hub"]
 pytestmark = pytest.mark.django_db(transaction=True)
 
 

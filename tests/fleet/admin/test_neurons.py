@@ -33,10 +33,7 @@ from metering.audit import COMMAND
 from metering.models import AuditEntry
 from tests.fleet.admin.admin_pages import act, page, url
 from tests.fleet.admin.admin_pages import sent as sent_form
-from tests.fleet.services.invited_hosts import shared_redis
 from tests.metering.callers import recorded, staff
-
-__all__ = ["shared_redis"]
 
 GIB = 1024**3
 MODEL = "cataloguemodel"

@@ -122,9 +122,6 @@ def test_a_model_is_chosen_that_the_client_can_use() -> None:
         chosen_card([TINY], None, "claude")
     with pytest.raises(NoModelError, match="no model that writes text"):
         chosen_card([READER], None, "aider")
-
-
-def test_files_keep_everything_else_and_are_contradicted_in_nothing() -> None:
     before = '{"theme": "dark", "env": {"A": "1", "B": "2"}, "list": [1]}'
     after = json.loads(merged_json(before, {"env": {"B": "3"}, "list": [2]}))
     assert after == {"theme": "dark", "env": {"A": "1", "B": "3"}, "list": [2]}

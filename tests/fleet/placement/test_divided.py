@@ -62,9 +62,7 @@ def test_which_devices_of_one_neuron_hold_it_together() -> None:
     assert (load.neuron, load.devices, load.stages) == ("box", ("cuda:0",), ())
     kept_whole = entry("large", vram_mb=36_000, spread="device")
     assert refused(place(kept_whole, boxes)).code == "exceeds_device"
-
-
-def test_settings_that_keep_it_whole_and_numbers_are_named() -> None:
+    # Settings that keep it whole, and numbers, are named.
     for changes, why in (
         ({"spread": "device"}, "spread is device"),
         ({"speculation": "mtp"}, "speculation is mtp"),
@@ -301,9 +299,16 @@ def test_idle_models_leave_each_host_that_lacks_room() -> None:
     kept = catalogue(wide(pinned=True), OLD, OTHER)
     (by_itself,) = act(kept, fleet(USED_A, USED_B))
     assert isinstance(by_itself, Load) and by_itself.evictions == BOTH
-
-
-def test_what_is_pinned_or_worth_more_stays() -> None:
+    # What leaves moves: c lends no stages, and has room for one of the two.
+    snapshot = fleet(USED_A, USED_B, host_of("c 21"))
+    load = loaded(place(wide(), snapshot, catalogue=OFFERED))
+    for kept, moved in (
+        (replace(OTHER, pinned_on=("b", "c")), "old"),
+        (replace(OLD, pinned_on=("a",)), "other"),
+    ):
+        (move,) = moves_for(load, snapshot, {**OFFERED, kept.name: kept})
+        assert (move.neuron, move.model, move.evict) == ("c", moved, ())
+    # What is pinned or worth more stays.
     for why in ({"pinned": True}, {"residency_priority": 900}):
         decision = refused(over(USED_A, USED_B, **why))
         assert decision.code == "not_enough_memory"
@@ -314,14 +319,3 @@ def test_what_is_pinned_or_worth_more_stays() -> None:
     assert isinstance(over(host("a 4 old,gib=20,busy"), USED_B), Reject)
     for changes in ("busy", "age=1,used=1"):
         assert isinstance(over(USED_A, host(f"b 4 other,gib=20,{changes}")), Reject)
-
-
-def test_what_leaves_moves_where_memory_is_free() -> None:
-    snapshot = fleet(USED_A, USED_B, host_of("c 21"))
-    load = loaded(place(wide(), snapshot, catalogue=OFFERED))
-    for kept, moved in (
-        (replace(OTHER, pinned_on=("b", "c")), "old"),
-        (replace(OLD, pinned_on=("a",)), "other"),
-    ):
-        (move,) = moves_for(load, snapshot, {**OFFERED, kept.name: kept})
-        assert (move.neuron, move.model, move.evict) == ("c", moved, ())

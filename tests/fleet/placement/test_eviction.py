@@ -103,6 +103,21 @@ def test_who_never_leaves_or_not_yet() -> None:
     there = world("a 4 4 old,gib=40,on=cuda:0+cuda:1")
     expected = "load new a/cuda:0+cuda:1 -old"
     assert brief(place(wide, there, catalogue=catalogue(wide, old))) == expected
+    # What can move leaves rather than what would be lost.
+    snapshot = world("a 6 small; b 1 large,gib=15,used=900,age=900; c 12")
+    for pinned_on, evicted, moves in (((), "small", "load small c/cuda:0"), (("a",), "large", "")):
+        small = entry("small", needs_gib=10, pinned_on=pinned_on)
+        offered = catalogue(LARGER, small, entry("large", needs_gib=15))
+        decision = loaded(place(LARGER, snapshot, catalogue=offered))
+        assert decision.evict == (evicted,)
+        assert briefs(moves_for(decision, snapshot, offered)) == moves
+    # A failed wake is named, and an operator wakes it there.
+    failed = world("a 12 tiny,slept,code=does_not_fit,age=1")
+    decision = place(TINY, failed, catalogue=KNOWN)
+    assert isinstance(decision, Wait) and decision.eta_s == 5.0
+    assert decision.reason == "tiny sleeps on a and could not be woken just now"
+    here = world("a 1 tiny,slept other")
+    assert brief(place_on(TINY, here.neurons[0], here, KNOWN)) == f"{ON_A} -other"
 
 
 LARGER = entry("new", needs_gib=14)
@@ -128,16 +143,6 @@ def test_what_leaves(what: str, there: str, old: Any, moves: str) -> None:
     offered = catalogue(LARGER, *([] if old is None else [old]))
     load = Load(neuron="a", model="new", devices=("cuda:0",), evict=("old",))
     assert briefs(moves_for(load, world(there), offered)) == moves, what
-
-
-def test_what_can_move_leaves_rather_than_what_would_be_lost() -> None:
-    snapshot = world("a 6 small; b 1 large,gib=15,used=900,age=900; c 12")
-    for pinned_on, evicted, moves in (((), "small", "load small c/cuda:0"), (("a",), "large", "")):
-        small = entry("small", needs_gib=10, pinned_on=pinned_on)
-        offered = catalogue(LARGER, small, entry("large", needs_gib=15))
-        decision = loaded(place(LARGER, snapshot, catalogue=offered))
-        assert decision.evict == (evicted,)
-        assert briefs(moves_for(decision, snapshot, offered)) == moves
 
 
 def divided() -> ReplicaView:
@@ -173,15 +178,6 @@ def test_one_that_is_divided_wakes_where_each_of_its_devices_has_room(what, ther
     if isinstance(decision, Load):
         assert (set(decision.devices), decision.evict) == ({"cuda:0", "cpu"}, evicted), what
     assert [freed_on(divided(), name, host) for name in ("cuda:0", "cpu")] == [GIB, 18 * GIB]
-
-
-def test_a_failed_wake_is_named_and_an_operator_wakes_it_there() -> None:
-    failed = world("a 12 tiny,slept,code=does_not_fit,age=1")
-    decision = place(TINY, failed, catalogue=KNOWN)
-    assert isinstance(decision, Wait) and decision.eta_s == 5.0
-    assert decision.reason == "tiny sleeps on a and could not be woken just now"
-    here = world("a 1 tiny,slept other")
-    assert brief(place_on(TINY, here.neurons[0], here, KNOWN)) == f"{ON_A} -other"
 
 
 SLEEP = {"idle_ttl_s": 60, "idle_action": "sleep"}

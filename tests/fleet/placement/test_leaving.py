@@ -148,9 +148,7 @@ def test_what_makes_room_on_its_own_neuron_is_loaded_there_again_once_it_has_lef
     assert (briefs(gone.actions), gone.restored) == ("load tiny a/cuda:0", {})
     stayed = plan(offered, world("a 12 tiny"), to_restore={"a": ("tiny",)})
     assert (stayed.actions, stayed.restored) == ((), {"a": {"tiny"}})
-
-
-def test_why_an_operators_load_would_be_undone() -> None:
+    # Why an operator's load would be undone.
     for flag, why in (
         ("", "tiny is loaded on b, and by its max_replicas on 1 at most"),
         ("refused", "a is not admitted: admit it first"),
@@ -240,18 +238,6 @@ def test_no_host_of_the_fleet_holds_it(what, model, snapshot, code: str) -> None
     assert refused(place(model, snapshot)).code == code, what
 
 
-def test_a_host_that_was_revoked_is_not_waited_for() -> None:
-    out = known(CARD, admission=REFUSED)
-    for model, snapshot, hosts in (
-        (entry(pinned_on=("big",)), away(SMALL, big=out), "big"),
-        (entry(), away("", big=out), "big"),
-        (LARGE, away("", big=out, other=out), "big, other"),
-    ):
-        decision = refused(place(model, snapshot))
-        assert (decision.code, decision.retry_after_s) == ("no_neuron", None)
-        assert f"tiny can run on {hosts} only, which was refused or revoked" in decision.message
-
-
 def test_how_long_it_is_waited_for_and_by_whom_it_is_loaded_meanwhile() -> None:
     day_s = 86_400.0
     for away_s, retry_after_s in (
@@ -274,3 +260,13 @@ def test_how_long_it_is_waited_for_and_by_whom_it_is_loaded_meanwhile() -> None:
     wanted = "tiny needs 2 cards of one host, and no host has so many: small has 1"
     assert (decision.code, decision.message) == ("exceeds_device", wanted)
     assert decision.retry_after_s is None
+    # A host that was revoked is not waited for.
+    out = known(CARD, admission=REFUSED)
+    for model, snapshot, hosts in (
+        (entry(pinned_on=("big",)), away(SMALL, big=out), "big"),
+        (entry(), away("", big=out), "big"),
+        (LARGE, away("", big=out, other=out), "big, other"),
+    ):
+        decision = refused(place(model, snapshot))
+        assert (decision.code, decision.retry_after_s) == ("no_neuron", None)
+        assert f"tiny can run on {hosts} only, which was refused or revoked" in decision.message

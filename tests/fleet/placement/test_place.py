@@ -101,9 +101,7 @@ def test_waits_and_refusals_in_words() -> None:
         permanent = refused(decide(host("a", FAILED, failure=failure)))
         assert (permanent.code, permanent.retry_after_s) == (code, None)
         assert why in permanent.message
-
-
-def test_a_refusal_names_the_limit_that_an_operator_set() -> None:
+    # It names the limit that an operator set.
     there = host("a", free_gib=1)
     for total_gib, code in ((6, "not_enough_memory"), (2, "exceeds_device")):
         sizes = {"total_memory_bytes": total_gib * GIB, "installed_memory_bytes": 24 * GIB}
@@ -152,9 +150,7 @@ def test_who_did_not_fit_is_soon_placed_by_what_it_needs() -> None:
     failed = replica(FAILED, devices=("cuda:0", "cuda:1"), **ago)
     assert failed_loads(KNOWN, [failed]).unfit == () != failed_loads(KNOWN, [failed]).recent
     assert failed_loads(replace(TINY, vram_mb=18 * 1024), [failed]).recent == ()
-
-
-def test_who_does_not_fit_again_and_again_is_tried_ever_more_rarely() -> None:
+    # Again and again, it is tried ever more rarely.
     waits_s = {1: UNFIT_BACKOFF_S, 2: 60.0, 3: 120.0, 5: 480.0, 6: 600.0, 99: 600.0}
     for num, backoff_s in waits_s.items():
         for age_s, kind in ((backoff_s - 1.0, (Wait, Reject)), (backoff_s, Load)):
@@ -255,9 +251,6 @@ def test_devices_that_no_host_has_are_named() -> None:
             model_id="huggingface:org/tiny",
             suggestion=SUGGESTION,
         )
-
-
-def test_refusals() -> None:
     cannot_be_used = "The cards of broken cannot be used: reboot. HELEXA_DEVICE=cpu has its neuron"
     too_small = f"needs {40 * GIB:,} bytes of memory, and cuda:0 of a has {24 * GIB:,} in all; no "
     of_40 = entry(needs_gib=1, device="cuda", min_device_vram_mb=40 * 1024)

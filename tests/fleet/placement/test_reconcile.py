@@ -207,6 +207,13 @@ def test_one_in_use_is_drained_after_a_time_slice_that_its_load_was_worth() -> N
         early, due = after(slice_s - 1, load_s, two=99), after(slice_s, load_s, two=99)
         assert (early.actions, early.time_slices) == ((), ())
         assert (due.actions, due.time_slices) == ((leaves,), (TIME_SLICE,))
+    # Who waits longest comes first, and has the room that comes free.
+    plan = tick(world("a 4 one,busy,gib=20"), two=5, three=50)
+    assert [time_slice.model for time_slice in plan.time_slices] == ["three"]
+    assert len(plan.actions) == 1
+    free = world("a 24", time_slices=(TIME_SLICE,))
+    assert brief(place(TWO, free, catalogue=THE_THREE)) == "load two a/cuda:0"
+    assert brief(place(ONE, free, catalogue=THE_THREE)) == "slice a", "it has just left"
 
 
 LEAVING = world("a 4 one,draining,gib=20")
@@ -225,12 +232,3 @@ LEAVING = world("a 4 one,draining,gib=20")
 def test_a_time_slice_is_kept(what, snapshot, waiting, age_s: float, is_kept: bool) -> None:
     given = structs.replace(TIME_SLICE, age_s=age_s)
     assert tick(snapshot, time_slices=[given], **waiting).time_slices == (given,) * is_kept, what
-
-
-def test_who_waits_longest_comes_first_and_has_the_room_that_comes_free() -> None:
-    plan = tick(world("a 4 one,busy,gib=20"), two=5, three=50)
-    assert [time_slice.model for time_slice in plan.time_slices] == ["three"]
-    assert len(plan.actions) == 1
-    free = world("a 24", time_slices=(TIME_SLICE,))
-    assert brief(place(TWO, free, catalogue=THE_THREE)) == "load two a/cuda:0"
-    assert brief(place(ONE, free, catalogue=THE_THREE)) == "slice a", "it has just left"

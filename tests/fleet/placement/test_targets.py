@@ -100,6 +100,13 @@ def test_the_state_of_replicas() -> None:
     assert (burst.queue, burst.num_requests) == (3, 15), "two of the five run"
     nowhere = own_state(model, fleet(neuron("a")), sent={}, num_waiting=3)
     assert (nowhere.is_ready, nowhere.queue, nowhere.num_requests) == (False, 3, 3)
+    # An outdated one serves only while no other does.
+    tiny = entry("tiny")
+    digest = tiny.spec_digest()
+    old = neuron("a", holds=(replica("tiny", spec_digest="old"),))
+    new = neuron("b", holds=(replica("tiny", on="b", in_flight=9, spec_digest=digest),))
+    assert place(tiny, fleet(old, new)) == Route(neuron="b", model="tiny")
+    assert place(tiny, fleet(old)) == Route(neuron="a", model="tiny")
 
 
 def test_which_failures_go_on() -> None:
@@ -183,9 +190,7 @@ def test_prices_are_usd_per_million_behind_a_target() -> None:
     assert targets_problem(twice) is None
     for other in ("box/m unit_price 2", "box/m"):
         assert "the same prices wherever" in str(targets_problem([twice[0], other]))
-
-
-def test_clients_are_shown_the_most_that_a_token_may_cost() -> None:
+    # Clients are shown the most that a token may cost.
     own = {"input_price_micro_usd": 1_000_000, "output_price_micro_usd": 1_000_000}
 
     def highest(*targets: str, **values: Any) -> Prices | None:
@@ -237,12 +242,3 @@ def test_nobody_gets_a_request_while_he_is_over_the_bound(nums, prefixes) -> Non
     assert chosen.num_requests <= BALANCE * mean + SLACK + 1
     again = choose_replica(list(reversed(replicas)), RoutingHint(tuple(prefixes)))
     assert again == chosen, "every gateway comes to the same answer"
-
-
-def test_an_outdated_replica_serves_only_while_no_other_does() -> None:
-    tiny = entry("tiny")
-    digest = tiny.spec_digest()
-    old = neuron("a", holds=(replica("tiny", spec_digest="old"),))
-    new = neuron("b", holds=(replica("tiny", on="b", in_flight=9, spec_digest=digest),))
-    assert place(tiny, fleet(old, new)) == Route(neuron="b", model="tiny")
-    assert place(tiny, fleet(old)) == Route(neuron="a", model="tiny")

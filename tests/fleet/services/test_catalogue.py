@@ -72,6 +72,20 @@ def test_a_created_model_is_found_at_once_as_it_was_made() -> None:
     assert (prices["free"], prices["unpriced"]) == (Prices(), None)
     with pytest.raises(TypeError, match="no setting named 'colour'"):
         create(colour="red")
+    # An adapter goes by its name, and beside its base's.
+    offered = OfferedModels.of((BASE, ADAPTER))
+    assert [entry.name for entry in offered.entries] == ["tiny", "tiny-sql"]
+    for name in ("tiny-sql", "tiny:tiny-sql", "sql"):
+        assert offered.by_any_name[name] is ADAPTER
+    assert offered.by_name == {"tiny": BASE}, "what is loaded and placed"
+    assert OfferedModels.of((ADAPTER,)).entries == (), "without its base"
+    assert BASE.adapter_spec() is None
+    expected = AdapterSpec(name="tiny-sql", source="huggingface:org/sql", revision="v2")
+    assert ADAPTER.adapter_spec() == expected
+    for setting, value in (("pinned", True), ("kv_memory_bytes", 1 << 20), ("file", "Q4_K_M")):
+        with pytest.raises(CatalogueValueError, match="tiny's") as refused:
+            check_settings(replace(ADAPTER, **{setting: value}))
+        assert refused.value.field == setting
 
 
 def test_a_value_or_name_that_cannot_be_is_named_and_nothing_is_stored() -> None:
@@ -247,22 +261,6 @@ BASE = CatalogueEntry(name="tiny", source="path:/models/tiny")
 ADAPTER = CatalogueEntry(
     name="tiny-sql", source="huggingface:org/sql", revision="v2", base="tiny", aliases=("sql",)
 )
-
-
-def test_an_adapter_goes_by_its_name_and_beside_its_bases() -> None:
-    offered = OfferedModels.of((BASE, ADAPTER))
-    assert [entry.name for entry in offered.entries] == ["tiny", "tiny-sql"]
-    for name in ("tiny-sql", "tiny:tiny-sql", "sql"):
-        assert offered.by_any_name[name] is ADAPTER
-    assert offered.by_name == {"tiny": BASE}, "what is loaded and placed"
-    assert OfferedModels.of((ADAPTER,)).entries == (), "without its base"
-    assert BASE.adapter_spec() is None
-    expected = AdapterSpec(name="tiny-sql", source="huggingface:org/sql", revision="v2")
-    assert ADAPTER.adapter_spec() == expected
-    for setting, value in (("pinned", True), ("kv_memory_bytes", 1 << 20), ("file", "Q4_K_M")):
-        with pytest.raises(CatalogueValueError, match="tiny's") as refused:
-            check_settings(replace(ADAPTER, **{setting: value}))
-        assert refused.value.field == setting
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ from inference.protocol.joining import decode_joining
 from inference.protocol.keys import NEURON_DESIRED_STATES, heartbeat_key
 from metering.audit import COMMAND
 from metering.models import AuditEntry
-from tests.fleet.services.invited_hosts import ADDRESS, guest, invite, shared_redis
+from tests.fleet.services.invited_hosts import ADDRESS, guest, invite
 from tests.metering.callers import staff
 from tests.servers.private_redis import running_redis
 
@@ -166,9 +166,6 @@ def test_the_next_serve_opens_it_again(redis_dir, port, capsys) -> None:
     for text in ("", "{", "[]", json.dumps({"host": HOST})):
         (redis_dir.parent / SHARE_FILE).write_text(text)
         assert with_kept_share(OPTIONS, redis_dir.parent) is OPTIONS
-
-
-__all__ = ["shared_redis"]
 
 
 @pytest.mark.django_db(transaction=True)

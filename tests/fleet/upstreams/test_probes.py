@@ -206,16 +206,6 @@ def test_paid_probes_are_sent_once_to_the_model_that_is_named_like_one_where_ask
             assert [works for works, _ in paid()] == [False] * 4
 
 
-def test_models_are_chosen_by_their_names() -> None:
-    assert chat_model(OPENAIS) == "gpt-4.1"
-    assert chat_model(("text-embedding-nomic", "qwen3")) == "qwen3"
-    assert chat_model(("whisper-1",)) == "whisper-1"
-    assert chat_model(()) == ""
-    assert {model_for(what, ("qwen3",)) for what in PAID} == {""}
-    assert model_for("transcription", ("gpt-4o-mini-transcribe",))
-    assert model_for("image_generation", ("black-forest-labs/FLUX.1",))
-
-
 def test_limits_and_prices_are_read_where_they_are_named() -> None:
     def priced(input: int | None, output: int | None, cached: int | None = None) -> dict[str, Any]:
         names = ("input_price_micro_usd", "output_price_micro_usd", "cached_input_price_micro_usd")
@@ -244,3 +234,11 @@ def test_limits_and_prices_are_read_where_they_are_named() -> None:
     rows = [{"name": "b:1"}, {"model": "a"}, {"id": "a"}, {"id": "two words"}, {"id": 7}, "x", {}]
     rows += [{"id": "x" * 301}, {"id": "a\x00"}]
     assert [model.id for model in models_of({"models": rows})] == ["a", "b:1"]
+    # Models are chosen by their names.
+    assert chat_model(OPENAIS) == "gpt-4.1"
+    assert chat_model(("text-embedding-nomic", "qwen3")) == "qwen3"
+    assert chat_model(("whisper-1",)) == "whisper-1"
+    assert chat_model(()) == ""
+    assert {model_for(what, ("qwen3",)) for what in PAID} == {""}
+    assert model_for("transcription", ("gpt-4o-mini-transcribe",))
+    assert model_for("image_generation", ("black-forest-labs/FLUX.1",))
