@@ -14,17 +14,7 @@ from django.db import IntegrityError, transaction
 from django.utils import timezone
 from msgspec import structs
 
-from fleet import selectors, services, tasks
-from fleet.errors import (
-    BrokerUnavailableError,
-    CachedModelInUseError,
-    CachedModelNotFoundError,
-    CatalogueValueError,
-    JobCannotBeCancelledError,
-    PlacementRefusedError,
-    UnknownModelError,
-    UnknownNeuronError,
-)
+from fleet import errors, selectors, services, tasks
 from fleet.lifecycles import LoadJobStatus
 from fleet.live.desired_state import NO_DESIRED_STATES
 from fleet.live.snapshot import build_snapshot
@@ -147,7 +137,7 @@ def test_a_pull_from_start_to_end_with_its_actor(beast, sent, reported, redis_db
 def test_a_cancelled_pull_ends_when_its_neuron_reports_it(beast, sent, reported) -> None:
     download = start()
     sent.broker_is_away = True
-    with pytest.raises(BrokerUnavailableError):
+    with pytest.raises(errors.BrokerUnavailableError):
         services.download_cancel(actor=COMMAND, download=download)
     download.refresh_from_db()
     assert download.cancel_wanted_at is None and start(file="x").failure_code == "broker_away"
@@ -156,7 +146,7 @@ def test_a_cancelled_pull_ends_when_its_neuron_reports_it(beast, sent, reported)
     assert sent.tasks[-1][:2] == ("neuron.cancel_pull", [str(download.pk)])
     reported(download, "cancelled", progress=bytes_of(1, 4))
     assert (download.status, download.bytes_done) == (LoadJobStatus.CANCELLED, 1)
-    with pytest.raises(JobCannotBeCancelledError, match="has ended"):
+    with pytest.raises(errors.JobCannotBeCancelledError, match="has ended"):
         services.download_cancel(actor=COMMAND, download=download)
     assert AuditEntry.objects.filter(action="download.cancel").count() == 1
 
@@ -189,11 +179,11 @@ def test_what_nobody_works_on_fails(beast, sent, publish_report, redis_db, monke
         again = start(file="again")
         Download.objects.create(neuron=beast, source=again.source, file="again")
     monkeypatch.setattr(downloads, "_create", removed_first)
-    with pytest.raises(UnknownNeuronError, match="beast"):
+    with pytest.raises(errors.UnknownNeuronError, match="beast"):
         start(file="other")
     assert len(sent.tasks) == num_sent and not Download.objects.exists()
     redis_db.flushdb()
-    with pytest.raises(PlacementRefusedError, match="no neuron"):
+    with pytest.raises(errors.PlacementRefusedError, match="no neuron"):
         start(neuron_name=None)
 
 
@@ -221,23 +211,23 @@ def test_a_download_goes_where_some_of_it_lies_else_where_there_is_room(beat, se
         ({"source": "path:/models/tiny.gguf"}, "is not downloaded"),
         ({"file": "x" * 300}, "At most 255"),
     ):
-        with pytest.raises(CatalogueValueError, match=why):
+        with pytest.raises(errors.CatalogueValueError, match=why):
             start(**changes)
-    with pytest.raises(UnknownModelError):
+    with pytest.raises(errors.UnknownModelError):
         services.model_download_start(actor=COMMAND, model_name="nobody")
 
 
 def test_deleting_what_is_cached(beast, sent, publish_report) -> None:
     publish_report(cached=[CACHED, WHEEL])
     delete = partial(services.download_delete_start, actor=COMMAND, neuron_name="beast")
-    with pytest.raises(CachedModelNotFoundError):
+    with pytest.raises(errors.CachedModelNotFoundError):
         delete(source=SOURCE, revision="other")
-    with pytest.raises(CachedModelInUseError):
+    with pytest.raises(errors.CachedModelInUseError):
         delete(source="pypi:tiny-1.0", revision="")
     deletion = delete(source=SOURCE, revision="abc")
     spec = {"job_id": str(deletion.pk), "source": SOURCE, "revision": "abc"}
     assert [task[:2] for task in sent.tasks] == [("neuron.delete_cached", [spec])]
-    with pytest.raises(JobCannotBeCancelledError):
+    with pytest.raises(errors.JobCannotBeCancelledError):
         services.download_cancel(actor=COMMAND, download=deletion)
     assert AuditEntry.objects.filter(action="download.delete").count() == 1
 

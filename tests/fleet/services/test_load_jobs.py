@@ -9,16 +9,8 @@ import pytest
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
-from fleet import selectors, services
+from fleet import errors, selectors, services
 from fleet.catalogue.entry import MeasuredLoad
-from fleet.errors import (
-    JobCannotBeCancelledError,
-    ModelDisabledError,
-    ModelPinnedError,
-    ReplicaNotFoundError,
-    UnknownModelError,
-    UnknownNeuronError,
-)
 from fleet.lifecycles import LoadJobStatus
 from fleet.live.reports import load_orders
 from fleet.live.snapshot import FleetSnapshot
@@ -78,7 +70,10 @@ def test_start_sends_the_spec_to_the_neurons_queue_once(model, neuron, sent) -> 
         assert fresh(failed).status == LoadJobStatus.FAILED
 
 
-@each_case(("table", "error"), [(Neuron, UnknownNeuronError), (CatalogueModel, UnknownModelError)])
+@each_case(
+    ("table", "error"),
+    [(Neuron, errors.UnknownNeuronError), (CatalogueModel, errors.UnknownModelError)],
+)
 def test_what_is_removed_meanwhile_is_named(beat, sent, monkeypatch, table, error) -> None:
     def removing(job: LoadJob) -> None:
         table.objects.all().delete()
@@ -108,15 +103,15 @@ def test_the_database_refuses_a_job_that_contradicts_itself(job, model, neuron) 
 
 def test_what_is_pinned_or_missing_is_refused_and_an_unload_is_one_job(model, neuron, sent) -> None:
     for begin, wrong, error in (
-        (services.load_job_start, {"model_name": "other"}, UnknownModelError),
-        (services.load_job_start, {"neuron_name": "other"}, UnknownNeuronError),
-        (services.unload_job_start, {"neuron_name": "other"}, UnknownNeuronError),
-        (services.unload_job_start, {}, ReplicaNotFoundError),
+        (services.load_job_start, {"model_name": "other"}, errors.UnknownModelError),
+        (services.load_job_start, {"neuron_name": "other"}, errors.UnknownNeuronError),
+        (services.unload_job_start, {"neuron_name": "other"}, errors.UnknownNeuronError),
+        (services.unload_job_start, {}, errors.ReplicaNotFoundError),
     ):
         with pytest.raises(error):
             begin(**HERE | wrong)
     CatalogueModel.objects.update(enabled=False)
-    with pytest.raises(ModelDisabledError):
+    with pytest.raises(errors.ModelDisabledError):
         start()
     held = {"neuron": neuron, "model_name": "tiny", "status": "ready"}
     Replica.objects.create(**held, status_since=timezone.now())
@@ -126,7 +121,7 @@ def test_what_is_pinned_or_missing_is_refused_and_an_unload_is_one_job(model, ne
         ({"pinned": False, "min_replicas": 1}, "least number of replicas to 0"),
     ):
         CatalogueModel.objects.update(**changes)
-        with pytest.raises(ModelPinnedError, match=fix):
+        with pytest.raises(errors.ModelPinnedError, match=fix):
             unload()
     assert sent.tasks == []
     CatalogueModel.objects.update(pinned_on=["beauty"])  # it would be loaded again, but not here
@@ -161,10 +156,10 @@ def test_a_job_fails_that_no_neuron_works_on(model, neuron, sent, build, code) -
 def test_cancelling_unloads_and_a_restarted_neuron_has_lost_it(job, build, sent) -> None:
     ending = services.load_job_cancel(actor=COMMAND, job=job)
     assert names(sent) == [("load_model", "beast"), ("unload_model", "beast")]
-    with pytest.raises(JobCannotBeCancelledError, match="An unload cannot be called back"):
+    with pytest.raises(errors.JobCannotBeCancelledError, match="An unload cannot be called back"):
         services.load_job_cancel(actor=COMMAND, job=ending)
     job_steps.job_end(job=job, status=LoadJobStatus.CANCELLED)
-    with pytest.raises(JobCannotBeCancelledError, match="has ended"):
+    with pytest.raises(errors.JobCannotBeCancelledError, match="has ended"):
         services.load_job_cancel(actor=COMMAND, job=job)
     LoadJob.objects.all().delete()
     job = start()

@@ -8,16 +8,9 @@ from typing import Any
 import pytest
 from django.urls import reverse
 
-from fleet import selectors, services
+from fleet import errors, selectors, services
 from fleet.catalogue import DEFAULTS, SETTINGS, CatalogueEntry
 from fleet.catalogue.targets import UpstreamModel, When
-from fleet.errors import (
-    CatalogueValueError,
-    PlanUnavailableError,
-    ServedByUpstreamError,
-    UpstreamInUseError,
-    UpstreamValueError,
-)
 from fleet.live.snapshot import FleetSnapshot
 from fleet.models import Upstream
 from fleet.models_toml import ModelsTomlError, read_document
@@ -80,7 +73,7 @@ def test_a_source_is_one_of_the_targets_and_its_upstream_is_there(box: Upstream,
         ("upstream:box/two words", "upstream:NAME/MODEL"),
         ("upstream:other/m", "no upstream named 'other'"),
     ):
-        with pytest.raises(CatalogueValueError, match=problem) as caught:
+        with pytest.raises(errors.CatalogueValueError, match=problem) as caught:
             offer("other", source)
         assert caught.value.field == "source"
 
@@ -97,7 +90,7 @@ def test_defaults_are_those_that_the_dialect_has_words_for(box, claude, model) -
     change(far, targets=("claude/m", "box/m"))
     far = selectors.model_known("far-box")
     change(far, repetition_penalty=1.0, min_p=0.1)
-    with pytest.raises(UpstreamValueError, match="far-box, whose min_p is not translated"):
+    with pytest.raises(errors.UpstreamValueError, match="far-box, whose min_p is not translated"):
         update(box, dialect="anthropic")
     services.catalogue_model_delete(actor=COMMAND, model=far)
     # Those of own replicas hinder no target.
@@ -115,7 +108,7 @@ def test_settings_of_loads_are_refused_by_name() -> None:
         with_it: dict[str, Any] = OF_TOKENS if "price" in name else {}
         if name in ("request_price_micro_usd", "unit_price_micro_usd"):
             with_it = {"task": "speech"}
-        with suppress(CatalogueValueError):
+        with suppress(errors.CatalogueValueError):
             offer(f"far-{name.replace('_', '-')}", **with_it | {name: values[name]})
             accepted.add(name)
     assert accepted == {
@@ -130,7 +123,7 @@ def test_settings_of_loads_are_refused_by_name() -> None:
 @pytest.mark.usefixtures("cloud")
 def test_what_must_stay_does_and_upstreams_stay_as_needed(box, model, api) -> None:
     field = "may_leave_network"
-    with pytest.raises(CatalogueValueError, match="set may_leave_network") as caught:
+    with pytest.raises(errors.CatalogueValueError, match="set may_leave_network") as caught:
         offer("away", "upstream:cloud/m")
     assert caught.value.field == field
     away = offer("away", "upstream:cloud/m", may_leave_network=True)
@@ -141,13 +134,13 @@ def test_what_must_stay_does_and_upstreams_stay_as_needed(box, model, api) -> No
     assert refused(model, may_leave_network=False)[0] == field
     assert refused(model, targets=())[0] == field
     change(model, targets=("own", "box/m"), may_leave_network=False)
-    with pytest.raises(UpstreamValueError, match=f"{model.name} may not leave"):
+    with pytest.raises(errors.UpstreamValueError, match=f"{model.name} may not leave"):
         update(box, leaves_network=True)
-    with pytest.raises(UpstreamInUseError, match=f"serves {model.name}"):
+    with pytest.raises(errors.UpstreamInUseError, match=f"serves {model.name}"):
         services.upstream_delete(actor=COMMAND, upstream=box)
     change(model, targets=())
     voice = offer("voice", SOURCE, task="speech")
-    with pytest.raises(UpstreamValueError, match="voice is passed through"):
+    with pytest.raises(errors.UpstreamValueError, match="voice is passed through"):
         update(selectors.upstream_known("box"), dialect="ollama")
     services.catalogue_model_delete(actor=COMMAND, model=voice)
     far = offer(min_p=0.1)
@@ -167,13 +160,13 @@ def test_nothing_of_it_is_loaded_downloaded_or_planned(beat: Any) -> None:
         (services.load_job_start, {"neuron_name": "beast"}),
         (services.model_download_start, {}),
     ):
-        with pytest.raises(ServedByUpstreamError):
+        with pytest.raises(errors.ServedByUpstreamError):
             begin(**far, **where)
-    with pytest.raises(PlanUnavailableError):
+    with pytest.raises(errors.PlanUnavailableError):
         stage_plan(row.entry(), FleetSnapshot(neurons=()))
-    with pytest.raises(CatalogueValueError, match="without adapters"):
+    with pytest.raises(errors.CatalogueValueError, match="without adapters"):
         offer("adapter", source="path:/a", base="far")
-    with pytest.raises(CatalogueValueError, match="does not start with"):
+    with pytest.raises(errors.CatalogueValueError, match="does not start with"):
         services.download_start(actor=COMMAND, source="upstream:box/m")
 
 
@@ -203,7 +196,7 @@ def test_it_has_a_task_and_what_that_has_nothing_of_is_refused() -> None:
         (speech | {"targets": ("box/whisper-1 upstream_prices",)}, "prices of tokens"),
         (moderation | {"targets": (unit,)}, "a unit price"),
     ):
-        with pytest.raises(CatalogueValueError) as caught:
+        with pytest.raises(errors.CatalogueValueError) as caught:
             offer(**{"source": SOURCE} | values)
         assert caught.value.field == (where if where in SETTINGS else "targets"), values
         assert where in SETTINGS or where in str(caught.value)
