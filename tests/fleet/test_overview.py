@@ -35,12 +35,8 @@ GIB = 1024**3
 
 def test_neurons_devices_replicas_and_models(beat, build, monkeypatch) -> None:
     offer()
-    wanted = {"name": "wanted", "source": "pypi:wanted", "min_replicas": 1}
-    services.catalogue_model_create(actor=COMMAND, **wanted)
-    cards = [
-        build.device(kind="cuda", index=index, utilization_percent=71, temperature_c=63)
-        for index in (0, 1)
-    ]
+    offer("wanted", min_replicas=1)
+    cards = [build.device(kind="cuda", index=index, utilization_percent=71) for index in (0, 1)]
     for stages in ([build.stage()], []):
         beat(devices=cards, stages=stages)
         overview = fleet_overview()
@@ -49,29 +45,27 @@ def test_neurons_devices_replicas_and_models(beat, build, monkeypatch) -> None:
         assert neuron.devices[0].held == held and not neuron.replicas
         (row,) = neuron_rows(overview, [neuron])
         assert row["load"] == ("stages of other hosts' models" if stages else "nothing loaded")
-    loaded = build.replica(
-        devices=["cuda:0", "cuda:1"],
-        memory_bytes=6 * GIB,
-        stats=build.stats(in_flight=2, kv_blocks_used=16, decode_tokens_per_s=40.0),
-    )
-    beat(devices=cards, replicas=[loaded])
+    stats = build.stats(in_flight=2, kv_blocks_used=16, decode_tokens_per_s=40.0)
+    both = {"devices": ["cuda:0", "cuda:1"], "memory_bytes": 6 * GIB}
+    beat(devices=cards, replicas=[build.replica(stats=stats, **both)])
     overview = fleet_overview()
     (neuron,) = overview.neurons
     card = neuron.devices[1]
+    assert (card.id, card.utilization_percent) == ("cuda:1", 71)
     assert card.held == (HeldMemory(model="tiny", num_bytes=3 * GIB),)
     (replica,) = neuron.replicas
     assert (replica.in_flight, replica.kv_blocks_used, replica.kv_blocks_total) == (2, 16, 64)
     models = {one.name: (one.status, one.replicas, one.has_outdated) for one in overview.models}
     assert models == {"tiny": ("ready", 1, False), "wanted": ("unloaded", 0, False)}
     assert [finding.kind for finding in overview.attention] == ["too_few_replicas"]
-    services.neuron_drain(actor=COMMAND, neuron_name="beast")
-    assert fleet_overview().neurons[0].coming_back == (), "it drains still"
-    services.neuron_resume(actor=COMMAND, neuron_name="beast")
-    assert fleet_overview().neurons[0].coming_back == ("tiny",)
+    for wish, coming_back in ((services.neuron_drain, ()), (services.neuron_resume, ("tiny",))):
+        wish(actor=COMMAND, neuron_name="beast")
+        assert fleet_overview().neurons[0].coming_back == coming_back
     nowhere = redis.Redis.from_url("unix:///nonexistent/redis.sock")
     monkeypatch.setattr(live, "redis_client", lambda: nowhere)
     overview = fleet_overview()
     assert not overview.is_live and overview.attention[0].kind == "redis_away"
+    assert overview.neurons[0].devices[0].utilization_percent is None
 
 
 def test_disks_downloads_and_jobs(beat, build, redis_db, sent, model) -> None:

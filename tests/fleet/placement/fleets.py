@@ -15,8 +15,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from msgspec import structs
-
 from fleet.catalogue import CatalogueEntry
 from fleet.catalogue.entry import DeviceKind, MeasuredLoad
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
@@ -49,15 +47,9 @@ def entry(name: str = "tiny", needs_gib: float | None = None, **changes: Any) ->
 
 
 def took(neuron: str, gib: float, kind: DeviceKind = "cuda") -> MeasuredLoad:
-    return MeasuredLoad(
-        neuron=neuron,
-        device_kind=kind,
-        load_bytes=int(gib * GIB),
-        process_bytes=0,
-        kv_token_bytes=0,
-        memory_correction_bytes=0,
-        prefill_speed=None,
-    )
+    nothing = dict.fromkeys(("process_bytes", "kv_token_bytes", "memory_correction_bytes"), 0)
+    where = {"neuron": neuron, "device_kind": kind, "load_bytes": int(gib * GIB)}
+    return MeasuredLoad(**where, **nothing, prefill_speed=None)
 
 
 def catalogue(*entries: CatalogueEntry) -> Catalogue:
@@ -74,19 +66,13 @@ def refused(decision: Any) -> Reject:
     return decision
 
 
-def card(index: int = 0, *, free: float, total: float = 24) -> DeviceInfo:
-    return DeviceInfo(
-        index=index,
-        kind="cuda",
-        name="a card",
-        total_memory_bytes=int(total * GIB),
-        free_memory_bytes=int(free * GIB),
-    )
+def card(index: int = 0, *, free: float, total: float = 24, **changes: Any) -> DeviceInfo:
+    sizes = {"total_memory_bytes": int(total * GIB), "free_memory_bytes": int(free * GIB)}
+    return DeviceInfo(index=index, **{"kind": "cuda", "name": "a card"} | changes, **sizes)
 
 
 def processor(*, free: float, total: float = 128) -> DeviceInfo:
-    changes: dict[str, Any] = {"kind": "cpu", "name": "a processor"}
-    return structs.replace(card(free=free, total=total), **changes)
+    return card(free=free, total=total, kind="cpu", name="a processor")
 
 
 def replica(model: str, status: ReplicaStatus = READY, **changes: Any) -> ReplicaView:
@@ -125,15 +111,11 @@ def fleet(*neurons: NeuronView, **changes: Any) -> FleetSnapshot:
     return FleetSnapshot(neurons=tuple(sorted(neurons, key=lambda view: view.name)), **changes)
 
 
-def sleepy_report(gib: float = 10, asleep_gib: float | None = 1, host_gib: float = 9) -> LoadReport:
-    """Returns the report of a model that takes ``gib``, and ``asleep_gib`` of that while it sleeps;
-    ``None``: it cannot."""
-    asleep = None
-    if asleep_gib is not None:
-        asleep = AsleepBytes(device_bytes=int(asleep_gib * GIB), host_bytes=int(host_gib * GIB))
-    return report(
-        device="cuda:0", load_seconds=10.0, actual_bytes=int(gib * GIB), asleep=asleep, stages=[]
-    )
+def sleepy_report(gib: float = 10) -> LoadReport:
+    """Of a model that takes ``gib``, and one GiB of that and nine of the host while it sleeps."""
+    asleep = AsleepBytes(device_bytes=GIB, host_bytes=9 * GIB)
+    sizes = {"load_seconds": 10.0, "actual_bytes": int(gib * GIB)}
+    return report(device="cuda:0", asleep=asleep, stages=[], **sizes)
 
 
 PINNED = entry("tiny", 10, pinned=True)
@@ -146,13 +128,10 @@ def act(offered, snapshot: FleetSnapshot, **known: Any) -> tuple[Any, ...]:
 
 
 def plan(offered, snapshot: FleetSnapshot, **known: Any) -> Plan:
-    observed = Observed(
-        waiting=known.pop("waiting", {}), queue_long_s=known.pop("queue_long_s", {})
-    )
-    time_slices = known.pop("time_slices", ())
-    return reconcile(
-        offered, snapshot, jobs=Jobs(**known), observed=observed, time_slices=time_slices
-    )
+    seen = {name: known.pop(name, {}) for name in ("waiting", "queue_long_s")}
+    slices = known.pop("time_slices", ())
+    jobs, observed = Jobs(**known), Observed(**seen)
+    return reconcile(offered, snapshot, jobs=jobs, observed=observed, time_slices=slices)
 
 
 GB = 10**9
@@ -203,11 +182,10 @@ def device(
 ) -> StageDevice:
     kind: Kind = "cpu" if name == "cpu" else "cuda"
     usual = BY_KIND[kind]
-    speed = Speed(
-        usual.bytes_per_s if gb_per_s is None else gb_per_s * GB,
-        tera_flops * 10**12 or usual.flops_per_s,
-    )
-    return StageDevice(neuron=neuron, name=name, kind=kind, free_bytes=int(gb * GB), speed=speed)
+    bytes_per_s = usual.bytes_per_s if gb_per_s is None else gb_per_s * GB
+    speed = Speed(bytes_per_s, tera_flops * 10**12 or usual.flops_per_s)
+    where = {"neuron": neuron, "name": name, "kind": kind}
+    return StageDevice(**where, free_bytes=int(gb * GB), speed=speed)
 
 
 DEVICE = re.compile(r"(cpu)?([\d.]+)(?:/([\d.]+))?")

@@ -75,11 +75,8 @@ def test_replicas_come_change_and_go(build) -> None:
     assert (row.status, row.report) == (RecordedReplicaStatus.LOADING, None)
     assert row.model is not None and row.model.name == "tiny"
     busy = build.stats(in_flight=4, queue_depth=2, decode_tokens_per_s=50.0)
-    for gone in (
-        {"status": ReplicaStatus.RECOVERING},
-        {"status": ReplicaStatus.FAILED},
-        {"stats": build.stats(in_flight=0, decode_tokens_per_s=50.0)},
-    ):
+    idle = {"stats": build.stats(in_flight=0, decode_tokens_per_s=50.0)}
+    for gone in ({"status": ReplicaStatus.RECOVERING}, {"status": ReplicaStatus.FAILED}, idle):
         row = recorded(report=build.report(), stats=busy)
         assert (row.status, row.report["context_tokens"]) == (RecordedReplicaStatus.READY, 1024)
         row = recorded(**gone)
