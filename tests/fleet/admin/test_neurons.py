@@ -41,23 +41,28 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def test_a_neuron_is_drained_refused_readmitted_and_removed(admin_client, beat, redis_db) -> None:
+    def acted(action: str) -> str:
+        return act(admin_client, "neuron", action, neuron)
+
+    def wished() -> tuple[bool, str]:
+        wish = NeuronWish.objects.get()
+        return wish.desired_state().drain, wish.admission
+
     beat()
     neuron = Neuron.objects.get()
-    assert "beast is being drained" in act(admin_client, "neuron", "drain", neuron)
-    act(admin_client, "neuron", "refuse", neuron)
-    desired = NeuronWish.objects.get()
-    assert (desired.desired_state().drain, desired.admission) == (True, "refused")
-    act(admin_client, "neuron", "admit", neuron)
-    assert "takes models and requests again" in act(admin_client, "neuron", "resume", neuron)
-    desired = NeuronWish.objects.get()
-    assert (desired.drain_wanted_at, desired.admission) == (None, "admitted")
+    assert "beast is being drained" in acted("drain")
+    acted("refuse")
+    assert wished() == (True, "refused")
+    acted("admit")
+    assert "takes models and requests again" in acted("resume")
+    assert wished() == (False, "admitted")
     assert set(AuditEntry.objects.values_list("actor", flat=True)) == {"user:admin"}
-    assert "stop it before it is removed" in act(admin_client, "neuron", "remove", neuron)
+    assert "stop it before it is removed" in acted("remove")
     redis_db.delete(keys.heartbeat_key("beast"))
     services.silent_neurons_mark_away(snapshot=FleetSnapshot(neurons=()))
     shown = page(admin_client, "neuron")
     assert re.search(r"Last seen[^>]*>[^<]* ago<", shown), "and not now"
-    assert "beast is forgotten" in act(admin_client, "neuron", "remove", neuron)
+    assert "beast is forgotten" in acted("remove")
     assert not Neuron.objects.exists()
 
 

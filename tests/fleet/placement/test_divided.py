@@ -197,10 +197,9 @@ A, B, C = (host(f"{name} 24") for name in "abc")
 
 def held(status: str, age_s: float = 1.0, code: str = "") -> HeldStageView:
     """The second stage, on ``b``."""
-    values: dict[str, Any] = {"engine_neuron": "a", "layers": (30, 48), "memory_bytes": 0}
-    if code:
-        values["failure"] = LoadFailure(code=code, message="no room")
-    one = held_stage(**values | {"status": HeldStageStatus(status)})
+    values = {"engine_neuron": "a", "layers": (30, 48), "memory_bytes": 0}
+    failure = LoadFailure(code=code, message="no room") if code else None
+    one = held_stage(status=HeldStageStatus(status), failure=failure, **values)
     return HeldStageView(neuron="b", stage=one, status_age_s=age_s)
 
 

@@ -38,9 +38,7 @@ TINY = CatalogueEntry(name="tiny", source="pypi:tiny")
 MEASURED = replace(TINY, weight_bytes=4 * GIB)
 
 
-def host(
-    name: str, status: ReplicaStatus | None = None, *, free_gib: int = 8, **changes: Any
-) -> NeuronView:
+def host(name: str, status: ReplicaStatus | None = None, *, free_gib=8, **changes) -> NeuronView:
     """A host with processors; ``status`` is its replica's, which has held it for five seconds."""
     holds = () if status is None else (replica(status, name, **changes),)
     return fleets.neuron(name, processor(free=free_gib, total=64), holds=holds)

@@ -68,32 +68,28 @@ def is_open(port: int) -> bool:
 
 
 def test_a_host_is_invited_without_a_restart(
-    private: redis.Redis,
-    admin_client: Client,
-    redis_dir: Path,
-    port: int,
-    django_capture_on_commit_callbacks: Any,
+    private, admin_client, redis_dir: Path, port: int, django_capture_on_commit_callbacks
 ) -> None:
-    steps = admin_client.get("/admin/dashboard/first-steps").text
-    assert f'action="{PAGE}"' in steps and f"<option>{HOST}</option>" in steps
+    def first_steps() -> str:
+        return admin_client.get("/admin/dashboard/first-steps").text
 
+    steps = first_steps()
+    assert f'action="{PAGE}"' in steps and f"<option>{HOST}</option>" in steps
     answer = admin_client.post(PAGE, {"do": "open", "host": HOST, "port": str(port)})
     assert (answer.status_code, answer["Location"]) == (302, PAGE)
     assert is_open(port)
     entry = AuditEntry.objects.get(action="fleet.share")
     assert (entry.actor, entry.detail) == ("user:admin", {"address": f"{HOST}:{port}"})
-    steps = admin_client.get("/admin/dashboard/first-steps").text
+    steps = first_steps()
     assert f"{HOST}:{port}" in steps and "Make an invitation" in steps
-
     with django_capture_on_commit_callbacks(execute=True):
-        join = services.neuron_invite(actor=COMMAND, neuron_name="beast")
+        join = invite()
     with redis.Redis.from_url(decode_joining(join).redis_url) as guest:
         assert guest.ping()
         with pytest.raises(redis.exceptions.NoPermissionError):
             guest.config_get("port")
     with redis.Redis(host=HOST, port=port) as stranger, pytest.raises(redis.AuthenticationError):
         stranger.ping()
-
     assert find_share(redis_dir.parent) == Share(host=HOST, port=port)
     page = admin_client.get(PAGE).text
     assert "Stop sharing" in page and 'id="share"' not in page

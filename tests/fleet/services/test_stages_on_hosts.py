@@ -43,24 +43,24 @@ def test_stages_are_ordered_first_and_the_engine_when_all_listen(world: World) -
     world.request()
     world.deliver()
     ((queue, order),) = world.specs
-    job = newest()
-    assert queue.endswith("b") and job.neuron.name == "a"
-    assert order.stage_of is not None and order.stage_of.engine_neuron == "a"
+    job, of = newest(), order.stage_of
+    assert queue.endswith("b") and job.neuron.name == of.engine_neuron == "a"
     assert order.devices == ["cuda:0"] and not order.evict and order.job_id == str(job.pk)
     assert job.stage_links and "PRIVATE" not in f"{job.stage_links}{job.stages}", "it is encrypted"
     world.tick(works=False)
     job = newest()
     assert job.status == LoadJobStatus.RUNNING
     assert "on cuda:0 of b: downloading" in job.progress_detail
+    assert isinstance(world.request(), Wait)
     world.tick()
     _, engine = world.specs[-1]
     assert engine.stage_of is None and [one.neuron for one in engine.stages] == ["", "b"]
     assert [bool(one.address) for one in engine.stages] == [False, True]
-    assert order.link_identity is not None and engine.link_identity is not None
-    assert order.link_identity.private_key != engine.link_identity.private_key
-    assert engine.stages[1].certificate == order.link_identity.certificate
-    assert order.stages[1].certificate == order.link_identity.certificate
-    assert order.stage_of.engine_certificate == engine.link_identity.certificate
+    # Each secret goes to its own neuron alone, and leaves the row.
+    own, engines = order.link_identity, engine.link_identity
+    assert own.private_key != engines.private_key
+    assert engine.stages[1].certificate == order.stages[1].certificate == own.certificate
+    assert of.engine_certificate == engines.certificate
     world.settle()
     assert (newest().status, newest().stage_links) == (LoadJobStatus.SUCCEEDED, "")
     assert world.load() == "a" and len(world.specs) == 2
