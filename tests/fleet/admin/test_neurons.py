@@ -196,6 +196,7 @@ def test_load_on_a_chosen_neuron(admin_client, model, beat, build, sent, monkeyp
     nowhere = redis.Redis.from_url("redis://127.0.0.1:1/0")
     monkeypatch.setattr(live, "redis_client", lambda: nowhere)
     assert "Redis does not answer" in act(admin_client, MODEL, "load_selected", model)
+    assert "what is cached is not known" in page(admin_client, "download", "cached")
     sent.broker_is_away = True
     LoadJob.objects.all().delete()
     assert "nothing was sent" in act(admin_client, MODEL, "unload_selected", model)

@@ -50,6 +50,7 @@ def test_settings_are_listed(run_command: RunCommand) -> None:
         assert rows and all(bool(row["value"]) is given for row in rows)
     with pytest.raises(CommandError, match="'maybe' is none of true, false"):
         run_command("settings", "list", "--set", "maybe")
+    assert "HELEXA_DATA_DIR" in run_command("settings", "show", "HELEXA_DATA_DIR")
 
 
 def test_neurons(run_command: RunCommand, beat, build, redis_db) -> None:
@@ -63,11 +64,13 @@ def test_neurons(run_command: RunCommand, beat, build, redis_db) -> None:
 
     sizes = {"total_memory_bytes": 6 * GIB, "installed_memory_bytes": 16 * GIB}
     beat(devices=[build.device(**sizes)])
+    assert "cpu" in run_command("neurons", "show", "beast")
     for command in (["status"], ["neurons", "list"]):
         assert "of 6.0 GiB (limit, of 16.0 GiB)" in run_command(*command)
     (neuron,) = json_of(run_command, "neurons list")
     assert neuron["devices"][0]["installed_memory_bytes"] == 16 * GIB
     assert "click" in run_command("neurons", "policy", "--admission", "click")
+    assert "click" in run_command("neurons", "policy")
     assert drain().endswith("; nothing runs there now.\n")
     beat()
     assert json_of(run_command, "neurons list")[0]["status"] == "draining"
@@ -101,6 +104,7 @@ def test_an_alias_from_first_to_last(run_command: RunCommand, model) -> None:
     run_command("aliases", "change", "openai/gpt", "--model", "large")
     (alias,) = json_of(run_command, "aliases list --model large")
     assert alias == {"name": "openai/gpt", "model": "large"}
+    assert "large" in run_command("aliases", "show", "openai/gpt")
     assert "would alias.delete" in run_command("aliases", "remove", "openai/gpt", "--dry-run")
     run_command("aliases", "remove", "openai/gpt")
     assert json_of(run_command, "aliases list") == []
@@ -110,6 +114,7 @@ def test_jobs_and_the_audit_are_listed(run_command: RunCommand, model, beat, sen
     beat()
     run_command("models", "load", "tiny", "--no-wait")
     (job,) = json_of(run_command, "jobs list --status pending --model tiny")
+    assert "beast" in run_command("jobs", "show", job["id"])
     LoadJob.objects.update(note="Moves from attic, where huge needs its room")
     assert "\ntiny on beast: Moves from attic, where huge" in run_command("status")
     assert "unload tiny on beast" in run_command("jobs", "cancel", job["id"])
@@ -172,6 +177,8 @@ def test_a_model_from_add_to_remove(run_command: RunCommand, beat, build, sent) 
     beat(replicas=[build.replica()])
     (listed,) = json_of(run_command, "models list")
     assert listed["replicas"] == [{"neuron": "beast", "status": "ready", "is_outdated": False}]
+    assert "unloaded" not in run_command("models", "list")
+    assert "max_context_tokens" in run_command("models", "show", "tiny")
     assert "unload tiny on beast" in run_command("models", "unload", "tiny", "--no-wait")
     run_command("models", "change", "tiny", "--set", "max_context_tokens=32", "--set", "pinned_on=")
     model.refresh_from_db()
@@ -199,6 +206,7 @@ def test_an_empty_value_leaves_a_setting_open_or_sets_its_default() -> None:
 def test_a_model_is_chosen_of_what_a_repository_holds(run_command, beat, monkeypatch) -> None:
     beat()
     assert "org/tiny-gguf" in run_command("models", "search", "tiny")
+    assert "Nothing is called" in run_command("models", "search", "no such thing")
     with pytest.raises(CommandError) as refused:
         run_command("models", "add", "huggingface:org/tiny-gguf")
     for words in ("Choose one with --file", "Q4_K_M", "3.7 GiB", "beast: fits", "no room now"):

@@ -258,6 +258,8 @@ def test_a_neurons_page_is_its_home(admin_client, model, loaded) -> None:
     ):
         assert words in text
     assert elsewhere not in text
+    part = text_of(admin_client, "/admin/dashboard/neuron-home?name=beast")
+    assert "hf:org/large" in part and 'aria-valuenow="25"' in part
     text = push(admin_client, "drain neuron beast", target="neuron-home", home="beast")
     assert "is being drained" in text and 'id="neuron-home"' in text
     assert admin_client.get("/admin/dashboard/neuron-home?name=x").status_code == 404
@@ -306,3 +308,4 @@ def test_two_hundred_models_on_fifty_hosts_are_paged(admin_client, beat, build) 
     assert admin_client.get(path)["HX-Replace-Url"] == "/admin/?models=19"
     same = {"hx-current-url": "http://testserver/admin/?models=19"}
     assert "HX-Replace-Url" not in admin_client.get(path, headers=same)
+    assert "model-190" in text_of(admin_client, "/admin/?models=19")
