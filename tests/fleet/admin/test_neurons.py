@@ -124,6 +124,8 @@ def test_every_list_and_row_shows_at_the_same_cost_however_many_rows(
     beat(devices=limited, replicas=[build.replica(job_id=str(job.pk), **loading)])
     text = page(admin_client, "loadjob")
     assert "weights 75 % (3 of 4 tensors), to q4" in text and 'aria-valuenow="75"' in text
+    beat(devices=limited, replicas=[build.replica(job_id=str(job.pk), stats=build.stats())])
+    assert "loaded 100 %" in page(admin_client, "loadjob")
     stage = {"model": "other", "first_layer": 0, "last_layer": 12, "device": "cuda:1"}
     stage |= {"memory_bytes": GIB, "status": "failed", "engine_neuron": "attic", "failure": "why"}
     Neuron.objects.update(problems=["driver 1 does not match library 2"], held_stages=[stage])

@@ -183,8 +183,7 @@ def test_each_quant_is_an_offer_by_size_with_what_speaks_against_it() -> None:
     assert dense.problem == "quantised with 'awq'"
     assert offers_of(replace(DENSE, sizes={"README.md": 1})) == ()
 
-
-def test_where_it_fits_is_as_placement_has_it() -> None:
+    # Where it fits is as placement has it.
     def away(total: int) -> DesiredState:
         card = KnownDevice(kind="cuda", total_memory_bytes=total * GIB)
         return DesiredState(host=KnownHost(devices=(card,), away_s=70.0))

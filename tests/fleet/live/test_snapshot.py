@@ -78,6 +78,25 @@ def test_neurons_and_replicas_come_sorted_and_views_have_what_is_reported(build)
     assert viewed(**loading, **ages).eta_s == 2.0, "of the stage alone"
     for elapsed_s, done, total in ((10, 0, 100), (10, 5, 0), (10, 0, 0), (0, 50, 100)):
         assert remaining_s(elapsed_s, done, total) is None
+    # Estimates of a load that took 40 s when it was last loaded there.
+    nearly: dict[str, Any] = {"stage": "weights", "done": 9, "total": 10}
+    for known, share, left_s in (
+        ({"stage": "preflight", "last_load_s": None}, None, None),
+        ({"stage": "starting", "engine_elapsed_s": 2.0}, 0.05, 38.0),
+        # Its last load knows better than the stage's rate.
+        (nearly | {"stage_elapsed_s": 9.0, "engine_elapsed_s": 10.0}, 0.25, 30.0),
+        # It takes longer than the last one, and has no rate.
+        (nearly | {"stage_elapsed_s": 45.0, "engine_elapsed_s": 50.0}, None, 5.0),
+        ({"stage": "warmup", "engine_elapsed_s": 50.0}, None, None),
+        # The load comes after the download.
+        ({"stage": "downloading", "stage_elapsed_s": 10.0, "done": 25, "total": 100}, None, 70.0),
+        ({"stage": "queued"}, None, None),  # nobody knows when its turn comes
+        ({"stage": "waking", "engine_elapsed_s": 2.0}, None, None),
+        ({"stage": "starting", "engine_elapsed_s": -1.0}, 0.0, 40.0),  # clocks differ
+    ):
+        nothing = {"done": 0, "total": 0, "stage_elapsed_s": None, "engine_elapsed_s": None}
+        estimate = load_estimate(**{**nothing, "last_load_s": 40.0, **known})
+        assert estimate == LoadEstimate(share=share, left_s=left_s), known
 
 
 def test_a_neuron_of_another_protocol_is_sent_nothing_and_a_stage_needs_an_order(build) -> None:
@@ -98,27 +117,6 @@ def test_a_neuron_of_another_protocol_is_sent_nothing_and_a_stage_needs_an_order
     forged = msgspec.structs.replace(stage, model="other")
     kept, others = orders.ordered(msgspec.structs.replace(beat, stages=[stage, forged]))
     assert kept.stages == [stage] and others == ["other"]
-
-
-def test_estimates() -> None:
-    nearly: dict[str, Any] = {"stage": "weights", "done": 9, "total": 10}
-    for known, share, left_s in (
-        ({"stage": "preflight", "last_load_s": None}, None, None),
-        ({"stage": "starting", "engine_elapsed_s": 2.0}, 0.05, 38.0),
-        # Its last load knows better than the stage's rate.
-        (nearly | {"stage_elapsed_s": 9.0, "engine_elapsed_s": 10.0}, 0.25, 30.0),
-        # It takes longer than the last one, and has no rate.
-        (nearly | {"stage_elapsed_s": 45.0, "engine_elapsed_s": 50.0}, None, 5.0),
-        ({"stage": "warmup", "engine_elapsed_s": 50.0}, None, None),
-        # The load comes after the download.
-        ({"stage": "downloading", "stage_elapsed_s": 10.0, "done": 25, "total": 100}, None, 70.0),
-        ({"stage": "queued"}, None, None),  # nobody knows when its turn comes
-        ({"stage": "waking", "engine_elapsed_s": 2.0}, None, None),
-        ({"stage": "starting", "engine_elapsed_s": -1.0}, 0.0, 40.0),  # clocks differ
-    ):
-        nothing = {"done": 0, "total": 0, "stage_elapsed_s": None, "engine_elapsed_s": None}
-        estimate = load_estimate(**{**nothing, "last_load_s": 40.0, **known})
-        assert estimate == LoadEstimate(share=share, left_s=left_s), known
 
 
 async def read_async(url: str):

@@ -73,6 +73,27 @@ def test_whoever_waits_is_told_for_what_and_what_is_left_after_its_time_ends() -
             assert (ended.neuron, ended.model, ended.at_once) == ("a", "tiny", True), held
     failed = world("a 12 tiny,failed draining; b 12 other,busy")
     assert act(catalogue(PLAIN, OTHER), failed, overdue=frozenset({"a"})) == ()
+    # What makes room on its own neuron is loaded there again once it has left.
+    offered = catalogue(PLAIN, entry("new", 10))
+    known = {"to_restore": {"a": ("tiny",)}, "loading": frozenset({("new", "a")})}
+    leaves = frozenset({("tiny", "a")})
+    there = plan(offered, world("a 12 tiny"), evicting=leaves, **known)
+    assert (there.actions, there.restored) == ((), {})
+    gone = plan(offered, world("a 12 new,loading"), evicting=leaves, **known)
+    assert (briefs(gone.actions), gone.restored) == ("load tiny a/cuda:0", {})
+    stayed = plan(offered, world("a 12 tiny"), to_restore={"a": ("tiny",)})
+    assert (stayed.actions, stayed.restored) == ((), {"a": {"tiny"}})
+    # Why an operator's load would be undone.
+    for flag, why in (
+        ("", "tiny is loaded on b, and by its max_replicas on 1 at most"),
+        ("refused", "a is not admitted: admit it first"),
+        ("leaving", "a is stopping: it is loaded there once it is back"),
+        ("draining", "a is draining: resume it first"),
+        ("unready", "a takes no loads now: its problems are on its page"),
+    ):
+        there = world(f"a 12 {flag}; b 12 tiny")
+        assert why_not_loaded_on(PLAIN, there.neurons[0], there, ()).startswith(why)
+    assert "may run on b only" in why_not_loaded_on(ON_B, host_of("a 12"), there, ())
 
 
 ON_B = entry("tiny", 10, pinned=True, pinned_on=("b",))
@@ -136,29 +157,6 @@ def test_after_a_drain(what, models: str, there: str, expected: str, restored) -
     found = plan(catalogue(PLAIN, OTHER), world(there), to_restore=to_restore)
     assert briefs(found.actions) == expected, what
     assert found.restored == ({} if restored is None else {"a": restored}), what
-
-
-def test_what_makes_room_on_its_own_neuron_is_loaded_there_again_once_it_has_left() -> None:
-    offered = catalogue(PLAIN, entry("new", 10))
-    known = {"to_restore": {"a": ("tiny",)}, "loading": frozenset({("new", "a")})}
-    leaves = frozenset({("tiny", "a")})
-    there = plan(offered, world("a 12 tiny"), evicting=leaves, **known)
-    assert (there.actions, there.restored) == ((), {})
-    gone = plan(offered, world("a 12 new,loading"), evicting=leaves, **known)
-    assert (briefs(gone.actions), gone.restored) == ("load tiny a/cuda:0", {})
-    stayed = plan(offered, world("a 12 tiny"), to_restore={"a": ("tiny",)})
-    assert (stayed.actions, stayed.restored) == ((), {"a": {"tiny"}})
-    # Why an operator's load would be undone.
-    for flag, why in (
-        ("", "tiny is loaded on b, and by its max_replicas on 1 at most"),
-        ("refused", "a is not admitted: admit it first"),
-        ("leaving", "a is stopping: it is loaded there once it is back"),
-        ("draining", "a is draining: resume it first"),
-        ("unready", "a takes no loads now: its problems are on its page"),
-    ):
-        there = world(f"a 12 {flag}; b 12 tiny")
-        assert why_not_loaded_on(PLAIN, there.neurons[0], there, ()).startswith(why)
-    assert "may run on b only" in why_not_loaded_on(ON_B, host_of("a 12"), there, ())
 
 
 SMALL = "small 10/12"

@@ -155,9 +155,7 @@ def test_who_did_not_fit_is_soon_placed_by_what_it_needs() -> None:
             failed = {"status_age_s": age_s, "failure": UNFIT, "num_failed_loads": num}
             there = host("a", FAILED, free_gib=10, **failed)
             assert isinstance(decide(there, entry=KNOWN), kind), num
-
-
-def test_a_failure_is_not_tried_again_before_something_has_changed() -> None:
+    # A failure is not tried again before something has changed; elsewhere it is, and by hand.
     crashed = LoadFailure(code="engine_crashed", message="signal 9")
     failed = {"status_age_s": 9e6, "failure": crashed}
     there = host("a", FAILED, is_unchanged=True, **failed)

@@ -98,6 +98,19 @@ def test_a_neuron_that_blinks_is_waited_for_and_two_copies_do_not_stay() -> None
     there = world("a 12 tiny; b 60 tiny")
     actions = act(catalogue(PLAIN), there, to_restore={"a": ("tiny",)})
     assert briefs(actions) == "unload tiny b", "a substitute, even from a roomier host"
+    # Two loads of one tick do not share a card, and a tick starts a few.
+    offered = catalogue(entry("one", 10, pinned=True), entry("two", 10, pinned=True))
+    assert briefs(act(offered, world("a 12 12"))) == "load one a/cuda:0, load two a/cuda:1"
+    assert len(act(offered, world("a 12"))) == 1
+    many = catalogue(*(entry(f"m{number}", 1, pinned=True) for number in range(20)))
+    assert len(act(many, world("a 24"))) == MAX_LOADS_A_TICK
+    two = world("a 12; b 12")  # a load that no heartbeat has yet counts
+    assert act(catalogue(PINNED), two, loading=LOADING_THERE) == ()
+    assert briefs(act(catalogue(TWICE), two, loading=LOADING_THERE)) == TO_B
+    for num, wait_s in ((1, 10), (2, 20), (4, 80), (8, 600), (99, 600)):
+        for age_s in (wait_s - 1, wait_s + 1):
+            known = {"num_failures": {"tiny": num}, "failed_age_s": {"tiny": age_s}}
+            assert bool(act(catalogue(PINNED), world("a 12"), **known)) == (age_s > wait_s)
 
 
 EXTRA, SETTLED = f"used={EXTRA_IDLE_S}", f"used=0.5,age={SETTLED_S}"
@@ -135,21 +148,6 @@ def test_what_is_surplus(what, tiny, there: str, leaves: str) -> None:
     assert briefs(actions) == (f"unload tiny {leaves}" if leaves else ""), what
     known = frozenset({("tiny", leaves)})
     assert not act(offered, world(there), unloading=known), "it is not asked again"
-
-
-def test_two_loads_of_one_tick_do_not_share_a_card_and_a_tick_starts_a_few() -> None:
-    offered = catalogue(entry("one", 10, pinned=True), entry("two", 10, pinned=True))
-    assert briefs(act(offered, world("a 12 12"))) == "load one a/cuda:0, load two a/cuda:1"
-    assert len(act(offered, world("a 12"))) == 1
-    many = catalogue(*(entry(f"m{number}", 1, pinned=True) for number in range(20)))
-    assert len(act(many, world("a 24"))) == MAX_LOADS_A_TICK
-    two = world("a 12; b 12")  # a load that no heartbeat has yet counts
-    assert act(catalogue(PINNED), two, loading=LOADING_THERE) == ()
-    assert briefs(act(catalogue(TWICE), two, loading=LOADING_THERE)) == TO_B
-    for num, wait_s in ((1, 10), (2, 20), (4, 80), (8, 600), (99, 600)):
-        for age_s in (wait_s - 1, wait_s + 1):
-            known = {"num_failures": {"tiny": num}, "failed_age_s": {"tiny": age_s}}
-            assert bool(act(catalogue(PINNED), world("a 12"), **known)) == (age_s > wait_s)
 
 
 MODELS = st.tuples(st.sampled_from([4, 8, 12]), st.booleans(), st.integers(1, 2))

@@ -107,9 +107,7 @@ def test_the_state_of_replicas() -> None:
     new = neuron("b", holds=(replica("tiny", on="b", in_flight=9, spec_digest=digest),))
     assert place(tiny, fleet(old, new)) == Route(neuron="b", model="tiny")
     assert place(tiny, fleet(old)) == Route(neuron="a", model="tiny")
-
-
-def test_which_failures_go_on() -> None:
+    # Which failures go on.
     for is_own, is_sent, fails_over, failures in (
         (True, False, True, "no_neuron 503, repo_fetch_failed 422, model_loading 503"),
         (True, False, False, "insufficient_quota 429, network_not_allowed 403"),
