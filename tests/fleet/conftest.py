@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import redis
 from kombu.exceptions import OperationalError
+from msgspec import structs
 
 from fleet import neuron_client, selectors, services, tasks
 from fleet.live import reading as live
 from fleet.models import CatalogueModel
 from fleet.watch import FleetWatch
 from inference.protocol import keys
-from inference.protocol.engine import EngineStats
 from inference.protocol.heartbeat import (
     PROTOCOL,
     DeviceInfo,
@@ -27,102 +29,95 @@ from inference.protocol.heartbeat import (
     ReplicaStatus,
     encode_heartbeat,
 )
-from inference.protocol.load_report import LoadReport
 from inference.version import VERSION
 from metering.audit import COMMAND
+from tests.fleet.commands.conftest import run_command  # noqa: F401
+from tests.fleet.hub.conftest import hub  # noqa: F401
 from tests.fleet.ordered import ordered
+from tests.fleet.services.invited_hosts import shared_redis  # noqa: F401
 from tests.inference.reports import engine_stats, load_report
 
 GIB = 1024**3
 NOW_UNIX_S = 1_700_000_000.0
 
 
-def device(**changes: Any) -> DeviceInfo:
-    values: dict[str, Any] = {
-        "index": 0,
-        "kind": "cpu",
-        "name": "a processor",
-        "total_memory_bytes": 16 * GIB,
-        "free_memory_bytes": 8 * GIB,
-    }
-    return DeviceInfo(**values | changes)
-
-
-def report(**changes: Any) -> LoadReport:
-    values: dict[str, Any] = {
-        "dtype": "bfloat16",
-        "num_parameters": 1000,
-        "weight_bytes": 2 * GIB,
-        "kv_bytes": GIB,
-        "num_kv_blocks": 64,
-        "context_tokens": 1024,
-        "vocab_size": 100,
-        "load_seconds": 1.5,
-        "generation_defaults": {"temperature": 0.6, "top_k": 20},
-    }
-    return load_report(**values | changes)
-
-
-def replica(**changes: Any) -> ReplicaState:
-    """READY unless ``changes`` has a status, and in that state for a minute."""
-    values: dict[str, Any] = {
-        "model": "tiny",
-        "job_id": "some-job",
-        "status": ReplicaStatus.READY,
-        "since_unix_s": NOW_UNIX_S - 60,
-    }
-    return ReplicaState(**values | changes)
+device = partial(
+    structs.replace,
+    DeviceInfo(
+        index=0,
+        kind="cpu",
+        name="a processor",
+        total_memory_bytes=16 * GIB,
+        free_memory_bytes=8 * GIB,
+    ),
+)
+report = partial(
+    load_report,
+    dtype="bfloat16",
+    num_parameters=1000,
+    weight_bytes=2 * GIB,
+    kv_bytes=GIB,
+    num_kv_blocks=64,
+    context_tokens=1024,
+    vocab_size=100,
+    load_seconds=1.5,
+    generation_defaults={"temperature": 0.6, "top_k": 20},
+)
+# In its state for a minute.
+replica = partial(
+    ReplicaState,
+    model="tiny",
+    job_id="some-job",
+    status=ReplicaStatus.READY,
+    since_unix_s=NOW_UNIX_S - 60,
+)
+# The second of two stages, of a model that another neuron serves.
+stage = partial(
+    HeldStage,
+    model="large",
+    job_id="job",
+    order="",
+    engine_neuron="attic",
+    index=1,
+    num_stages=2,
+    layers=(20, 32),
+    device="cuda:0",
+    status=HeldStageStatus.READY,
+    since_unix_s=0.0,
+    memory_bytes=3 * GIB,
+)
+HOST = HostInfo(
+    hostname="beast.local",
+    os="Linux",
+    num_cores=8,
+    total_memory_bytes=16 * GIB,
+    free_memory_bytes=8 * GIB,
+)
 
 
 def heartbeat(name: str = "beast", **changes: Any) -> NeuronHeartbeat:
     values: dict[str, Any] = {
-        "name": name,
         "epoch": "epoch-1",
         "version": VERSION,
         "protocol": PROTOCOL,
         "started_unix_s": NOW_UNIX_S - 600,
         "time_unix_s": NOW_UNIX_S,
-        "host": HostInfo(
-            hostname="beast.local",
-            os="Linux",
-            num_cores=8,
-            total_memory_bytes=16 * GIB,
-            free_memory_bytes=8 * GIB,
-        ),
+        "host": HOST,
         "devices": [device()],
         "replicas": [],
     }
-    return NeuronHeartbeat(**values | changes)
+    return NeuronHeartbeat(**{"name": name} | values | changes)
 
 
-def stage(**changes: Any) -> HeldStage:
-    """The second of two stages, of a model that another neuron serves."""
-    values: dict[str, Any] = {
-        "model": "large",
-        "job_id": "job",
-        "order": "",
-        "engine_neuron": "attic",
-        "index": 1,
-        "num_stages": 2,
-        "layers": (20, 32),
-        "device": "cuda:0",
-        "status": HeldStageStatus.READY,
-        "since_unix_s": 0.0,
-        "memory_bytes": 3 * GIB,
-    }
-    return HeldStage(**values | changes)
-
-
-@dataclass
-class Build:
-    """The builders, for tests to ask for by one fixture."""
-
-    device: Callable[..., DeviceInfo] = field(default=device)
-    report: Callable[..., LoadReport] = field(default=report)
-    stats: Callable[..., EngineStats] = field(default=engine_stats)
-    replica: Callable[..., ReplicaState] = field(default=replica)
-    stage: Callable[..., HeldStage] = field(default=stage)
-    heartbeat: Callable[..., NeuronHeartbeat] = field(default=heartbeat)
+# The builders, for tests to ask for by one fixture.
+BUILD = SimpleNamespace(
+    device=device,
+    report=report,
+    stats=engine_stats,
+    replica=replica,
+    stage=stage,
+    heartbeat=heartbeat,
+)
 
 
 @dataclass
@@ -139,8 +134,8 @@ class SentTasks:
 
 
 @pytest.fixture
-def build() -> Build:
-    return Build()
+def build() -> SimpleNamespace:
+    return BUILD
 
 
 @pytest.fixture
@@ -171,9 +166,15 @@ def beat(publish: Callable[..., NeuronHeartbeat]) -> Callable[..., NeuronHeartbe
     return beat
 
 
+def offer(name: str = "tiny", **values: Any) -> CatalogueModel:
+    """The catalogue has the model, of a wheel of its name by default."""
+    values = {"name": name, "source": f"pypi:{name}"} | values
+    return services.catalogue_model_create(actor=COMMAND, **values)
+
+
 @pytest.fixture
 def model() -> CatalogueModel:
-    return services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny")
+    return offer()
 
 
 @pytest.fixture(autouse=True)

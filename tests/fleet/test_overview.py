@@ -1,5 +1,4 @@
-"""The fleet at one look: what it holds, what needs attention first, and that its queries do not
-grow with the fleet."""
+"""The fleet at one look, and what needs attention first."""
 
 from __future__ import annotations
 
@@ -26,6 +25,7 @@ from metering import request_records
 from metering.audit import COMMAND
 from metering.models import UsageHour
 from metering.selectors import BudgetStatus
+from tests.fleet.conftest import offer
 from tests.metering.request_records.records import ended
 
 pytestmark = pytest.mark.django_db
@@ -33,19 +33,10 @@ pytestmark = pytest.mark.django_db
 GIB = 1024**3
 
 
-def used(at: datetime, tokens: int, **changes: Any) -> None:
-    figures = {"prompt_tokens": tokens, "completion_tokens": 1, **changes}
-    request_records.insert([ended(ended_unix_s=at.timestamp(), **figures)])
-
-
 def test_neurons_devices_replicas_and_models(beat, build, monkeypatch) -> None:
-    services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny")
-    wanted = {"name": "wanted", "source": "pypi:wanted", "min_replicas": 1}
-    services.catalogue_model_create(actor=COMMAND, **wanted)
-    cards = [
-        build.device(kind="cuda", index=index, utilization_percent=71, temperature_c=63)
-        for index in (0, 1)
-    ]
+    offer()
+    offer("wanted", min_replicas=1)
+    cards = [build.device(kind="cuda", index=index, utilization_percent=71) for index in (0, 1)]
     for stages in ([build.stage()], []):
         beat(devices=cards, stages=stages)
         overview = fleet_overview()
@@ -54,26 +45,22 @@ def test_neurons_devices_replicas_and_models(beat, build, monkeypatch) -> None:
         assert neuron.devices[0].held == held and not neuron.replicas
         (row,) = neuron_rows(overview, [neuron])
         assert row["load"] == ("stages of other hosts' models" if stages else "nothing loaded")
-    loaded = build.replica(
-        devices=["cuda:0", "cuda:1"],
-        memory_bytes=6 * GIB,
-        stats=build.stats(in_flight=2, kv_blocks_used=16, decode_tokens_per_s=40.0),
-    )
-    beat(devices=cards, replicas=[loaded])
+    stats = build.stats(in_flight=2, kv_blocks_used=16, decode_tokens_per_s=40.0)
+    both = {"devices": ["cuda:0", "cuda:1"], "memory_bytes": 6 * GIB}
+    beat(devices=cards, replicas=[build.replica(stats=stats, **both)])
     overview = fleet_overview()
     (neuron,) = overview.neurons
     card = neuron.devices[1]
-    assert (card.id, card.utilization_percent, card.temperature_c) == ("cuda:1", 71, 63)
+    assert (card.id, card.utilization_percent) == ("cuda:1", 71)
     assert card.held == (HeldMemory(model="tiny", num_bytes=3 * GIB),)
     (replica,) = neuron.replicas
     assert (replica.in_flight, replica.kv_blocks_used, replica.kv_blocks_total) == (2, 16, 64)
     models = {one.name: (one.status, one.replicas, one.has_outdated) for one in overview.models}
     assert models == {"tiny": ("ready", 1, False), "wanted": ("unloaded", 0, False)}
     assert [finding.kind for finding in overview.attention] == ["too_few_replicas"]
-    services.neuron_drain(actor=COMMAND, neuron_name="beast")
-    assert fleet_overview().neurons[0].coming_back == (), "it drains still"
-    services.neuron_resume(actor=COMMAND, neuron_name="beast")
-    assert fleet_overview().neurons[0].coming_back == ("tiny",)
+    for wish, coming_back in ((services.neuron_drain, ()), (services.neuron_resume, ("tiny",))):
+        wish(actor=COMMAND, neuron_name="beast")
+        assert fleet_overview().neurons[0].coming_back == coming_back
     nowhere = redis.Redis.from_url("unix:///nonexistent/redis.sock")
     monkeypatch.setattr(live, "redis_client", lambda: nowhere)
     overview = fleet_overview()
@@ -81,23 +68,15 @@ def test_neurons_devices_replicas_and_models(beat, build, monkeypatch) -> None:
     assert overview.neurons[0].devices[0].utilization_percent is None
 
 
-def test_disks_downloads_and_jobs(beat, build, redis_db, sent) -> None:
-    services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny")
+def test_disks_downloads_and_jobs(beat, build, redis_db, sent, model) -> None:
     beat()
     disk = {"disk_total_bytes": 100 * GIB, "disk_free_bytes": 4 * GIB}
     report = CacheReport(neuron="beast", time_unix_s=110.0, cached=[], jobs=[], **disk)
     redis_db.set(keys.downloads_key("beast"), encode_cache_report(report))
     now = timezone.now()
-    Download.objects.create(
-        neuron=Neuron.objects.get(),
-        kind="pull",
-        source="huggingface:org/big",
-        status="running",
-        bytes_done=25,
-        bytes_total=100,
-        started_at=now - timedelta(seconds=10),
-        reported_at=now,
-    )
+    times = {"started_at": now - timedelta(seconds=10), "reported_at": now}
+    pull = {"neuron": Neuron.objects.get(), "source": "huggingface:org/big", "status": "running"}
+    Download.objects.create(**pull, **times, bytes_done=25, bytes_total=100)
     overview = fleet_overview()
     (download,) = overview.downloads
     assert (download.source, download.progress_fraction) == ("huggingface:org/big", 0.25)
@@ -115,27 +94,27 @@ def test_disks_downloads_and_jobs(beat, build, redis_db, sent) -> None:
 
 
 def test_traffic_by_minute_and_what_today_cost(beat, monkeypatch) -> None:
+    def used(minutes_ago: int, tokens: int, **changes: Any) -> None:
+        ended_unix_s = (now - timedelta(minutes=minutes_ago)).timestamp()
+        figures = {"prompt_tokens": tokens, "completion_tokens": 1, **changes}
+        request_records.insert([ended(ended_unix_s=ended_unix_s, **figures)])
+
     beat()
     now = timezone.now()
     monkeypatch.setattr("django.utils.timezone.now", lambda: now)  # it may be midnight soon
-    used(now, 100)
-    used(now, 20)
-    used(now - timedelta(minutes=5), 3)
-    used(now - timedelta(hours=2), 9)
-    used(now, 0, status=429, outcome="rate_limited", completion_tokens=0)
+    for minutes_ago, tokens in ((0, 100), (0, 20), (5, 3), (120, 9)):
+        used(minutes_ago, tokens)
+    used(0, 0, status=429, outcome="rate_limited", completion_tokens=0)
     midnight = datetime.combine(now.date(), datetime.min.time(), UTC)
-    UsageHour.objects.create(
-        hour=midnight, account="research", model="tiny", requests=4, cost_micro_usd=20
-    )
-    UsageHour.objects.create(
-        hour=midnight - timedelta(hours=1), account="research", model="tiny", cost_micro_usd=500
-    )
+    of_tiny = {"account": "research", "model": "tiny"}
+    UsageHour.objects.create(hour=midnight, requests=4, cost_micro_usd=20, **of_tiny)
+    UsageHour.objects.create(hour=midnight - timedelta(hours=1), cost_micro_usd=500, **of_tiny)
     overview = fleet_overview()
     assert len(overview.minutes) == 30
     assert sum(minute.requests for minute in overview.minutes) == 3
     assert sum(minute.tokens for minute in overview.minutes) == 126
     assert (overview.requests_today, overview.spent_today_micro_usd) == (4, 20)
-    used(now - timedelta(minutes=1), 7)
+    used(1, 7)
     values = [tile["value"] for tile in board_of(fleet_overview())["tiles"]]
     assert values == ["1", "8", "0", "0", "$0.00002"], "the last whole minute counts"
 
@@ -169,12 +148,6 @@ def replica(**changes: Any) -> ReplicaLine:
     return ReplicaLine(**values | {"devices": ("cuda:0",), "memory_bytes": None} | changes)
 
 
-def model(replicas: int, min_replicas: int) -> ModelLine:
-    status = "ready" if replicas else "unloaded"
-    numbers = {"replicas": replicas, "min_replicas": min_replicas, "max_replicas": 4}
-    return ModelLine(name="tiny", status=status, pinned=False, **numbers)
-
-
 def budget(left: int, **changes: Any) -> BudgetStatus:
     values: dict[str, Any] = {"id": 1, "on": "account", "owner": "research", "unit": "micro_usd"}
     values |= {"cap": 10_000_000, "spent": 10_000_000 - left, "reserved": 0, "left": left}
@@ -184,26 +157,10 @@ def budget(left: int, **changes: Any) -> BudgetStatus:
 
 WELL: dict[str, Any] = {
     "neurons": (neuron(replicas=(replica(),), disk_total_bytes=100, disk_free_bytes=50),),
-    "models": (model(1, 1),),
+    "models": (),
     "budgets": (),
     "is_live": True,
 }
-
-
-def of_neuron(**changes: Any) -> dict[str, Any]:
-    return {"neurons": (neuron(**changes),)}
-
-
-def of_replica(**changes: Any) -> dict[str, Any]:
-    return of_neuron(replicas=(replica(**changes),))
-
-
-def by_a_limit(account: str, cause: str = "") -> Refused:
-    return Refused("rate_limit_exceeded", account, cause=cause)
-
-
-def by_a_break(account: str, key: str = "") -> Refused:
-    return Refused("request_broke_worker", account, key)
 
 
 def test_what_needs_attention_first() -> None:
@@ -214,34 +171,41 @@ def test_what_needs_attention_first() -> None:
         for text, start in zip(words, expected, strict=True):
             assert text.startswith(start)
 
-    def disk(free: int) -> dict[str, Any]:
-        return of_neuron(disk_total_bytes=100, disk_free_bytes=free)
+    def of_neuron(*expected: str, **changes: Any) -> None:
+        finds({"neurons": (neuron(**changes),)}, *expected)
 
-    nearly = "disk_nearly_full: the disk of beast is nearly full:"
-    older = neuron(version="1.0", problems=("it runs helexa 1.0, and the control 2.0",))
+    def of_replica(*expected: str, **changes: Any) -> None:
+        of_neuron(*expected, replicas=(replica(**changes),))
+
+    def of_model(least: int, has: int, *expected: str) -> None:
+        values = {"status": "ready", "replicas": has, "min_replicas": least, "max_replicas": 4}
+        finds({"models": (ModelLine(name="tiny", pinned=False, **values),)}, *expected)
+
+    def by_a_limit(account: str, cause: str = "") -> Refused:
+        return Refused("rate_limit_exceeded", account, cause=cause)
+
     finds({})
     finds({"is_live": False}, "urgent redis_away: Redis does not answer")
     finds({"neurons": ()}, "warning no_neuron: no neuron has joined yet")
-    finds(of_neuron(status="away", version="1.0"), "urgent neuron_away: beast is away")
-    finds(of_neuron(status="refused"), "notice neuron_refused: beast is not admitted")
-    finds(of_neuron(problems=("no driver",)), "warning neuron_problem: beast: no driver")
-    finds(
-        of_replica(status="failed", failure="out of memory"),
-        "urgent model_failing: tiny failed on beast: out of memory",
-    )
-    outdated = "warning outdated: tiny on beast is outdated: reload it"
-    finds(of_replica(is_outdated=True), outdated)
-    finds(of_replica(is_outdated=True, status="draining"))
+    of_neuron("urgent neuron_away: beast is away", status="away", version="1.0")
+    of_neuron("notice neuron_refused: beast is not admitted", status="refused")
+    of_neuron("warning neuron_problem: beast: no driver", problems=("no driver",))
+    failing = {"status": "failed", "failure": "out of memory"}
+    of_replica("urgent model_failing: tiny failed on beast: out of memory", **failing)
+    of_replica("warning outdated: tiny on beast is outdated: reload it", is_outdated=True)
+    of_replica(is_outdated=True, status="draining")
+    older = neuron(version="1.0", problems=("it runs helexa 1.0, and the control 2.0",))
     finds(
         {"neurons": (older, neuron("box", version="1.5"), neuron("new"))},
         "warning version_mismatch: not of this version, 2.0: beast (1.0), box (1.5)",
     )
-    finds(disk(10))
-    finds(disk(9), f"warning {nearly} 9%")
-    finds(disk(1), f"urgent {nearly} 1%")
+    nearly = "disk_nearly_full: the disk of beast is nearly full:"
+    for free, expected in ((10, ()), (9, (f"warning {nearly} 9%",)), (1, (f"urgent {nearly} 1%",))):
+        of_neuron(*expected, disk_total_bytes=100, disk_free_bytes=free)
     few = "too_few_replicas: tiny has"
-    finds({"models": (model(0, 1),)}, f"urgent {few} 0 of at least 1 replicas")
-    finds({"models": (model(1, 2),)}, f"warning {few} 1 of at least 2 replicas")
+    of_model(1, 1)
+    of_model(1, 0, f"urgent {few} 0 of at least 1 replicas")
+    of_model(2, 1, f"warning {few} 1 of at least 2 replicas")
     of_research = "the budget of the account research:"
     finds(
         {"budgets": (budget(500_000),)},
@@ -269,20 +233,19 @@ def test_what_needs_attention_first() -> None:
         "notice account_refused: lab was refused once lately by its budget",
     )
     assert LIMITS.keys() == set(Cause), "every cause has its words"
-    broke = {by_a_break("research", "hx-bad"): 3, by_a_break("research", "hx-unlucky"): 2}
+    broke = (("research", "hx-bad", 3), ("research", "hx-unlucky", 2), ("anonymous", "", 4))
     finds(
-        {"refused": broke | {by_a_break("anonymous"): 4}},
+        {"refused": {Refused("request_broke_worker", who, key): num for who, key, num in broke}},
         "urgent key_breaks_workers: the key hx-bad of research sent 3 requests lately that",
         "urgent key_breaks_workers: anonymous sent 4 requests lately",
     )
-    hosts = (neuron(problems=("no driver",)), neuron("gone", status="away"))
     finds(
-        {"neurons": hosts, "budgets": (budget(0),)},
+        {
+            "neurons": (neuron(problems=("no driver",)), neuron("gone", status="away")),
+            "budgets": (budget(0),),
+            "refused": {Refused("insufficient_quota", "research"): 17},
+        },
         "urgent neuron_away: gone is away",
         "warning neuron_problem: beast: no driver",
-        "notice budget_spent",
-    )
-    finds(
-        {"budgets": (budget(0),), "refused": {Refused("insufficient_quota", "research"): 17}},
         f"notice budget_spent: {of_research} $0.00",
     )

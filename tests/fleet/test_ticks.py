@@ -1,9 +1,9 @@
-"""The control's ticks over a real Redis: what one records and decides, which of them pass because
-nothing has changed, what is remembered from tick to tick, and queues and devices as samples."""
+"""One control leads and ticks: what a tick records, decides and remembers, and which pass."""
 
 from __future__ import annotations
 
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,29 +16,148 @@ from django.db import OperationalError, connection
 from django.test.utils import CaptureQueriesContext
 
 from fleet import leadership, services, tasks, watch
+from fleet.errors import DeposedError
+from fleet.leadership import Leadership
 from fleet.lifecycles import NeuronStatus
 from fleet.live import reading as live
 from fleet.live.desired_state import TimeSlice
+from fleet.live.reports import Report
 from fleet.live.snapshot import GRACE_S, Absences, FleetSnapshot
-from fleet.models import CatalogueModel, Device, Invitation, LoadJob, Neuron
+from fleet.models import CatalogueModel, ControlTerm, Device, Invitation, LoadJob, Neuron
 from fleet.placement.decisions import Plan
 from fleet.placement.reconcile import reconcile
 from fleet.services import reconciling
 from fleet.tasks import Samples
 from fleet.watch import GATEWAY_SILENCE_S, FleetWatch, IdleTicks
-from helexa_site.celery import EVERY_S, app
+from helexa_site.celery import EVERY_S, TASK_FORGET_RESPONSES, TASK_ROLL_UP_SERIES, Ticks, app
 from inference.protocol import keys
 from inference.protocol.heartbeat import (
-    ReplicaStatus,
     WaitingModel,
     WaitingReport,
     encode_waiting_report,
 )
+from inference.protocol.keys import CONTROL_LEADER
 from metering.audit import COMMAND
 from metering.models import SeriesRow
+from tests.fleet.conftest import offer
 from tests.fleet.placement.fleets import busy, card, fleet, neuron, replica
 
 pytestmark = pytest.mark.django_db(transaction=True)
+HOUSEKEEPING = (TASK_FORGET_RESPONSES, TASK_ROLL_UP_SERIES)
+
+
+class Clock:
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+LONG_S = 600
+
+
+@pytest.fixture
+def control(redis_db: redis.Redis, monkeypatch: pytest.MonkeyPatch):
+    # A test is one transaction, and a busy machine may let it wait.
+    monkeypatch.setattr("fleet.leadership.FROZEN_SESSION_S", LONG_S)
+    monkeypatch.setattr("fleet.leadership.LEASE_S", LONG_S)
+
+    def make(clock: Clock | None = None) -> Leadership:
+        return Leadership(lambda: redis_db, clock=clock or Clock())
+
+    return make
+
+
+def test_one_leads_until_it_resigns(control, redis_db) -> None:
+    clock = Clock()
+    first, second = control(clock), control(clock)
+    for _ in range(2):
+        assert first.leads() and not second.leads()
+        assert 0 < redis_db.pttl(CONTROL_LEADER) <= LONG_S * 1000
+        clock.now_s += 2
+    assert ControlTerm.objects.get().number == 1
+    second.resign()
+    assert not second.leads(), "it had no lease to release"
+    first.resign()
+    assert second.leads() and ControlTerm.objects.get().number == 2
+    redis_db.flushall()  # a Redis that came back empty begins a new term
+    clock.now_s += 2
+    assert second.leads()
+    with second.fenced():
+        pass
+    assert ControlTerm.objects.get().number == 3
+
+
+def test_a_silent_leader_is_followed_and_writes_nothing_more(control, redis_db, build) -> None:
+    clock, clients = Clock(), [redis_db]
+    first, second = (Leadership(lambda: clients[-1], clock=clock) for _ in range(2))
+    assert first.leads()
+    clients.append(redis.Redis.from_url("redis://127.0.0.1:1/0"))
+    clock.now_s += 60
+    assert first.leads() and not second.leads(), "without Redis the term holds"
+    with first.fenced():
+        pass
+    clients.pop()
+    redis_db.delete(CONTROL_LEADER)  # its lease has expired; it does not know yet
+    assert second.leads()
+    report = Report("beast", build.heartbeat())
+    with pytest.raises(DeposedError):
+        with first.fenced():
+            services.report_record(report=report)
+    assert not Neuron.objects.exists() and not first.leads()
+    with second.fenced():
+        services.report_record(report=report)
+    assert Neuron.objects.exists()
+
+
+def test_ticks_run_on_the_leader_alone(control, publish, monkeypatch, caplog) -> None:
+    publish()
+    ticks, leader = Ticks(), control()
+    assert leader.leads()
+    for one, num_neurons in ((control(), 0), (leader, 1)):
+        monkeypatch.setattr("fleet.leadership.this_control", one)
+        ticks.run(tasks.tick.name)
+        assert Neuron.objects.count() == num_neurons
+    ticks.run("no.such.task")
+    assert "no.such.task broke" in caplog.text
+    began, may_end = threading.Event(), threading.Event()
+    runs: list[str] = []
+
+    def forgetting() -> None:
+        runs.append("forgetting")
+        began.set()
+        assert may_end.wait(60)
+
+    monkeypatch.setitem(app.tasks, "a tick", lambda: runs.append("tick"))
+    for task in HOUSEKEEPING:
+        monkeypatch.setitem(app.tasks, task, forgetting)
+        began.clear()
+        may_end.clear()
+        under_way = ticks.run(task)
+        assert under_way is not None and began.wait(60)
+        assert ticks.run(task) is under_way
+        ticks.run("a tick")
+        may_end.set()
+        under_way.result(60)
+    assert runs == ["forgetting", "tick"] * len(HOUSEKEEPING)
+    again = ticks.run(HOUSEKEEPING[0])
+    assert again is not None
+    again.result(60)
+    assert runs[-1] == "forgetting"
+
+
+def test_each_task_runs_whenever_it_is_due(monkeypatch) -> None:
+    monkeypatch.setattr("helexa_site.celery.EVERY_S", {"often": 0.001, "seldom": 0.003})
+    ticks, ran = Ticks(), []
+
+    def run(task: str) -> None:
+        ran.append(task)
+        if ran.count("seldom") == 3:
+            ticks._stopping.set()
+
+    monkeypatch.setattr(ticks, "run", run)
+    ticks._run()
+    assert ran.count("often") >= 3
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +176,7 @@ def passes(publish: Any, build: Any) -> Iterator[Callable[[], bool]]:
             tasks.tick()
         return not len(queries)
 
-    services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny")
+    offer()
     publish(replicas=[build.replica(stats=build.stats())])
     # The first publishes the desired states, which the second finds.
     assert [tick_passes(), tick_passes(), tick_passes()] == [False, False, True]
@@ -74,7 +193,7 @@ def test_what_works_or_changes_has_whole_ticks(passes, publish, build, redis_db)
         assert [passes(), passes(), passes()] == [False, False, False]
     publish(replicas=[])
     assert [passes(), passes()] == [False, True]
-    services.catalogue_model_create(actor=COMMAND, name="other", source="pypi:tiny")
+    offer("other", source="pypi:tiny")
     assert [passes(), passes()] == [False, True]
     report = WaitingReport(beat=1, models={"?": WaitingModel(num_requests=1, oldest_s=1.0)})
     redis_db.hset(keys.WAITING, "gateway", encode_waiting_report(report))
@@ -148,20 +267,16 @@ def test_a_pinned_model_from_first_heartbeat_to_loaded(publish, build, sent, mon
         return reconcile(*args, **named)
 
     monkeypatch.setattr(reconciling, "reconcile", think)
-    services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny", pinned=True)
+    offer(pinned=True)
     publish()
     tasks.tick()
     job = LoadJob.objects.get()
     assert in_transaction == [False], "nothing is locked while the control thinks"
     assert (job.neuron.name, job.requested_by, job.devices) == ("beast", "control", ["cpu"])
-    ((name, (spec,), _),) = sent.tasks
-    assert (name, spec["devices"]) == ("neuron.load_model", ["cpu"])
-    for status, expected in (("loading", "running"), ("ready", "succeeded")):
-        publish(replicas=[build.replica(job_id=str(job.pk), status=ReplicaStatus(status))])
-        tasks.tick()
-        job.refresh_from_db()
-        assert job.status == expected
-    assert LoadJob.objects.count() == 1
+    assert [name for name, *_ in sent.tasks] == ["neuron.load_model"]
+    publish(replicas=[build.replica(job_id=str(job.pk))])
+    tasks.tick()
+    assert [one.status for one in LoadJob.objects.all()] == ["succeeded"]
 
 
 def test_a_neuron_that_falls_silent_is_marked_away(publish, redis_db, monkeypatch) -> None:
@@ -172,11 +287,8 @@ def test_a_neuron_that_falls_silent_is_marked_away(publish, redis_db, monkeypatc
         patched.setattr(live, "redis_client", lambda: nowhere)
         tasks.tick()  # while Redis is away nothing is recorded
     redis_db.delete(keys.heartbeat_key("beast"))
-    began_s = time.monotonic()
-    for term_began_s, status in (
-        (began_s, NeuronStatus.ONLINE),  # it may be connecting
-        (began_s - tasks.CONNECTING_S, NeuronStatus.AWAY),
-    ):
+    for ago_s, status in ((0, NeuronStatus.ONLINE), (tasks.CONNECTING_S, NeuronStatus.AWAY)):
+        term_began_s = time.monotonic() - ago_s  # it may be connecting
         monkeypatch.setattr(leadership.this_control, "_term_began_s", term_began_s)
         tasks.tick()
         assert Neuron.objects.get().status == status
@@ -185,22 +297,8 @@ def test_a_neuron_that_falls_silent_is_marked_away(publish, redis_db, monkeypatc
 def test_every_tick_has_its_task_and_messages_are_json_and_nothing_else() -> None:
     app.loader.import_default_modules()  # as a worker does at its start
     assert set(EVERY_S) <= set(app.tasks)
-    assert app.conf.accept_content == ["json"]
-    assert app.conf.task_serializer == "json"
+    assert (app.conf.accept_content, app.conf.task_serializer) == (["json"], "json")
     assert app.conf.task_ignore_result
-
-
-def test_a_neuron_that_falls_silent_is_expected_back_for_a_while() -> None:
-    absences, empty = Absences(), fleet()
-    holder = neuron("a", card(free=2), holds=(replica("tiny"),))
-    assert absences.noted(fleet(holder), 0.0).absent == ()
-    blinking = absences.noted(empty, 3.0)
-    assert (blinking.absent_holders("tiny"), blinking.absent_holders("other")) == (("a",), ())
-    assert absences.noted(fleet(holder), 5.0).absent == ()
-    assert absences.noted(empty, 5.0 + GRACE_S).absent == ()
-    assert absences.noted(empty, 6.0).absent == (), "once given up it is not expected again"
-    absences.noted(fleet(replace(holder, is_leaving=True)), 7.0)
-    assert absences.noted(empty, 8.0).absent == (), "it announced its end"
 
 
 def test_what_waits_and_time_slices_are_remembered_from_tick_to_tick() -> None:
@@ -234,12 +332,20 @@ def test_what_waits_and_time_slices_are_remembered_from_tick_to_tick() -> None:
         watch.keep([older], now_s)
     watch.keep([], 16.0)
     assert watch.time_slices(published, 17.0) == ()
+    # A neuron that falls silent is expected back for a while.
+    absences, empty = Absences(), fleet()
+    holder = neuron("a", card(free=2), holds=(replica("tiny"),))
+    assert absences.noted(fleet(holder), 0.0).absent == ()
+    blinking = absences.noted(empty, 3.0)
+    assert (blinking.absent_holders("tiny"), blinking.absent_holders("other")) == (("a",), ())
+    assert absences.noted(fleet(holder), 5.0).absent == ()
+    assert absences.noted(empty, 5.0 + GRACE_S).absent == ()
+    assert absences.noted(empty, 6.0).absent == (), "once given up it is not expected again"
+    absences.noted(fleet(replace(holder, is_leaving=True)), 7.0)
+    assert absences.noted(empty, 8.0).absent == (), "it announced its end"
 
 
-@pytest.mark.django_db(transaction=True)
-def test_ticks_sample_and_housekeeping_stores(
-    publish: Any, build: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ticks_sample_and_housekeeping_stores(publish, build, monkeypatch) -> None:
     monkeypatch.setattr(tasks, "samples", Samples())
     publish(replicas=[build.replica(stats=build.stats(queue_depth=2))])
     now_unix_s = time.time()
@@ -258,6 +364,6 @@ def test_ticks_sample_and_housekeeping_stores(
         tasks.roll_up_series()
     rows = {(row.kind, row.name): row.figures for row in SeriesRow.objects.all()}
     assert rows.keys() == {
-        *(("fleet", ""), ("neuron", "beast"), ("model", "tiny"), ("device", "beast/cpu")),
+        *(("fleet", ""), ("neuron", "beast"), ("model", "tiny"), ("device", "beast/cpu"))
     }
     assert (rows["model", "tiny"]["samples"], rows["model", "tiny"]["queue_depth+"]) == (1, 2)

@@ -1,5 +1,4 @@
-"""The admin's pages of models, aliases and upstreams: forms, what they refuse and remark;
-models.toml, and Hugging Face."""
+"""The admin's pages of models, aliases and upstreams, of models.toml and of Hugging Face."""
 
 from __future__ import annotations
 
@@ -13,20 +12,15 @@ from django.test import Client
 
 from fleet import selectors, services
 from fleet.catalogue import SETTINGS
-from fleet.models import Alias, CatalogueModel, LoadJob, Upstream
+from fleet.models import Alias, CatalogueModel, LoadJob
 from metering.audit import COMMAND
 from metering.models import AuditEntry
 from tests.cases import each_case
 from tests.fleet.admin.admin_pages import FORM, act, page, sent, url
-from tests.fleet.hub.conftest import hub
+from tests.fleet.conftest import offer
 from tests.metering.callers import staff
 
-__all__ = ["hub"]
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-def made(name: str) -> CatalogueModel:
-    return services.catalogue_model_create(actor=COMMAND, name=name, source=f"pypi:{name}")
 
 
 @pytest.fixture
@@ -63,14 +57,12 @@ PRICED = {"output_price_micro_usd": "1"}
 )
 def test_a_form_reports_what_is_wrong(admin_client, changes: dict[str, str], message: str) -> None:
     if not Alias.objects.exists():
-        sent(admin_client, "alias", "add", name="nick", model=made("taken").pk)
+        sent(admin_client, "alias", "add", name="nick", model=offer("taken").pk)
     assert message in sent(admin_client, "cataloguemodel", "add", **FORM | changes)
     assert CatalogueModel.objects.count() == 1
 
 
-def test_a_changed_model_keeps_its_name_and_shows_lists_and_money_as_written(
-    admin_client, model, change
-) -> None:
+def test_a_changed_model_keeps_its_name_and_lists_and_money(admin_client, model, change) -> None:
     for name in ("beast", "beauty"):
         services.neuron_expect(actor=COMMAND, neuron_name=name)
     changed = {"source": "pypi:other", "pinned": "on", "max_output_tokens": "128"}
@@ -94,10 +86,8 @@ def test_a_changed_model_keeps_its_name_and_shows_lists_and_money_as_written(
 
 
 @pytest.mark.parametrize("from_its_page", [True, False])
-def test_a_model_that_was_loaded_is_deleted_and_leaves_its_neuron(
-    admin_client, beat, build, sent, from_its_page: bool
-) -> None:
-    tiny, idle = made("tiny"), made("idle")
+def test_a_deleted_model_leaves_its_neuron(admin_client, beat, build, sent, from_its_page) -> None:
+    tiny, idle = offer("tiny"), offer("idle")
     beat(replicas=[build.replica()])
     services.alias_create(actor=COMMAND, name="nick", model=tiny)
     for model, leaves in ((idle, False), (tiny, True)):
@@ -111,7 +101,7 @@ def test_a_model_that_was_loaded_is_deleted_and_leaves_its_neuron(
     assert [name for name, *_ in sent.tasks] == ["neuron.unload_model"]
 
 
-def test_what_serves_by_earlier_settings_is_shown_and_reloaded(
+def test_the_outdated_are_shown_and_reloaded(
     admin_client, model, beat, build, sent, change
 ) -> None:
     beat(replicas=[build.replica(spec_digest=model.entry().spec_digest())])
@@ -146,30 +136,6 @@ def test_what_follows_from_a_change_is_remarked(model, beat, build, change) -> N
         assert message or not re.search("moves from|not offered|No host", text)
 
 
-UPSTREAM = {"name": "box", "url": "http://box/v1", "dialect": "openai", "concurrency": "4"}
-UPSTREAM |= dict.fromkeys(("connect_timeout_s", "first_token_timeout_s", "token_timeout_s"), "5")
-
-
-def test_an_upstream_is_changed_and_deleted_as_its_models_allow(admin_client) -> None:
-    refused = sent(admin_client, "upstream", "add", **UPSTREAM, key="a b")
-    assert "A key holds no spaces" in refused
-    text = sent(admin_client, "upstream", "add", **UPSTREAM)
-    box = Upstream.objects.get()
-    assert "not tested yet" in text and "none" in text
-    model = services.catalogue_model_create(actor=COMMAND, name="large", source="upstream:box/m")
-    text = sent(admin_client, "upstream", "change", box.pk, **UPSTREAM, leaves_network="on")
-    assert "Requests of large may not leave your network" in text
-    box.refresh_from_db()
-    sent(admin_client, "upstream", "change", box.pk, **UPSTREAM | {"concurrency": "7"}, key=" k ")
-    box.refresh_from_db()
-    assert (box.concurrency, box.has_key) == (7, True)
-    assert not box.leaves_network and "/requests/?neuron=upstream%3Abox" in text
-    assert "box, which serves large" in sent(admin_client, "upstream", "delete", box.pk, post="yes")
-    model.delete()
-    sent(admin_client, "upstream", "delete", box.pk, post="yes")
-    assert not Upstream.objects.exists()
-
-
 TEXT = "[[models]]\nid = 'tiny'\nsource = 'pypi:tiny'\nlimit.context = 512\n"
 
 
@@ -178,7 +144,7 @@ def imported(client: Client, **given: Any) -> str:
 
 
 def test_an_import_shows_its_difference_and_then_applies_it(admin_client) -> None:
-    made("tiny")
+    offer("tiny")
     text = imported(admin_client, file=SimpleUploadedFile("m.toml", TEXT.encode()))
     assert 'limit.context = "none" -> 512' in text and 'name="prune" value' not in text
     assert selectors.catalogue_state().models["tiny"].max_context_tokens is None
@@ -199,9 +165,7 @@ def test_an_import_shows_its_difference_and_then_applies_it(admin_client) -> Non
         ({"file": SimpleUploadedFile("m.toml", b"#" * 1_000_001)}, "More than 1,000,000 bytes"),
     ],
 )
-def test_what_cannot_be_imported_is_reported(
-    admin_client, given: dict[str, Any], message: str
-) -> None:
+def test_what_cannot_be_imported_is_reported(admin_client, given, message) -> None:
     assert message in imported(admin_client, **given)
     assert selectors.catalogue_state().models == {}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from io import StringIO
+from typing import Any
 
 import pytest
 import yaml
@@ -20,6 +21,7 @@ from inference.protocol.load_report import LoadProgress, LoadStage
 from metering.audit import COMMAND
 from metering.models import ApiKey, AuditEntry
 from tests.fleet.api.api_support import Api, key_api
+from tests.fleet.conftest import offer
 from tests.metering.callers import staff
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -27,10 +29,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 OLD = "0123456789abcdef"
 
 
-def test_a_key_needs_a_scope_and_staff_a_token_and_the_permission_of_the_verb(
-    reader: Api, model, beat, sent
-) -> None:
-    """The rule is the admin's: who may change models may not remove neurons."""
+def test_a_key_needs_a_scope_and_staff_a_permission(reader, model, beat, sent) -> None:
     beat()
     assert reader.get("neurons")["num_rows"] == 1
     refused = reader.post("catalogue/tiny/load", status=403)
@@ -66,7 +65,6 @@ def test_a_key_needs_a_scope_and_staff_a_token_and_the_permission_of_the_verb(
 
 
 def test_a_query_or_body_that_cannot_be_is_refused_and_names_what_can(writer: Api) -> None:
-    """Rather than answered with none or with another page."""
     for query, known in (
         ("neurons?status=busy", "online, away, draining, refused"),
         ("devices?kind=tpu", "cpu, cuda"),
@@ -99,15 +97,13 @@ def test_a_query_or_body_that_cannot_be_is_refused_and_names_what_can(writer: Ap
         assert method(*args)["code"] == code, path
 
 
-def test_neurons_devices_and_replicas_are_filtered_and_paged(
-    reader: Api, model, beat, build
-) -> None:
+def test_neurons_devices_and_replicas_are_filtered_and_paged(reader, model, beat, build) -> None:
     beat("beast", replicas=[build.replica(spec_digest=OLD, devices=["cpu"])])
-    (finding,) = reader.get("overview")["attention"]
-    text = "tiny on beast is outdated: reload it"
-    assert finding == {"level": "warning", "kind": "outdated", "about": "tiny", "text": text}
     beat("beauty")
     overview = reader.get("overview")
+    text = "tiny on beast is outdated: reload it"
+    outdated = {"level": "warning", "kind": "outdated", "about": "tiny", "text": text}
+    assert overview["attention"] == [outdated]
     assert overview["is_live"] is True and overview["models"][0]["status"] == "ready"
     assert overview["neurons"][0]["devices"][0]["free_memory_bytes"] > 0
     page = reader.get("neurons?limit=1")
@@ -115,7 +111,6 @@ def test_neurons_devices_and_replicas_are_filtered_and_paged(
     assert (page["num_rows"], "offset=1" in page["next"]) == (2, True)
     assert reader.get("neurons?limit=1&offset=1")["data"][0]["name"] == "beauty"
     assert reader.get("neurons/beast")["replicas"] == ["tiny"]
-    assert {row["neuron"] for row in reader.get("devices")["data"]} == {"beast", "beauty"}
     assert reader.get("devices?neuron=beauty&kind=cpu")["num_rows"] == 1
     (replica,) = reader.get("replicas?model=tiny&status=ready,loading")["data"]
     assert (replica["is_outdated"], replica["devices"]) == (True, ["cpu"])
@@ -124,31 +119,32 @@ def test_neurons_devices_and_replicas_are_filtered_and_paged(
 
 
 def test_an_operators_desired_states_of_neurons(writer: Api, beat, redis_db) -> None:
+    def wish(verb: str, body: Any = None, status: int = 200) -> Any:
+        return writer.post(f"neurons/beast/{verb}", body, status)
+
     beat()
-    writer.post("neurons/beast/drain", status=200)
+    wish("drain")
     beat()
     assert writer.get("neurons/beast")["status"] == "draining"
-    writer.post("neurons/beast/drain", {"within_s": 60}, status=200)
+    wish("drain", {"within_s": 60})
     assert NeuronWish.objects.get().drain_ends_at is not None
     for wrong in (-1, 1.5, "60", True, 86_401):
-        refused = writer.post("neurons/beast/drain", {"within_s": wrong}, status=400)
+        refused = wish("drain", {"within_s": wrong}, 400)
         assert (refused["code"], refused["param"]) == ("invalid_value", "within_s")
-    writer.post("neurons/beast/resume", {"within_s": 60}, status=400)
-    writer.post("neurons/beast/resume", status=200)
-    writer.post("neurons/beast/refuse", status=200)
+    wish("resume", {"within_s": 60}, 400)
+    wish("resume")
+    wish("refuse")
     beat()
     assert writer.get("neurons?status=refused")["num_rows"] == 1
-    writer.post("neurons/beast/admit", status=200)
+    wish("admit")
     assert writer.delete("neurons/beast", 409)["code"] == "neuron_alive"
     writer.post("neurons/nobody/drain", status=404)
     redis_db.flushdb()
     services.neuron_mark_away(neuron=Neuron.objects.get())
     writer.delete("neurons/beast")
     assert writer.get("neurons")["data"] == []
-    entries = AuditEntry.objects.filter(action__startswith="neuron.")
-    assert {actor for (actor,) in entries.values_list("actor")} == {
-        f"key:{ApiKey.objects.get().prefix}"
-    }
+    actors = AuditEntry.objects.filter(action__startswith="neuron.").values_list("actor", flat=True)
+    assert {*actors} == {f"key:{ApiKey.objects.get().prefix}"}
 
 
 def test_the_catalogue_is_written_by_its_own_rules(writer: Api) -> None:
@@ -161,24 +157,20 @@ def test_the_catalogue_is_written_by_its_own_rules(writer: Api) -> None:
         ({"name": "other", "source": "pypi:x", "colour": 1}, "colour"),
     ):
         assert writer.post("catalogue", body, 400)["param"] == param
-    for name, value in (
-        ("pinned_on", ["beast"]),
-        ("max_replicas", "x"),
-        ("quantization", "q7k"),
-    ):
+    for name, value in (("pinned_on", ["beast"]), ("max_replicas", "x"), ("quantization", "q7k")):
         assert writer.patch("catalogue/tiny", {name: value}, 400)["param"] == name
     services.neuron_expect(actor=COMMAND, neuron_name="beast")
-    changed = writer.patch("catalogue/tiny", {"max_context_tokens": 64, "pinned_on": ["beast"]})
-    assert (changed["max_context_tokens"], changed["pinned_on"]) == (64, ["beast"])
+    changes = {"max_context_tokens": 64, "pinned_on": ["beast"]}
+    changed = writer.patch("catalogue/tiny", changes | {"quantization": "Q6K"})
+    assert changed.items() >= (changes | {"quantization": "q6"}).items()
     assert changed["spec_digest"] != made["spec_digest"]
-    assert writer.patch("catalogue/tiny", {"quantization": "Q6K"})["quantization"] == "q6"
     writer.post("aliases", {"name": "openai/gpt", "model": "tiny"}, 201)
     assert writer.get("catalogue/tiny")["aliases"] == ["openai/gpt"]
     assert writer.patch("aliases/openai/gpt", {"model": "x"}, 404)["code"] == "model_not_found"
     assert writer.patch("aliases/openai/gpt", {"name": "x"}, 400)["code"] == "unknown_parameter"
     (assignment,) = writer.get("assignments")["data"]
     assert (assignment["neurons"], assignment["priority"]) == (["beast"], 1000)
-    services.catalogue_model_create(actor=COMMAND, name="off", source="pypi:off", enabled=False)
+    offer("off", enabled=False)
     assert [row["name"] for row in writer.get("catalogue?enabled=false")["data"]] == ["off"]
     writer.delete("catalogue/tiny")
     assert writer.get("catalogue/tiny", 404)["code"] == "model_not_found"
@@ -209,7 +201,7 @@ def test_load_unload_and_reload_are_jobs(writer: Api, model, beat, build, sent) 
     assert not wait_for_job(unended, timeout_s=5, **clock), "it gives up"
     for kind in ("load", "unload"):
         assert writer.post(f"catalogue/other/{kind}", status=404)["code"] == "model_not_found"
-    services.catalogue_model_create(actor=COMMAND, name="never-loaded", source="pypi:x")
+    offer("never-loaded", source="pypi:x")
     assert writer.post("catalogue/never-loaded/unload")["data"] == []
     body = {"model": "tiny", "neuron": "nobody"}
     assert writer.post("load-jobs", body, 404)["code"] == "neuron_not_found"
@@ -252,9 +244,7 @@ def test_the_schema_is_whole_and_its_page_asks_no_other_host(reader: Api) -> Non
     assert Client().get("/api/schema", headers=headers).status_code == 200
 
 
-def test_a_dry_run_removes_and_sends_nothing_and_a_broker_may_be_away(
-    writer: Api, model, beat, build, sent
-) -> None:
+def test_a_dry_run_does_nothing_and_a_broker_may_be_away(writer, model, beat, build, sent) -> None:
     beat(replicas=[build.replica()])
     would = writer.delete("catalogue/tiny?dry_run=true", 200)["would"]
     assert [one["action"] for one in would] == ["model.delete", "model.unload"]

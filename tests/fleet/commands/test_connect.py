@@ -1,5 +1,4 @@
-"""``manage.py connect``: a client's settings for a running server; ``manage.py chat``: a
-conversation in the terminal."""
+"""``manage.py connect``: a client's settings for a running server; ``manage.py chat``."""
 
 from __future__ import annotations
 
@@ -36,7 +35,6 @@ from fleet.management.clients import (
 from fleet.management.commands.chat import Answer, ChatClient
 from helexa_site.management.base import ExitCode
 from inference import proxies
-from tests.cases import each_case
 from tests.metering.commands.command_output import output, printed
 from tests.strangers.docs.blocks import exported, settings_of
 
@@ -49,17 +47,30 @@ READER = {"id": "bge", "capabilities": ["embeddings"], "loaded": True}
 TARGET = Target(url=URL, model="coder", key="hx-1", context_tokens=32768, output_tokens=8192)
 
 
+class Server(list[dict[str, Any]]):
+    """Its models, which ``GET /v1/models`` lists; and what it answers instead, where that is set:
+    a status with a body, or none at all."""
+
+    answer: tuple[int, bytes] | None = None
+    chat: bytes = b""
+
+    def open_url(self, request: urllib.request.Request, timeout: float) -> BytesIO:
+        self.asked = request
+        if request.full_url != f"{URL}/v1/models":
+            return BytesIO(self.chat)
+        status, body = self.answer or (200, json.dumps({"data": self}).encode())
+        if status == 0:
+            raise urllib.error.URLError("refused")
+        if status != 200:
+            raise urllib.error.HTTPError(URL, status, "No", Message(), BytesIO(body))
+        return BytesIO(body)
+
+
 @pytest.fixture
-def offered(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What the server's ``GET /v1/models`` lists."""
-    cards = [READER, TINY, CODER]
-
-    def open_url(request: urllib.request.Request, timeout: float) -> BytesIO:
-        assert request.full_url == f"{URL}/v1/models"
-        return BytesIO(json.dumps({"data": cards}).encode())
-
-    monkeypatch.setattr(proxies, "open_url", open_url)
-    return cards
+def offered(monkeypatch: pytest.MonkeyPatch) -> Server:
+    server = Server([READER, TINY, CODER])
+    monkeypatch.setattr(proxies, "open_url", server.open_url)
+    return server
 
 
 @pytest.fixture
@@ -111,9 +122,6 @@ def test_a_model_is_chosen_that_the_client_can_use() -> None:
         chosen_card([TINY], None, "claude")
     with pytest.raises(NoModelError, match="no model that writes text"):
         chosen_card([READER], None, "aider")
-
-
-def test_files_keep_everything_else_and_are_contradicted_in_nothing() -> None:
     before = '{"theme": "dark", "env": {"A": "1", "B": "2"}, "list": [1]}'
     after = json.loads(merged_json(before, {"env": {"B": "3"}, "list": [2]}))
     assert after == {"theme": "dark", "env": {"A": "1", "B": "3"}, "list": [2]}
@@ -150,9 +158,6 @@ def test_settings_are_written_once_and_keep_the_rest(offered, home: Path) -> Non
     assert (after["model"], after["env"]["ANTHROPIC_MODEL"]) == ("mine", "other")
     assert path.stat().st_mode & 0o777 == 0o644
     assert [one.name for one in path.parent.iterdir()] == [path.name]
-
-
-def test_a_link_to_the_file_stays_one_and_what_cannot_be_merged_stays(offered, home: Path) -> None:
     link, path = home / ".codex" / "config.toml", home / ".config" / "zed" / "settings.json"
     for each in (link, path):
         each.parent.mkdir(parents=True)
@@ -170,7 +175,7 @@ def test_a_link_to_the_file_stays_one_and_what_cannot_be_merged_stays(offered, h
         connect("aider", "--write")
 
 
-def test_a_client_is_started(offered, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_is_started_or_named_what_it_lacks(offered, monkeypatch) -> None:
     started: list[tuple[str, list[str], dict[str, str]]] = []
     monkeypatch.setattr(os, "execvpe", lambda *call: started.append(call))
     monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
@@ -179,69 +184,44 @@ def test_a_client_is_started(offered, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (program, words) == ("opencode", ["opencode", "run", "--model", "x"])
     assert json.loads(environment["OPENCODE_CONFIG_CONTENT"])["model"] == "helexa/coder"
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    with pytest.raises(CommandError, match="claude is not installed"):
-        connect("claude", "--run")
-    with pytest.raises(CommandError, match="not started from a terminal"):
-        connect("zed", "--run")
-
-
-def test_a_server_that_wants_a_key_and_one_that_wants_none(
-    offered, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    for client, why in (("claude", "is not installed"), ("zed", "not started from a terminal")):
+        with pytest.raises(CommandError, match=why):
+            connect(client, "--run")
     assert f"export OPENAI_API_KEY={ANY_KEY}\n" in output("connect", "qwen", "--url", URL)
-
-    def open_url(request: urllib.request.Request, timeout: float) -> BytesIO:
-        body = BytesIO(b'{"error": {"message": "This needs an API key."}}')
-        raise urllib.error.HTTPError(URL, 401, "", Message(), body)
-
-    monkeypatch.setattr(proxies, "open_url", open_url)
+    offered.answer = (401, b'{"error": {"message": "This needs an API key."}}')
     with pytest.raises(CommandError, match=r"API key. --key names one, .* keys create") as caught:
         call_command("connect", "claude", "--url", URL)
     assert caught.value.returncode == ExitCode.DENIED
 
 
-URL = "http://fleet.example:31313"
-
-
-def test_a_chat_is_written_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chat_is_written_as_it_comes(offered, monkeypatch) -> None:
     def event(**values: Any) -> bytes:
         return b"data: " + json.dumps(values).encode() + b"\n"
 
-    cold, warm = {"id": "cold", "capabilities": None}, {"id": "warm", "loaded": True}
-    models = json.dumps({"data": [READER, cold, warm]}).encode()
+    offered[:] = [READER, {"id": "cold", "capabilities": None}, {"id": "warm", "loaded": True}]
     deltas = [{"role": "assistant", "content": ""}, {"content": "Hel"}, {"content": "lo"}]
     chat = [event(choices=[{"delta": delta}]) for delta in deltas]
     chat += [b"\n", event(choices=[], usage={"completion_tokens": 8}), b"data: [DONE]\n"]
-    asked: list[urllib.request.Request] = []
-
-    def open_url(request: urllib.request.Request, timeout: float) -> BytesIO:
-        asked.append(request)
-        return BytesIO(models if request.full_url.endswith("/models") else b"".join(chat))
-
-    monkeypatch.setattr(proxies, "open_url", open_url)
+    offered.chat = b"".join(chat)
     client = ChatClient(URL, "hx-1")
     assert client.model_to_ask() == "warm"
     written: list[str] = []
     seconds = iter([0.0, 1.0, 3.0])
     answer = client.ask("warm", [], written.append, clock=lambda: next(seconds))
     assert (written, answer.text, answer.tokens_per_s) == (["Hel", "lo"], "Hello", 4.0)
-    assert asked[-1].headers["Authorization"] == "Bearer hx-1"
+    assert offered.asked.headers["Authorization"] == "Bearer hx-1"
     options = ("--system", "Be brief.", "--max-tokens", "9", "--temperature", "0")
     for words in ((), options):
         monkeypatch.setattr("sys.stdin", StringIO("Hi"))
         out, err = printed("chat", "--url", URL, *words)
         assert (out, "8 tokens" in err) == ("Hello\n", True)
-        body = json.loads(asked[-1].data)
+        body = json.loads(offered.asked.data)
         plain = {"model", "messages", "stream", "stream_options"}
         assert body.keys() == plain | ({"max_tokens", "temperature"} if words else set())
     assert (body["messages"][0]["content"], body["max_tokens"]) == ("Be brief.", 9)
     assert body["temperature"] == 0
-
-
-def test_where_no_model_is_to_be_asked_a_line_and_an_exit_code_report_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for status, answer, words, code in (
+    # Where no model is to be asked, a line and an exit code report it.
+    for status, body, words, code in (
         (200, json.dumps({"data": [READER]}).encode(), "embeddings", 1),
         (200, b"<!doctype html>", "no list of models", 1),
         (404, b'{"error": {"message": "No."}}', "No", ExitCode.NOT_FOUND),
@@ -249,22 +229,13 @@ def test_where_no_model_is_to_be_asked_a_line_and_an_exit_code_report_it(
         (503, b"", "503", ExitCode.UNAVAILABLE),
         (0, b"", "serve running", ExitCode.UNAVAILABLE),
     ):
-
-        def open_url(*_: Any, _status: int = status, _body: bytes = answer, **__: Any) -> BytesIO:
-            if _status == 0:
-                raise urllib.error.URLError("refused")
-            if _status != 200:
-                raise urllib.error.HTTPError(URL, _status, "No", Message(), BytesIO(_body))
-            return BytesIO(_body)
-
-        monkeypatch.setattr(proxies, "open_url", open_url)
+        offered.answer = (status, body)
         with pytest.raises(CommandError, match=words) as refused:
             ChatClient(URL, None).model_to_ask()
         assert refused.value.returncode == code
 
 
 def test_questions_and_answers_are_written_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A small model answers otherwise with the newline of echo."""
     asked: list[list[str]] = []
 
     def ask(_client: ChatClient, _model: str, messages: Any, write: Any, **_: Any) -> Answer:
@@ -301,16 +272,15 @@ def test_questions_and_answers_are_written_as_they_are(monkeypatch: pytest.Monke
     assert "[stopped]" in err and "[The prompt is too long.]" in err
 
 
-@each_case("error", [IncompleteRead(b""), ConnectionResetError("reset")])
-def test_an_answer_that_breaks_off_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    def lines() -> Iterator[bytes]:
+def test_an_answer_that_breaks_off_is_one_line(monkeypatch) -> None:
+    def lines(error: Exception) -> Iterator[bytes]:
         yield b'data: {"choices": [{"delta": {"content": "Hel"}}]}\n'
         raise error
 
-    monkeypatch.setattr(proxies, "open_url", lambda *_args, **_options: nullcontext(lines()))
-    written: list[str] = []
-    with pytest.raises(CommandError, match="broke off"):
-        ChatClient(URL, None).ask("m", [{"role": "user", "content": "Hi"}], written.append)
-    assert written == ["Hel"]
+    for error in (IncompleteRead(b""), ConnectionResetError("reset")):
+        broken = nullcontext(lines(error))
+        monkeypatch.setattr(proxies, "open_url", lambda *_, _broken=broken, **__: _broken)
+        written: list[str] = []
+        with pytest.raises(CommandError, match="broke off"):
+            ChatClient(URL, None).ask("m", [{"role": "user", "content": "Hi"}], written.append)
+        assert written == ["Hel"]

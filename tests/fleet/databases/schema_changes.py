@@ -1,4 +1,4 @@
-"""What of a newer schema breaks code that knows only an older one: a pure comparison.
+"""What of a newer schema breaks code that knows only an older one.
 
 Old code reads and writes the columns that it knows. So a newer schema may add tables, and columns
 that may be left out; it may not take columns away, ask for more in them, or constrain them further.
@@ -7,31 +7,17 @@ that may be left out; it may not take columns away, ask for more in them, or con
 from __future__ import annotations
 
 import json
-import re
 import sys
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import django
-import msgspec
-from django.core.management import call_command
 
+django.setup()
 
-class Column(msgspec.Struct, frozen=True):
-    kind: str
-    may_be_null: bool
-    has_default: bool
-    """Whether the database has a default: Django's own are unknown to other code."""
-
-
-class Table(msgspec.Struct, frozen=True):
-    columns: dict[str, Column]
-    constraints: dict[str, list[str]]
-    """The columns of each that asks for something unique, or checks."""
-
-
-Schema = dict[str, Table]
-
+from django.core.management import call_command  # noqa: E402
+from django.db import connection  # noqa: E402
+from django.db.migrations.loader import MigrationLoader  # noqa: E402
 
 SQLITE_COLUMNS = """
     SELECT name, type, NOT "notnull", dflt_value IS NOT NULL FROM pragma_table_info(%s)
@@ -43,108 +29,69 @@ POSTGRES_COLUMNS = """
 """
 
 
-SQLITE_UNIQUE = """
-    SELECT list.name, info.name
-    FROM pragma_index_list(%s) AS list, pragma_index_info(list.name) AS info
-    WHERE list."unique" AND list.origin != 'pk' ORDER BY list.name, info.seqno
-"""
-POSTGRES_CONSTRAINTS = """
-    SELECT index.relname, attribute.attname
-    FROM pg_index JOIN pg_class AS index ON index.oid = indexrelid
-        JOIN pg_attribute AS attribute ON attribute.attrelid = index.oid
-    WHERE indrelid = %s::regclass AND indisunique AND NOT indisprimary
-    UNION
-    SELECT conname, attname FROM pg_constraint
-        JOIN pg_attribute ON attrelid = conrelid AND attnum = ANY(conkey)
-    WHERE conrelid = %s::regclass AND contype = 'c'
-"""
-NAMED_CHECK = re.compile(r'CONSTRAINT "(\w+)" CHECK(.*?)(?=CONSTRAINT "|$)', re.DOTALL)
-QUOTED = re.compile(r'"(\w+)"')
+class Table(NamedTuple):
+    columns: dict[str, tuple[str, bool, bool]]
+    """The kind of each, and whether it may be null, and left out: Django's defaults do not count,
+    as they are unknown to other code."""
+    constraints: set[tuple[str, ...]]
+    """The columns of each that asks for something unique, or the columns and name of a check."""
 
 
-def read_schema(connection: Any) -> Schema:
-    """Reads the schema of the database that is connected."""
-    is_sqlite = connection.vendor == "sqlite"
+def read_table(cursor: Any, name: str) -> Table:
+    cursor.execute(SQLITE_COLUMNS if connection.vendor == "sqlite" else POSTGRES_COLUMNS, [name])
+    columns = {
+        key: (kind, bool(is_null), bool(is_null or has_default))
+        for key, kind, is_null, has_default in cursor.fetchall()
+    }
+    constraints = connection.introspection.get_constraints(cursor, name).items()
+    return Table(
+        columns,
+        {
+            # An index that a column's UNIQUE made is numbered: its columns are its name.
+            (*sorted(one["columns"]), key if one["check"] else "")
+            for key, one in constraints
+            if (one["unique"] or one["check"]) and not one["primary_key"]
+        },
+    )
+
+
+def read_schema() -> dict[str, Table]:
+    # Django's parser of SQLite's collations stumbles over a check's commas.
+    connection.introspection._get_column_collations = lambda *_: {}
     with connection.cursor() as cursor:
         names = connection.introspection.table_names(cursor)
-        read = _sqlite_table if is_sqlite else _postgres_table
-        return {name: read(cursor, name) for name in names}
+        return {name: read_table(cursor, name) for name in names}
 
 
-def _sqlite_table(cursor: Any, name: str) -> Table:
-    cursor.execute(SQLITE_COLUMNS, [name])
-    columns = _columns(cursor.fetchall())
-    cursor.execute(SQLITE_UNIQUE, [name])
-    # An index that a column's UNIQUE made is numbered: its columns are its name.
-    unique = _grouped(cursor.fetchall())
-    problems = {", ".join(found): found for found in unique.values()}
-    cursor.execute("SELECT sql FROM sqlite_master WHERE name = %s", [name])
-    checks = {
-        key: sorted(columns.keys() & set(QUOTED.findall(condition)))
-        for key, condition in NAMED_CHECK.findall(cursor.fetchone()[0])
-    }
-    return Table(columns, problems | checks)
-
-
-def _postgres_table(cursor: Any, name: str) -> Table:
-    cursor.execute(POSTGRES_COLUMNS, [name])
-    columns = _columns(cursor.fetchall())
-    cursor.execute(POSTGRES_CONSTRAINTS, [name, name])
-    return Table(columns, _grouped(cursor.fetchall()))
-
-
-def _columns(rows: Iterable[tuple[str, str, object, object]]) -> dict[str, Column]:
-    return {key: Column(kind, bool(null), bool(default)) for key, kind, null, default in rows}
-
-
-def _grouped(rows: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for name, column in rows:
-        found.setdefault(name, []).append(column)
-    return found
-
-
-def broken_by(older: Schema, newer: Schema) -> Iterator[str]:
+def broken_by(older: dict[str, Table], newer: dict[str, Table]) -> Iterator[str]:
     for name, table in older.items():
         if name not in newer:
             yield f"{name} is gone"
-        else:
-            yield from _broken_in(name, table, newer[name])
-
-
-def _broken_in(name: str, older: Table, newer: Table) -> Iterator[str]:
-    for key, column in older.columns.items():
-        now = newer.columns.get(key)
-        if now is None:
-            yield f"{name}.{key} is gone"
-        elif now.kind != column.kind:
-            yield f"{name}.{key} was {column.kind} and is {now.kind}"
-        elif column.may_be_null and not now.may_be_null:
-            yield f"{name}.{key} may not be null any more"
-    for key, now in newer.columns.items():
-        if key not in older.columns and not (now.may_be_null or now.has_default):
-            yield f"{name}.{key} is new, and must be given: give it a db_default"
-    for constraint, about in newer.constraints.items():
-        # A constraint on new columns alone does not affect old code.
-        if constraint not in older.constraints and not older.columns.keys().isdisjoint(about):
-            yield f"{name} has a new constraint: {constraint}"
+            continue
+        columns = newer[name].columns
+        for key, (kind, may_be_null, _) in table.columns.items():
+            if columns.get(key, (None,))[0] != kind:
+                yield f"{name}.{key} is gone, or no longer {kind}"
+            elif may_be_null and not columns[key][1]:
+                yield f"{name}.{key} may not be null any more"
+        for key in columns.keys() - table.columns.keys():
+            if not columns[key][2]:
+                yield f"{name}.{key} is new, and must be given: give it a db_default"
+        for constraint in newer[name].constraints - table.constraints:
+            if not table.columns.keys().isdisjoint(constraint):  # else of new columns alone
+                yield f"{name} has a new constraint: {constraint}"
 
 
 def main() -> None:
-    """Migrates a database to a release's schema and then to today's. Prints what would break old
-    code. ``DATABASE_URL`` is set, and the release's migrations are the argument, as JSON."""
-    django.setup()
-    from django.db import connection
-    from django.db.migrations.loader import MigrationLoader
-
+    """Migrates ``DATABASE_URL`` to a release's schema and then to today's. Prints what would break
+    old code. The release's migrations are the argument, as JSON."""
     release: dict[str, str] = json.loads(sys.argv[1])
     for app in sorted(MigrationLoader(connection).migrated_apps):
         # Django's own apps are of the version that is installed.
         call_command("migrate", app, *([release[app]] if app in release else []), verbosity=0)
-    older = read_schema(connection)
+    older = read_schema()
     call_command("migrate", verbosity=0)
-    broken = list(broken_by(older, read_schema(connection)))
-    print(json.dumps({"tables": len(older), "broken": broken}))
+    print(json.dumps({"tables": len(older), "broken": [*broken_by(older, read_schema())]}))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,4 @@
-"""The same code on SQLite and on PostgreSQL: migrations, constraints, and one job under a race.
-
-Each check runs in a process of its own with ``DATABASE_URL`` set, as a deployment would.
-"""
+"""The same code on SQLite and on PostgreSQL, each check in a process of its own."""
 
 from __future__ import annotations
 
@@ -22,11 +19,14 @@ from helexa_site.bootstrap.readiness import prepare_database
 from helexa_site.program import REPOSITORY_DIR
 from inference.gateway.database import NUM_THREADS
 from tests.cases import each_case
-from tests.fleet.databases.schema_changes import Column, Table, broken_by
 from tests.own_python import run_python
+from tests.servers.private_postgres import new_database
 
 FIRST = ("fleet", "0001_squashed_0041_stage_links")
 TESTS_DIR = Path(__file__).resolve().parents[2]
+RELEASES: dict[str, dict[str, str]] = json.loads(
+    (REPOSITORY_DIR / "packaging" / "releases.json").read_text()
+)
 DATABASE_TESTS = [
     str((TESTS_DIR / name).resolve(strict=True))  # one that moved is noticed by every run
     for name in (
@@ -35,7 +35,7 @@ DATABASE_TESTS = [
         "fleet/services/test_load_jobs.py",
         "fleet/services/test_stages_on_hosts.py",
         "hostile/test_heartbeats.py",
-        "fleet/test_leadership.py",
+        "fleet/test_ticks.py",
         "fleet/upstreams/test_upstreams.py",
         "inference/conversations/test_storage.py",
         "helexa_site/logins/test_throttle.py",
@@ -50,17 +50,27 @@ DATABASE_TESTS = [
 ]
 
 
-def result_of(script: str, database_url: str, data_dir: Path) -> Any:
-    return json.loads(run_python(database_url, data_dir, str(TESTS_DIR / script)))
+@pytest.fixture(
+    params=[
+        pytest.param("sqlite", marks=pytest.mark.slow),
+        pytest.param("postgres", marks=pytest.mark.postgres),
+    ]
+)
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'helexa.sqlite3'}"
+    return new_database(request.getfixturevalue("postgres_url"))
+
+
+def result_of(script: str, database_url: str, data_dir: Path, *words: str) -> Any:
+    return json.loads(run_python(database_url, data_dir, str(TESTS_DIR / script), *words))
 
 
 @pytest.mark.slow
-def test_racing_starts_make_one_job(
-    database_url: str, migrated_sqlite: Path, tmp_path: Path
-) -> None:
+def test_racing_starts_make_one_job(database_url, migrated_sqlite, tmp_path) -> None:
     if database_url.startswith("sqlite"):
         shutil.copy(migrated_sqlite, tmp_path)
-    result = result_of("fleet/databases/racing_load_jobs.py", database_url, tmp_path)
+    result = result_of("fleet/databases/races.py", database_url, tmp_path, "loads")
     assert len(set(result["ids"])) == 1
     assert (result["jobs"], result["sent"]) == (1, 1)
     assert len(set(result["placed"])) == 1, "two gateways never load one model twice"
@@ -77,7 +87,7 @@ def test_starts_at_once_migrate_one_after_the_other(database_url: str, tmp_path:
 @pytest.mark.slow
 @pytest.mark.postgres
 def test_a_control_that_freezes_is_followed(postgres_url: str, tmp_path: Path) -> None:
-    found = result_of("fleet/databases/frozen_control.py", postgres_url, tmp_path)
+    found = result_of("fleet/databases/races.py", postgres_url, tmp_path, "freeze")
     is_led_by_the_new, num_failures, num_written = found
     assert (is_led_by_the_new, num_failures, num_written) == (True, 1, 0)
 
@@ -100,7 +110,6 @@ def test_a_version_that_is_older_than_the_database_reports_it(app: str) -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_a_database_of_before_the_first_migrations_is_refused() -> None:
-    """Where one of those that a migration replaces is missing, the others cannot follow."""
     recorder = MigrationRecorder(connection)
     replaced = MigrationLoader(None).disk_migrations[FIRST].replaces
     for key in (FIRST, replaced[-1]):
@@ -118,7 +127,6 @@ def test_a_database_of_before_the_first_migrations_is_refused() -> None:
 
 @pytest.mark.slow
 def test_a_burst_of_guesses_gains_nothing(database_url: str, tmp_path: Path) -> None:
-    """No more are looked at than one by one; fewer, where several count before one is checked."""
     result = result_of("helexa_site/logins/login_burst.py", database_url, tmp_path)
     assert result["num_sent"] > 5 >= result["num_looked_at"]
     assert set(result["statuses"]) == {429}
@@ -137,7 +145,6 @@ def test_the_database_tests_pass_on_postgresql(postgres_url: str, tmp_path: Path
 @pytest.mark.slow
 @pytest.mark.postgres
 def test_a_gateway_keeps_its_connections(postgres_url: str, tmp_path: Path) -> None:
-    """Each of its threads has one, and a new one when that is lost; pages leave none behind."""
     result = result_of("inference/gateway/database_connections.py", postgres_url, tmp_path)
     assert 1 <= len(result["used"]) <= NUM_THREADS
     assert result["num_ended"] >= len(result["used"])
@@ -160,45 +167,11 @@ def test_migrations_go_back_to_zero_and_forth_again() -> None:
     call_command("migrate", verbosity=0)
 
 
-RELEASES: dict[str, dict[str, str]] = json.loads(
-    (REPOSITORY_DIR / "packaging" / "releases.json").read_text()
-)
-TEXT = Column("TextField", may_be_null=False, has_default=False)
-
-
-def test_what_expands_a_schema_breaks_nobody_and_what_asks_for_more_old_code() -> None:
-    nullable, defaulted = Column("TextField", True, False), Column("TextField", False, True)
-
-    def table(**columns: Column) -> dict[str, Table]:
-        return {"fleet_neuron": Table(columns, {"one_name": ["name"]})}
-
-    older = table(name=TEXT)
-    for newer, broken in (
-        ({**older, "new": older["fleet_neuron"]}, ""),
-        (table(name=TEXT, note=nullable), ""),
-        (table(name=TEXT, note=defaulted), ""),
-        (table(name=TEXT, note=TEXT), "fleet_neuron.note is new"),
-        ({}, "fleet_neuron is gone"),
-        (table(), "fleet_neuron.name is gone"),
-        (table(name=Column("IntegerField", False, False)), "was TextField and is Integer"),
-    ):
-        found = list(broken_by(older, newer))
-        assert len(found) == bool(broken) and broken in "".join(found)
-    assert list(broken_by({"fleet_neuron": Table({"name": nullable}, {})}, older)) == [
-        "fleet_neuron.name may not be null any more",
-        "fleet_neuron has a new constraint: one_name",
-    ]
-
-
 @pytest.mark.slow
 @pytest.mark.limit_s(900)
 @pytest.mark.parametrize("version", sorted(RELEASES))
-def test_todays_schema_breaks_no_code_of_a_release(
-    version: str, database_url: str, tmp_path: Path
-) -> None:
-    """A rolling upgrade migrates first and restarts gateways one after the other: migrations
-    expand and never contract."""
-    script = str(Path(__file__).with_name("schema_changes.py"))
-    found = json.loads(run_python(database_url, tmp_path, script, json.dumps(RELEASES[version])))
+def test_todays_schema_breaks_no_code_of_a_release(version, database_url, tmp_path) -> None:
+    release = json.dumps(RELEASES[version])
+    found = result_of("fleet/databases/schema_changes.py", database_url, tmp_path, release)
     assert found["tables"] > 20
     assert found["broken"] == []

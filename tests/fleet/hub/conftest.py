@@ -31,16 +31,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "org/gated": {"config.json": LLAMA},
 }
 """The JSON files of each repository."""
-
-FILES = {"model.safetensors": 2_000_000_000}
-GGUF_FILES = {"tiny-Q4_K_M.gguf": 4_000_000_000, "tiny-Q8_0.gguf": 8_000_000_000}
-
-SILENCE = "silence"
-"""Words that are never answered."""
-OVERLOAD = "overload"
-"""Words that are refused each time."""
-NO_HUB = "a-network-that-asks-for-a-log-in"
-"""A search that is answered with a page."""
+SIZES = {"tiny-Q4_K_M.gguf": 4_000_000_000, "tiny-Q8_0.gguf": 8_000_000_000}
+GGUF = {
+    "org/tiny-gguf": (SIZES, "llama"),
+    # The hub has read the mmproj file.
+    "org/images-gguf": (SIZES | {"mmproj-F16.gguf": 1_000_000_000}, "clip"),
+}
+# Words that are never answered, refused each time, and answered with a page.
+SILENCE, OVERLOAD, NO_HUB = "silence", "overload", "a-network-that-asks-for-a-log-in"
 
 
 class HubServer(ThreadingHTTPServer):
@@ -54,71 +52,49 @@ class Hub(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         url = urlsplit(self.path)
-        if NO_HUB in self.path:
-            self._send(200, b"<html>Log in to this network</html>")
-            return
-        parts = url.path.strip("/").split("/")
-        if url.path == "/api/models":
-            self._search(parse_qs(url.query).get("search", [""])[0])
-        elif parts[:2] == ["api", "models"]:
-            self._model("/".join(parts[2:4]), parts[4:])
-        elif parts[2:3] == ["resolve"]:
-            self._file("/".join(parts[:2]), "/".join(parts[4:]))
-        else:
-            self._send_json(404, {"error": "what?"})
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
-    def _search(self, words: str) -> None:
+        words = parse_qs(url.query).get("search", [""])[0]
         if words == SILENCE:
             self.server.is_closing.wait()
-        if words == OVERLOAD:
-            self._send_json(503, {"error": "later"})
             return
-        names = [name for name in (*CONFIGS, "org/tiny-gguf") if words in name]
-        found = [{"id": name, "downloads": 7, "likes": 3, "gated": False} for name in names]
-        self._send_json(200, found)
+        match url.path.strip("/").split("/"):
+            case _ if NO_HUB in self.path:
+                self.send(200, b"<html>Log in to this network")
+            case _ if words == OVERLOAD:
+                self.send(503, {"error": "later"})
+            case ["api", "models"]:
+                names = [name for name in (*CONFIGS, "org/tiny-gguf") if words in name]
+                found = {"downloads": 7, "likes": 3, "gated": False}
+                self.send(200, [{"id": name} | found for name in names])
+            case ["api", "models", _, _, "revision", revision] if revision != "main":
+                self.send(404, {}, {"X-Error-Code": "RevisionNotFound"})
+            case ["api", "models", org, name, *_]:
+                self.repository(f"{org}/{name}")
+            case ["org", "gated", "resolve", *_]:
+                self.send(403, {}, {"X-Error-Code": "GatedRepo"})
+            case [org, name, "resolve", _, file]:
+                headers = {"ETag": f'"{name}/{file}"', "X-Repo-Commit": COMMIT}
+                self.send(200, CONFIGS[f"{org}/{name}"][file], headers)
 
-    def _model(self, name: str, rest: list[str]) -> None:
-        if rest[:1] == ["revision"] and rest[1:] != ["main"]:
-            self._send_json(404, {"error": "no"}, {"X-Error-Code": "RevisionNotFound"})
-        elif name == "org/tiny-gguf":
-            self._send_json(200, self._info(name, GGUF_FILES) | {"gguf": {"architecture": "llama"}})
-        elif name == "org/images-gguf":  # the hub has read the mmproj file
-            files = GGUF_FILES | {"mmproj-F16.gguf": 1_000_000_000}
-            self._send_json(200, self._info(name, files) | {"gguf": {"architecture": "clip"}})
-        elif name in CONFIGS:
+    do_HEAD = do_GET  # noqa: N815
+
+    def repository(self, name: str) -> None:
+        about: dict[str, Any] = {"gated": "auto" if name == "org/gated" else False}
+        if name in CONFIGS:
             sizes = {file: len(json.dumps(content)) for file, content in CONFIGS[name].items()}
-            self._send_json(200, self._info(name, FILES | sizes))
+            sizes["model.safetensors"] = 2_000_000_000
+        elif name in GGUF:
+            sizes, architecture = GGUF[name]
+            about["gguf"] = {"architecture": architecture}
         else:
-            self._send_json(401, {"error": "no"}, {"X-Error-Code": "RepoNotFound"})
-
-    @staticmethod
-    def _info(name: str, sizes: dict[str, int]) -> dict[str, Any]:
-        siblings = [{"rfilename": file, "size": size} for file, size in sizes.items()]
-        return {
-            "id": name,
-            "sha": COMMIT,
-            "siblings": siblings,
-            "gated": "auto" if name == "org/gated" else False,
-        }
-
-    def _file(self, name: str, file: str) -> None:
-        if name == "org/gated":
-            self._send_json(403, {"error": "no"}, {"X-Error-Code": "GatedRepo"})
+            self.send(401, {}, {"X-Error-Code": "RepoNotFound"})
             return
-        headers = {"ETag": f'"{name}/{file}"', "X-Repo-Commit": COMMIT}
-        self._send_json(200, CONFIGS[name][file], headers)
+        siblings = [{"rfilename": file, "size": size} for file, size in sizes.items()]
+        self.send(200, {"id": name, "sha": COMMIT, "siblings": siblings} | about)
 
-    def _send_json(self, status: int, content: Any, headers: dict[str, str] | None = None) -> None:
-        self._send(status, json.dumps(content).encode(), headers)
-
-    def _send(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+    def send(self, status: int, content: Any, headers: dict[str, str] | None = None) -> None:
+        body = content if isinstance(content, bytes) else json.dumps(content).encode()
         self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        for name, value in (headers or {}).items():
+        for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command == "GET":

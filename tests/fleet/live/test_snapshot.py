@@ -32,18 +32,20 @@ from inference.protocol import keys
 from inference.protocol.heartbeat import (
     PROTOCOL,
     HeldStageStatus,
-    NeuronHeartbeat,
     ReplicaStatus,
     decode_heartbeat,
     encode_heartbeat,
 )
 from inference.protocol.load_report import LoadProgress, LoadStage
-from tests.fleet.ordered import ordered
-
-GIB = 1024**3
+from tests.fleet.conftest import GIB, NOW_UNIX_S
 
 
 def test_neurons_and_replicas_come_sorted_and_views_have_what_is_reported(build) -> None:
+    def viewed(**changes: Any) -> ReplicaView:
+        beat = build.heartbeat(replicas=[build.replica(**changes)])
+        (view,) = build_snapshot([beat]).replicas_of("tiny")
+        return view
+
     beats = [
         build.heartbeat("b", replicas=[build.replica(model="y"), build.replica(model="x")]),
         build.heartbeat("a"),
@@ -55,17 +57,11 @@ def test_neurons_and_replicas_come_sorted_and_views_have_what_is_reported(build)
     neuron = snapshot.neurons[1]
     assert (snapshot.neuron("b"), snapshot.neuron("other")) == (neuron, None)
     assert neuron.replica_of("x") and neuron.replica_of("other") is None
-
-    def viewed(**changes: Any) -> ReplicaView:
-        beat = build.heartbeat(replicas=[build.replica(**changes)])
-        (view,) = build_snapshot([beat]).replicas_of("tiny")
-        return view
-
     counters = {"in_flight": 3, "queue_depth": 2, "kv_blocks_used": 5}
-    engine = build.stats(**counters, last_forward_unix_s=1_699_999_990.0)
-    values: dict[str, Any] = {"spec_digest": "12ab", "memory_bytes": GIB, "max_output_tokens": 128}
+    engine = build.stats(**counters, last_forward_unix_s=NOW_UNIX_S - 10)
+    values = {"spec_digest": "12ab", "memory_bytes": GIB, "max_output_tokens": 128}
     lists = {"devices": ["cuda:1"], "capabilities": ["chat", "tool_call"]}
-    used = {"last_used_unix_s": 1_699_999_970.0}
+    used = {"last_used_unix_s": NOW_UNIX_S - 30}
     view = viewed(stats=engine, report=build.report(), **values, **lists, **used)
     expected = counters | values | {name: tuple(words) for name, words in lists.items()}
     expected |= {"num_requests": 5, "kv_blocks_total": 64, "context_tokens": 1024}
@@ -73,48 +69,16 @@ def test_neurons_and_replicas_come_sorted_and_views_have_what_is_reported(build)
     assert {name: getattr(view, name) for name in expected} == expected and not view.is_idle
     assert viewed().is_idle and viewed().last_used_age_s is None
     assert not viewed(stats=build.stats(queue_depth=1)).is_idle
-    view = viewed(status=ReplicaStatus.LOADING)
-    assert (view.num_requests, view.last_forward_age_s, view.context_tokens) == (0, None, None)
-
-
-def test_eta_is_a_straight_line(build) -> None:
     progress = LoadProgress(stage=LoadStage.DOWNLOADING, done=75, total=100)
-    loading = build.replica(status=ReplicaStatus.LOADING, progress=progress)
-    (view,) = build_snapshot([build.heartbeat(replicas=[loading])]).replicas()
+    loading = {"status": ReplicaStatus.LOADING, "progress": progress}
+    view = viewed(**loading)
+    assert (view.num_requests, view.last_forward_age_s, view.context_tokens) == (0, None, None)
     assert view.eta_s == 20.0  # three quarters took 60 s
-    ages = {"engine_since_unix_s": 1_699_999_970.0, "stage_since_unix_s": 1_699_999_994.0}
-    loading = msgspec.structs.replace(loading, **ages)
-    (view,) = build_snapshot([build.heartbeat(replicas=[loading])]).replicas()
-    assert view.eta_s == 2.0, "of the stage alone"
+    ages = {"engine_since_unix_s": NOW_UNIX_S - 30, "stage_since_unix_s": NOW_UNIX_S - 6}
+    assert viewed(**loading, **ages).eta_s == 2.0, "of the stage alone"
     for elapsed_s, done, total in ((10, 0, 100), (10, 5, 0), (10, 0, 0), (0, 50, 100)):
         assert remaining_s(elapsed_s, done, total) is None
-
-
-def test_a_neuron_of_another_protocol_is_sent_nothing(build) -> None:
-    for protocol, whom in ((PROTOCOL - 1, "this host is"), (PROTOCOL + 1, "gateways and controls")):
-        (view,) = build_snapshot([build.heartbeat(protocol=protocol)]).neurons
-        assert not view.may_serve and not view.may_load
-        assert f"protocol {protocol}" in view.problems[0] and whom in view.problems[0]
-    encoded = encode_heartbeat(build.heartbeat()).replace(b'"protocol":%d,' % PROTOCOL, b"")
-    assert decode_heartbeat(encoded).protocol == 1, "of before they were counted"
-
-
-def test_a_held_stage_without_an_order_counts_for_nothing(build) -> None:
-    """An invited host could make requests wait for a load that was never ordered."""
-    orders = LoadOrders("the fleet's key")
-    order = orders.order(neuron="beast", model="large")
-    stage = build.stage(order=order, status=HeldStageStatus.LISTENING)
-    beat = build.heartbeat(stages=[stage], stage_host="10.0.0.5")
-    assert orders.ordered(beat) == (beat, [])
-    (view,) = build_snapshot([beat]).held_stages()
-    assert (view.neuron, view.stage) == ("beast", stage) and view.status_age_s > 0
-    forged = msgspec.structs.replace(stage, model="other")
-    kept, others = orders.ordered(msgspec.structs.replace(beat, stages=[stage, forged]))
-    assert kept.stages == [stage] and others == ["other"]
-
-
-def test_estimates() -> None:
-    """Of a load that took 40 s when it was last loaded there."""
+    # Estimates of a load that took 40 s when it was last loaded there.
     nearly: dict[str, Any] = {"stage": "weights", "done": 9, "total": 10}
     for known, share, left_s in (
         ({"stage": "preflight", "last_load_s": None}, None, None),
@@ -135,9 +99,24 @@ def test_estimates() -> None:
         assert estimate == LoadEstimate(share=share, left_s=left_s), known
 
 
-def publish(client: redis.Redis, beat: NeuronHeartbeat) -> None:
-    client.zadd(keys.NEURONS, {beat.name: beat.time_unix_s})
-    client.set(keys.heartbeat_key(beat.name), encode_heartbeat(ordered(beat)))
+def test_a_neuron_of_another_protocol_is_sent_nothing_and_a_stage_needs_an_order(build) -> None:
+    """An invited host could make requests wait for a load that was never ordered."""
+    for protocol, whom in ((PROTOCOL - 1, "this host is"), (PROTOCOL + 1, "gateways and controls")):
+        (view,) = build_snapshot([build.heartbeat(protocol=protocol)]).neurons
+        assert not view.may_serve and not view.may_load
+        assert f"protocol {protocol}" in view.problems[0] and whom in view.problems[0]
+    encoded = encode_heartbeat(build.heartbeat()).replace(b'"protocol":%d,' % PROTOCOL, b"")
+    assert decode_heartbeat(encoded).protocol == 1, "of before they were counted"
+    orders = LoadOrders("the fleet's key")
+    order = orders.order(neuron="beast", model="large")
+    stage = build.stage(order=order, status=HeldStageStatus.LISTENING)
+    beat = build.heartbeat(stages=[stage], stage_host="10.0.0.5")
+    assert orders.ordered(beat) == (beat, [])
+    (view,) = build_snapshot([beat]).held_stages()
+    assert (view.neuron, view.stage) == ("beast", stage) and view.status_age_s > 0
+    forged = msgspec.structs.replace(stage, model="other")
+    kept, others = orders.ordered(msgspec.structs.replace(beat, stages=[stage, forged]))
+    assert kept.stages == [stage] and others == ["other"]
 
 
 async def read_async(url: str):
@@ -145,14 +124,13 @@ async def read_async(url: str):
         return await live.read_snapshot(client)
 
 
-async def test_both_ways_read_the_same(redis_url: str, redis_db, build) -> None:
-    assert live.read_snapshot_sync(redis_db).neurons == ()
-    assert (await read_async(redis_url)).neurons == ()
+async def test_both_ways_read_the_same(redis_url: str, redis_db, publish, build) -> None:
+    assert live.read_snapshot_sync(redis_db) == await read_async(redis_url)
     for name in ("b", "a", "expired"):
-        publish(redis_db, build.heartbeat(name, replicas=[build.replica()]))
+        publish(name, replicas=[build.replica()])
     redis_db.delete(keys.heartbeat_key("expired"))
-    guest = build.heartbeat("guest")  # its Redis user may not write the list of names
-    redis_db.set(keys.heartbeat_key("guest"), encode_heartbeat(ordered(guest)))
+    publish("guest")  # its Redis user may not write the list of names
+    redis_db.zrem(keys.NEURONS, "guest")
     wished = {"guest": DesiredState(), "silent": DesiredState()}
     publish_desired(redis_db, AdmissionPolicy.AUTOMATIC, **wished)
     snapshot = live.read_snapshot_sync(redis_db)
@@ -165,8 +143,8 @@ async def test_both_ways_read_the_same(redis_url: str, redis_db, build) -> None:
         await read_async(nowhere)
 
 
-def test_what_is_malformed_or_anothers_is_named_and_left_out(redis_db, build, caplog) -> None:
-    publish(redis_db, build.heartbeat("a"))
+def test_what_is_malformed_or_anothers_is_left_out(redis_db, publish, build, caplog) -> None:
+    publish("a")
     another = encode_heartbeat(build.heartbeat("a", epoch="other"))
     for payload, reason in ((b'{"name": "b"}', ""), (another, ": it calls itself 'a'")):
         redis_db.zadd(keys.NEURONS, {"b": 1.0})
@@ -192,10 +170,9 @@ def publish_desired(client: redis.Redis, policy: AdmissionPolicy, **states: Desi
     client.hset(keys.NEURON_DESIRED_STATES, mapping=fields)
 
 
-async def test_desired_states_come_with_the_heartbeats(redis_url: str, redis_db, build) -> None:
-    for name in ("drained", "refused", "plain"):
-        publish(redis_db, build.heartbeat(name))
-    publish(redis_db, build.heartbeat("leaving", is_leaving=True))
+async def test_desired_states_come_with_the_heartbeats(redis_url: str, redis_db, publish) -> None:
+    for name in ("drained", "refused", "plain", "leaving"):
+        publish(name, is_leaving=name == "leaving")
     states = {
         "drained": DesiredState(drain=True),
         "refused": DesiredState(admission=Admission.REFUSED),
@@ -205,11 +182,10 @@ async def test_desired_states_come_with_the_heartbeats(redis_url: str, redis_db,
         publish_desired(redis_db, policy, **states)
         snapshot = live.read_snapshot_sync(redis_db)
         assert await read_async(redis_url) == snapshot
-        standing = {
+        assert {
             view.name: (view.is_draining, view.is_leaving, view.is_admitted)
             for view in snapshot.neurons
-        }
-        assert standing == {
+        } == {
             "drained": (True, False, True),
             "leaving": (True, True, True),
             "plain": (False, False, policy is AdmissionPolicy.AUTOMATIC),

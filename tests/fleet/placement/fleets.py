@@ -1,22 +1,36 @@
 """Builders of catalogue entries, of models' costs and of fleets, with sizes in GiB and a card by
-default; and one tick of the control."""
+default; one tick of the control; and fleets and decisions in words, so that a case is a row:
+
+    a 2 12/16 cpu60 tiny,busy old,used=30; b 4 draining
+
+is host ``a`` with 2 GiB free on its first card of 24 GiB, 12 of 16 on its second one and 60 of its
+processors, where ``tiny`` is in use and ``old`` was used 30 s ago; and ``b``, which drains. A
+replica is ready, idle for ten minutes, and takes ten GiB of the first card, where nothing else is
+written. One that is ``able`` can sleep, and one that ``slept`` does: it takes one GiB of the card
+and nine of the host, and ten of the card awake.
+"""
 
 from __future__ import annotations
 
+import re
 from typing import Any
-
-from msgspec import structs
 
 from fleet.catalogue import CatalogueEntry
 from fleet.catalogue.entry import DeviceKind, MeasuredLoad
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
-from fleet.placement import Catalogue, Load, Reject
-from fleet.placement.decisions import Jobs, Observed, Plan
+from fleet.placement import Catalogue, Load, Reject, Route
+from fleet.placement.decisions import Jobs, Observed, Plan, Sleep, Unload
 from fleet.placement.needs import BY_KIND, Speed, StageDevice
 from fleet.placement.reconcile import reconcile
 from inference.loading.model_costs import Kind, ModelCosts
 from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus
-from inference.protocol.load_report import AsleepBytes, KindBytes, LayerCost, LoadReport
+from inference.protocol.load_report import (
+    AsleepBytes,
+    KindBytes,
+    LayerCost,
+    LoadFailure,
+    LoadReport,
+)
 from tests.fleet.conftest import report
 
 GIB = 1024**3
@@ -33,15 +47,9 @@ def entry(name: str = "tiny", needs_gib: float | None = None, **changes: Any) ->
 
 
 def took(neuron: str, gib: float, kind: DeviceKind = "cuda") -> MeasuredLoad:
-    return MeasuredLoad(
-        neuron=neuron,
-        device_kind=kind,
-        load_bytes=int(gib * GIB),
-        process_bytes=0,
-        kv_token_bytes=0,
-        memory_correction_bytes=0,
-        prefill_speed=None,
-    )
+    nothing = dict.fromkeys(("process_bytes", "kv_token_bytes", "memory_correction_bytes"), 0)
+    where = {"neuron": neuron, "device_kind": kind, "load_bytes": int(gib * GIB)}
+    return MeasuredLoad(**where, **nothing, prefill_speed=None)
 
 
 def catalogue(*entries: CatalogueEntry) -> Catalogue:
@@ -58,19 +66,13 @@ def refused(decision: Any) -> Reject:
     return decision
 
 
-def card(index: int = 0, *, free: float, total: float = 24) -> DeviceInfo:
-    return DeviceInfo(
-        index=index,
-        kind="cuda",
-        name="a card",
-        total_memory_bytes=int(total * GIB),
-        free_memory_bytes=int(free * GIB),
-    )
+def card(index: int = 0, *, free: float, total: float = 24, **changes: Any) -> DeviceInfo:
+    sizes = {"total_memory_bytes": int(total * GIB), "free_memory_bytes": int(free * GIB)}
+    return DeviceInfo(index=index, **{"kind": "cuda", "name": "a card"} | changes, **sizes)
 
 
 def processor(*, free: float, total: float = 128) -> DeviceInfo:
-    changes: dict[str, Any] = {"kind": "cpu", "name": "a processor"}
-    return structs.replace(card(free=free, total=total), **changes)
+    return card(free=free, total=total, kind="cpu", name="a processor")
 
 
 def replica(model: str, status: ReplicaStatus = READY, **changes: Any) -> ReplicaView:
@@ -109,15 +111,11 @@ def fleet(*neurons: NeuronView, **changes: Any) -> FleetSnapshot:
     return FleetSnapshot(neurons=tuple(sorted(neurons, key=lambda view: view.name)), **changes)
 
 
-def sleepy_report(gib: float = 10, asleep_gib: float | None = 1, host_gib: float = 9) -> LoadReport:
-    """Returns the report of a model that takes ``gib``, and ``asleep_gib`` of that while it sleeps;
-    ``None``: it cannot."""
-    asleep = None
-    if asleep_gib is not None:
-        asleep = AsleepBytes(device_bytes=int(asleep_gib * GIB), host_bytes=int(host_gib * GIB))
-    return report(
-        device="cuda:0", load_seconds=10.0, actual_bytes=int(gib * GIB), asleep=asleep, stages=[]
-    )
+def sleepy_report(gib: float = 10) -> LoadReport:
+    """Of a model that takes ``gib``, and one GiB of that and nine of the host while it sleeps."""
+    asleep = AsleepBytes(device_bytes=GIB, host_bytes=9 * GIB)
+    sizes = {"load_seconds": 10.0, "actual_bytes": int(gib * GIB)}
+    return report(device="cuda:0", asleep=asleep, stages=[], **sizes)
 
 
 PINNED = entry("tiny", 10, pinned=True)
@@ -130,13 +128,10 @@ def act(offered, snapshot: FleetSnapshot, **known: Any) -> tuple[Any, ...]:
 
 
 def plan(offered, snapshot: FleetSnapshot, **known: Any) -> Plan:
-    observed = Observed(
-        waiting=known.pop("waiting", {}), queue_long_s=known.pop("queue_long_s", {})
-    )
-    time_slices = known.pop("time_slices", ())
-    return reconcile(
-        offered, snapshot, jobs=Jobs(**known), observed=observed, time_slices=time_slices
-    )
+    seen = {name: known.pop(name, {}) for name in ("waiting", "queue_long_s")}
+    slices = known.pop("time_slices", ())
+    jobs, observed = Jobs(**known), Observed(**seen)
+    return reconcile(offered, snapshot, jobs=jobs, observed=observed, time_slices=slices)
 
 
 GB = 10**9
@@ -187,8 +182,98 @@ def device(
 ) -> StageDevice:
     kind: Kind = "cpu" if name == "cpu" else "cuda"
     usual = BY_KIND[kind]
-    speed = Speed(
-        usual.bytes_per_s if gb_per_s is None else gb_per_s * GB,
-        tera_flops * 10**12 or usual.flops_per_s,
-    )
-    return StageDevice(neuron=neuron, name=name, kind=kind, free_bytes=int(gb * GB), speed=speed)
+    bytes_per_s = usual.bytes_per_s if gb_per_s is None else gb_per_s * GB
+    speed = Speed(bytes_per_s, tera_flops * 10**12 or usual.flops_per_s)
+    where = {"neuron": neuron, "name": name, "kind": kind}
+    return StageDevice(**where, free_bytes=int(gb * GB), speed=speed)
+
+
+DEVICE = re.compile(r"(cpu)?([\d.]+)(?:/([\d.]+))?")
+FLAGS: dict[str, dict[str, Any]] = {
+    "draining": {"is_draining": True},
+    "leaving": {"is_draining": True, "is_leaving": True},
+    "refused": {"is_admitted": False},
+    "unready": {"is_ready": False},
+    "other-protocol": {"speaks_our_protocol": False},
+    "broken-cards": {"cuda_unavailable": "reboot"},
+}
+NUMBERS = {
+    "age": "status_age_s",
+    "used": "last_used_age_s",
+    "gib": "gib",
+    "running": "in_flight",
+    "queued": "queue_depth",
+    "failures": "num_failed_loads",
+    "refused-s": "sleep_refused_age_s",
+}
+
+
+def world(text: str, **changes: Any) -> FleetSnapshot:
+    return fleet(*(host_of(one) for one in text.split(";") if one.strip()), **changes)
+
+
+def host_of(text: str) -> NeuronView:
+    name, *words = text.split()
+    cards: list[Any] = []
+    processors: list[Any] = []
+    holds: list[ReplicaView] = []
+    flags: dict[str, Any] = {}
+    for word in words:
+        if word in FLAGS:
+            flags |= FLAGS[word]
+        elif (found := DEVICE.fullmatch(word)) is not None:
+            is_cpu, free, total = found[1], float(found[2]), float(found[3] or 0)
+            if is_cpu:
+                processors.append(processor(free=free, total=total or 128))
+            else:
+                cards.append(card(len(cards), free=free, total=total or max(free, 24)))
+        else:
+            holds.append(_replica(word, name))
+    return neuron(name, *cards, *processors, holds=tuple(holds), **flags)
+
+
+def _replica(text: str, on: str) -> ReplicaView:
+    model, *words = text.split(",")
+    changes: dict[str, Any] = {"on": on}
+    for word in words:
+        key, _, value = word.partition("=")
+        if key == "busy":
+            changes |= {"in_flight": 1, "last_used_age_s": 0.0}
+        elif key == "able":
+            changes["report"] = sleepy_report()
+        elif key == "slept":
+            changes |= {"status": ReplicaStatus.ASLEEP, "gib": 1, "host_memory_bytes": 9 * GIB}
+            changes["report"] = sleepy_report()
+        elif key == "code":
+            changes["failure"] = LoadFailure(code=value, message="why")
+        elif key == "on":
+            changes["devices"] = tuple(value.split("+"))
+        elif key == "spec":
+            changes["spec_digest"] = value
+        elif key in NUMBERS:
+            number = None if value == "never" else float(value)
+            changes[NUMBERS[key]] = int(value) if value.isdecimal() else number
+        else:
+            changes["status"] = ReplicaStatus(key)
+    return replica(model, **changes)
+
+
+def brief(decision: Any) -> str:
+    """``load tiny a/cuda:0 -old``, ``route a``, ``wait a``, ``slice a``, a refusal's code."""
+    match decision:
+        case Route():
+            return f"route {decision.neuron}"
+        case Load():
+            evicted = "".join(f" -{model}" for model in decision.evict)
+            where = f"{decision.neuron}/{'+'.join(decision.devices)}"
+            return f"load {decision.model} {where}{evicted}"
+        case Reject():
+            return decision.code
+        case Unload() | Sleep():
+            return f"{type(decision).__name__.lower()} {decision.model} {decision.neuron}"
+        case _:
+            return f"{'slice' if decision.needs_time_slice else 'wait'} {decision.neuron}"
+
+
+def briefs(decisions: Any) -> str:
+    return ", ".join(map(brief, decisions))

@@ -1,5 +1,4 @@
-"""A model that no device could hold is divided over devices of one neuron, or over several hosts
-where it may; no other one is. What leaves those hosts for it, and what never does."""
+"""Models that no device could hold, over devices of one neuron or over several hosts."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ from typing import Any
 
 from fleet.catalogue import CatalogueEntry
 from fleet.live.desired_state import TimeSlice, decode_time_slices, encode_time_slices
-from fleet.live.snapshot import FleetSnapshot, HeldStageView, NeuronView, ReplicaView
+from fleet.live.snapshot import FleetSnapshot, HeldStageView, NeuronView
 from fleet.placement import Load, Reject, Wait, place, place_on
 from fleet.placement.decisions import Unload, Waiting, with_load
 from fleet.placement.division import is_large_enough
@@ -16,7 +15,6 @@ from fleet.placement.needs import Needs
 from fleet.placement.place import moves_for
 from inference.protocol.heartbeat import HeldStageStatus, device_name
 from inference.protocol.load_report import DeviceMemory, LoadFailure, StageReport
-from tests.cases import each_case
 from tests.fleet.conftest import report as load_report
 from tests.fleet.conftest import stage as held_stage
 from tests.fleet.placement.fleets import (
@@ -28,14 +26,15 @@ from tests.fleet.placement.fleets import (
     dense,
     entry,
     fleet,
+    host_of,
     loaded,
     neuron,
     plan,
     refused,
     replica,
     took,
+    world,
 )
-from tests.fleet.placement.worlds import host_of, world
 
 
 def test_which_devices_of_one_neuron_hold_it_together() -> None:
@@ -63,9 +62,7 @@ def test_which_devices_of_one_neuron_hold_it_together() -> None:
     assert (load.neuron, load.devices, load.stages) == ("box", ("cuda:0",), ())
     kept_whole = entry("large", vram_mb=36_000, spread="device")
     assert refused(place(kept_whole, boxes)).code == "exceeds_device"
-
-
-def test_settings_that_keep_it_whole_and_numbers_are_named() -> None:
+    # Settings that keep it whole, and numbers, are named.
     for changes, why in (
         ({"spread": "device"}, "spread is device"),
         ({"speculation": "mtp"}, "speculation is mtp"),
@@ -129,21 +126,14 @@ def test_models_in_use_keep_their_time_slice_and_each_device_is_promised() -> No
     assert isinstance(decision, Wait) and decision.needs_time_slice, "another's promise is kept"
 
 
-def failed_with(code: str, *devices: str) -> ReplicaView:
-    failure = LoadFailure(code=code, message="no room", needed_bytes=36 * GIB)
-    changes = {"status_age_s": 0.0, "num_failed_loads": 3, "memory_bytes": None}
-    return replica("large", FAILED, on="box", devices=devices, failure=failure, **changes)
-
-
-@each_case(
-    ("code", "refusal"),
-    [("does_not_fit", "load_failed"), ("exceeds_device", "not_enough_memory")],
-)
-def test_a_device_that_was_too_small_for_all_of_it_does_not_count(code: str, refusal: str) -> None:
-    whole = neuron("box", *MIXED.devices, holds=(failed_with(code, "cuda:0"),))
-    assert len(loaded(placed(large(), whole)).stages) == 3
-    parts = neuron("box", *MIXED.devices, holds=(failed_with(code, "cuda:0", "cuda:1"),))
-    assert refused(placed(large(), parts)).code == refusal
+def test_a_device_that_was_too_small_for_all_of_it_does_not_count() -> None:
+    values = {"status_age_s": 0.0, "num_failed_loads": 3, "memory_bytes": None}
+    for code, refusal in (("does_not_fit", "load_failed"), ("exceeds_device", "not_enough_memory")):
+        failure = LoadFailure(code=code, message="no room", needed_bytes=36 * GIB)
+        failed = replica("large", FAILED, on="box", failure=failure, **values)
+        assert len(loaded(placed(large(), replace(MIXED, replicas=(failed,)))).stages) == 3
+        parts = replace(failed, devices=("cuda:0", "cuda:1"))
+        assert refused(placed(large(), replace(MIXED, replicas=(parts,)))).code == refusal
 
 
 MIXED = host_of("box 24 12/12 8/8")
@@ -207,10 +197,9 @@ A, B, C = (host(f"{name} 24") for name in "abc")
 
 def held(status: str, age_s: float = 1.0, code: str = "") -> HeldStageView:
     """The second stage, on ``b``."""
-    values: dict[str, Any] = {"engine_neuron": "a", "layers": (30, 48), "memory_bytes": 0}
-    if code:
-        values["failure"] = LoadFailure(code=code, message="no room")
-    one = held_stage(**values | {"status": HeldStageStatus(status)})
+    values = {"engine_neuron": "a", "layers": (30, 48), "memory_bytes": 0}
+    failure = LoadFailure(code=code, message="no room") if code else None
+    one = held_stage(status=HeldStageStatus(status), failure=failure, **values)
     return HeldStageView(neuron="b", stage=one, status_age_s=age_s)
 
 
@@ -275,7 +264,6 @@ def spanning() -> FleetSnapshot:
 
 
 def test_what_leaves_frees_its_own_neurons_memory() -> None:
-    """The stage of ``b`` has a device of the same name, and does not count on ``a``."""
     small, more = entry("small", 23), entry("small", 25)
     assert loaded(place(small, spanning(), catalogue=catalogue(small, wide()))).evict == ("large",)
     refused(place(more, spanning(), catalogue=catalogue(more, wide())))
@@ -292,9 +280,7 @@ BOTH = (("a", "old"), ("b", "other"))
 
 
 def over(*hosts: NeuronView, **changes: Any) -> Any:
-    """``changes`` are those of ``other``'s entry."""
-    other = entry("other", measured_loads=(took("b", 20),), **changes)
-    return placed(wide(), *hosts, others=[OLD, other])
+    return placed(wide(), *hosts, others=[OLD, replace(OTHER, **changes)])
 
 
 def test_idle_models_leave_each_host_that_lacks_room() -> None:
@@ -312,32 +298,23 @@ def test_idle_models_leave_each_host_that_lacks_room() -> None:
     kept = catalogue(wide(pinned=True), OLD, OTHER)
     (by_itself,) = act(kept, fleet(USED_A, USED_B))
     assert isinstance(by_itself, Load) and by_itself.evictions == BOTH
-
-
-@each_case("why", [{"pinned": True}, {"residency_priority": 900}], ids=["pinned", "worth more"])
-def test_what_is_pinned_or_worth_more_stays(why: dict[str, Any]) -> None:
-    decision = refused(over(USED_A, USED_B, **why))
-    assert decision.code == "not_enough_memory"
-    assert "is in use, or may not leave for it" in decision.message
-    load = loaded(over(USED_A, USED_B, C, **why))
-    assert load.evictions == (("a", "old"),)
-    assert {load.neuron, *neurons_of(load)} == {"a", "", "c"}
+    # What leaves moves: c lends no stages, and has room for one of the two.
+    snapshot = fleet(USED_A, USED_B, host_of("c 21"))
+    load = loaded(place(wide(), snapshot, catalogue=OFFERED))
+    for kept, moved in (
+        (replace(OTHER, pinned_on=("b", "c")), "old"),
+        (replace(OLD, pinned_on=("a",)), "other"),
+    ):
+        (move,) = moves_for(load, snapshot, {**OFFERED, kept.name: kept})
+        assert (move.neuron, move.model, move.evict) == ("c", moved, ())
+    # What is pinned or worth more stays.
+    for why in ({"pinned": True}, {"residency_priority": 900}):
+        decision = refused(over(USED_A, USED_B, **why))
+        assert decision.code == "not_enough_memory"
+        assert "is in use, or may not leave for it" in decision.message
+        load = loaded(over(USED_A, USED_B, C, **why))
+        assert load.evictions == (("a", "old"),)
+        assert {load.neuron, *neurons_of(load)} == {"a", "", "c"}
     assert isinstance(over(host("a 4 old,gib=20,busy"), USED_B), Reject)
     for changes in ("busy", "age=1,used=1"):
         assert isinstance(over(USED_A, host(f"b 4 other,gib=20,{changes}")), Reject)
-
-
-@each_case(("kept_on", "moved"), [({"other": ("b", "c")}, "old"), ({"old": ("a",)}, "other")])
-def test_what_leaves_moves_where_memory_is_free(kept_on: dict[str, Any], moved: str) -> None:
-    """``c`` lends no stages, and has room for one of the two."""
-    snapshot = fleet(USED_A, USED_B, host_of("c 21"))
-    load = loaded(place(wide(), snapshot, catalogue=OFFERED))
-    offered = catalogue(
-        wide(),
-        *(
-            entry(name, measured_loads=(took(on, 20),), pinned_on=kept_on.get(name, ()))
-            for name, on in (("old", "a"), ("other", "b"))
-        ),
-    )
-    (move,) = moves_for(load, snapshot, offered)
-    assert (move.neuron, move.model, move.evict) == ("c", moved, ())

@@ -1,6 +1,4 @@
-"""Who leaves for whom: idle, unpinned, least valuable, and only where that makes room; what leaves
-moves where memory is free. Models that sleep: waking is the cheapest load, it makes room as a load
-does, and models that are not worth a device's memory sleep where the operator allows it."""
+"""Who leaves for whom, what leaves moves, and models that sleep instead."""
 
 from __future__ import annotations
 
@@ -20,38 +18,58 @@ from tests.cases import each_case
 from tests.fleet.placement.fleets import (
     GIB,
     act,
+    brief,
+    briefs,
     catalogue,
     entry,
     fleet,
+    host_of,
     loaded,
     refused,
     replica,
     sleepy_report,
+    world,
 )
-from tests.fleet.placement.worlds import brief, briefs, host_of, world
 
 NEW, OLD, OLDER = entry("new", 12), entry("old", 10), entry("older", 10)
 OFFERED = catalogue(NEW, OLD, OLDER, entry("third", 12))
 A_SMALL_ONE = "a 0 older,gib=1,used=900 old,gib=12"
 EIGHT_EACH = "a 0 old,gib=8,used=50 older,gib=8,used=50"
+TINY, OTHER = entry("tiny", 10), entry("other", 10)
+KNOWN = OFFERED | catalogue(TINY, OTHER, entry("cold", 10), entry("warm", 10))
+ON_A, ON_B = "load tiny a/cuda:0", "load tiny b/cuda:0"
+NEW_A, NEW_B = "load new a/cuda:0", "load new b/cuda:0"
 
 
 @each_case(
-    ("what", "there", "expected"),
+    ("what", "model", "there", "expected"),
     [
-        ("an idle one", "a 2 old", "a/cuda:0 -old"),
-        ("the least recently used", "a 2 old,used=30 older,used=90", "a/cuda:0 -older"),
-        ("wherever that is", "a 2 old,used=30; b 2 older,used=90", "b/cuda:0 -older"),
-        ("rather one than two", f"{EIGHT_EACH}; b 0 third,gib=12,used=40", "b/cuda:0 -third"),
-        ("both where one is not enough", EIGHT_EACH, "a/cuda:0 -old -older"),
-        ("not a small one that makes no difference", A_SMALL_ONE, "a/cuda:0 -old"),
-        ("what nobody offers any more", "a 2 gone,used=5 old,used=900", "a/cuda:0 -gone"),
-        ("nobody, where there is room", "a 2 old; b 12", "b/cuda:0"),
-        ("lost its room, at once", "a 2 new,failed,code=lost_its_room,age=0 old", "a/cuda:0 -old"),
+        ("an idle one", NEW, "a 2 old", f"{NEW_A} -old"),
+        ("the least recently used", NEW, "a 2 old,used=30 older,used=90", f"{NEW_A} -older"),
+        ("wherever that is", NEW, "a 2 old,used=30; b 2 older,used=90", f"{NEW_B} -older"),
+        ("one, not two", NEW, f"{EIGHT_EACH}; b 0 third,gib=12,used=40", f"{NEW_B} -third"),
+        ("both where one is not enough", NEW, EIGHT_EACH, f"{NEW_A} -old -older"),
+        ("not a small one that makes no difference", NEW, A_SMALL_ONE, f"{NEW_A} -old"),
+        ("what nobody offers any more", NEW, "a 2 gone,used=5 old,used=900", f"{NEW_A} -gone"),
+        ("nobody, where there is room", NEW, "a 2 old; b 12", NEW_B),
+        ("lost its room", NEW, "a 2 new,failed,code=lost_its_room,age=0 old", f"{NEW_A} -old"),
+        ("it wakes where it sleeps", TINY, "a 12 cpu60 tiny,slept", ON_A),
+        ("rather than be loaded where more is free", TINY, "a 9 tiny,slept; b 20", ON_A),
+        ("a ready one serves", TINY, "a 12 tiny,slept; b 12 tiny", "route b"),
+        ("one that wakes is waited for", TINY, "a 12 tiny,loading", "wait a"),
+        ("loaded elsewhere where it lacks room", TINY, "a 8 tiny,slept; b 20", ON_B),
+        ("idle models leave for it", TINY, "a 1 tiny,slept other", f"{ON_A} -other"),
+        ("those in use after their time", TINY, "a 1 tiny,slept other,busy,able", "slice a"),
+        ("it does not leave for itself", TINY, "a 8.5 tiny,slept", "not_enough_memory"),
+        ("what sleeps leaves for a load", TINY, "a 8 other,slept,gib=3", f"{ON_A} -other"),
+        ("one of an older spec is loaded anew", TINY, "a 9.5 tiny,slept,spec=old; b 20", ON_B),
+        ("it just failed to wake", TINY, "a 12 tiny,slept,code=does_not_fit,age=1", "wait a"),
+        ("of two as idle, one that can sleep", TINY, "a 1 cpu60 cold warm,able", f"{ON_A} -warm"),
+        ("a tenth of the host is kept", TINY, "a 1 cpu15 cold warm,able", f"{ON_A} -cold"),
     ],
 )
-def test_who_leaves(what: str, there: str, expected: str) -> None:
-    assert brief(place(NEW, world(there), catalogue=OFFERED)) == f"load new {expected}", what
+def test_who_leaves_or_wakes(what: str, model: Any, there: str, expected: str) -> None:
+    assert brief(place(model, world(there), catalogue=KNOWN)) == expected, what
 
 
 def test_who_never_leaves_or_not_yet() -> None:
@@ -85,6 +103,21 @@ def test_who_never_leaves_or_not_yet() -> None:
     there = world("a 4 4 old,gib=40,on=cuda:0+cuda:1")
     expected = "load new a/cuda:0+cuda:1 -old"
     assert brief(place(wide, there, catalogue=catalogue(wide, old))) == expected
+    # What can move leaves rather than what would be lost.
+    snapshot = world("a 6 small; b 1 large,gib=15,used=900,age=900; c 12")
+    for pinned_on, evicted, moves in (((), "small", "load small c/cuda:0"), (("a",), "large", "")):
+        small = entry("small", needs_gib=10, pinned_on=pinned_on)
+        offered = catalogue(LARGER, small, entry("large", needs_gib=15))
+        decision = loaded(place(LARGER, snapshot, catalogue=offered))
+        assert decision.evict == (evicted,)
+        assert briefs(moves_for(decision, snapshot, offered)) == moves
+    # A failed wake is named, and an operator wakes it there.
+    failed = world("a 12 tiny,slept,code=does_not_fit,age=1")
+    decision = place(TINY, failed, catalogue=KNOWN)
+    assert isinstance(decision, Wait) and decision.eta_s == 5.0
+    assert decision.reason == "tiny sleeps on a and could not be woken just now"
+    here = world("a 1 tiny,slept other")
+    assert brief(place_on(TINY, here.neurons[0], here, KNOWN)) == f"{ON_A} -other"
 
 
 LARGER = entry("new", needs_gib=14)
@@ -112,25 +145,6 @@ def test_what_leaves(what: str, there: str, old: Any, moves: str) -> None:
     assert briefs(moves_for(load, world(there), offered)) == moves, what
 
 
-def test_what_can_move_leaves_rather_than_what_would_be_lost() -> None:
-    """``large`` was used longer ago, and fits nowhere else; ``small`` fits into what c has free."""
-    snapshot = world("a 6 small; b 1 large,gib=15,used=900,age=900; c 12")
-    for pinned_on, evicted, moves in (
-        ((), "small", "load small c/cuda:0"),
-        (("a",), "large", ""),
-    ):
-        small = entry("small", needs_gib=10, pinned_on=pinned_on)
-        offered = catalogue(LARGER, small, entry("large", needs_gib=15))
-        decision = loaded(place(LARGER, snapshot, catalogue=offered))
-        assert decision.evict == (evicted,)
-        assert briefs(moves_for(decision, snapshot, offered)) == moves
-
-
-TINY, OTHER = entry("tiny", 10), entry("other", 10)
-KNOWN = catalogue(TINY, OTHER, entry("cold", 10), entry("warm", 10))
-ON_A, ON_B = "load tiny a/cuda:0", "load tiny b/cuda:0"
-
-
 def divided() -> ReplicaView:
     """Asleep, of 10 GiB on a card and 20 of the host; awake it takes 9 and 2 GiB more."""
     memory = [
@@ -156,9 +170,7 @@ def divided() -> ReplicaView:
         ("the host lacks", "a 20 cpu1", None),
     ],
 )
-def test_one_that_is_divided_wakes_where_each_of_its_devices_has_room(
-    what: str, there: str, evicted: Any
-) -> None:
+def test_one_that_is_divided_wakes_where_each_of_its_devices_has_room(what, there, evicted) -> None:
     host = host_of(there)
     host = replace(host, replicas=(*host.replicas, divided()))
     decision = place(TINY, fleet(host), catalogue=KNOWN)
@@ -166,37 +178,6 @@ def test_one_that_is_divided_wakes_where_each_of_its_devices_has_room(
     if isinstance(decision, Load):
         assert (set(decision.devices), decision.evict) == ({"cuda:0", "cpu"}, evicted), what
     assert [freed_on(divided(), name, host) for name in ("cuda:0", "cpu")] == [GIB, 18 * GIB]
-
-
-@each_case(
-    ("what", "there", "expected"),
-    [
-        ("it wakes where it sleeps", "a 12 cpu60 tiny,slept", ON_A),
-        ("rather than be loaded where more is free", "a 9 tiny,slept; b 20", ON_A),
-        ("a ready one serves", "a 12 tiny,slept; b 12 tiny", "route b"),
-        ("one that wakes is waited for", "a 12 tiny,loading", "wait a"),
-        ("loaded elsewhere where it lacks room", "a 8 tiny,slept; b 20", ON_B),
-        ("idle models leave for it", "a 1 tiny,slept other", f"{ON_A} -other"),
-        ("those in use after their time slice", "a 1 tiny,slept other,busy,able", "slice a"),
-        ("it does not leave for itself", "a 8.5 tiny,slept", "not_enough_memory"),
-        ("what sleeps leaves for a load", "a 8 other,slept,gib=3", f"{ON_A} -other"),
-        ("one of an older spec is loaded anew", "a 9.5 tiny,slept,spec=old; b 20", ON_B),
-        ("one that has just failed to wake", "a 12 tiny,slept,code=does_not_fit,age=1", "wait a"),
-        ("of two as idle, one that can sleep", "a 1 cpu60 cold warm,able", f"{ON_A} -warm"),
-        ("a tenth of the host is not to be had", "a 1 cpu15 cold warm,able", f"{ON_A} -cold"),
-    ],
-)
-def test_where_a_request_for_a_sleeping_model_goes(what: str, there: str, expected: str) -> None:
-    assert brief(place(TINY, world(there), catalogue=KNOWN)) == expected, what
-
-
-def test_a_failed_wake_is_named_and_an_operator_wakes_it_there() -> None:
-    failed = world("a 12 tiny,slept,code=does_not_fit,age=1")
-    decision = place(TINY, failed, catalogue=KNOWN)
-    assert isinstance(decision, Wait) and decision.eta_s == 5.0
-    assert decision.reason == "tiny sleeps on a and could not be woken just now"
-    here = world("a 1 tiny,slept other")
-    assert brief(place_on(TINY, here.neurons[0], here, KNOWN)) == f"{ON_A} -other"
 
 
 SLEEP = {"idle_ttl_s": 60, "idle_action": "sleep"}

@@ -1,5 +1,4 @@
-"""Replicas that are to leave where they are, and come back: hosts that drain, a changed
-``pinned_on``, and hosts that belong to the fleet and take no loads now."""
+"""Replicas that are to leave where they are, and hosts that come back."""
 
 from __future__ import annotations
 
@@ -13,8 +12,20 @@ from fleet.placement.decisions import Unload
 from fleet.placement.leaving import why_not_loaded_on
 from fleet.placement.returning import DRAIN_WAIT_S, MAX_RETURN_S, MIN_RETURN_S
 from tests.cases import each_case
-from tests.fleet.placement.fleets import GIB, PINNED, PLAIN, act, catalogue, entry, plan, refused
-from tests.fleet.placement.worlds import brief, briefs, host_of, world
+from tests.fleet.placement.fleets import (
+    GIB,
+    PINNED,
+    PLAIN,
+    act,
+    brief,
+    briefs,
+    catalogue,
+    entry,
+    host_of,
+    plan,
+    refused,
+    world,
+)
 
 OTHER = entry("other", 10)
 
@@ -41,9 +52,7 @@ def drained(there: str, for_s: float = 12.0, away_s: float | None = None) -> Fle
         ("too long", "a 12 tiny,busy draining; b 1", {"for_s": DRAIN_WAIT_S}, "not_enough_memory"),
     ],
 )
-def test_a_host_that_drains_gets_no_new_request_but_while_its_model_moves(
-    what: str, there: str, known: dict[str, float], expected: str
-) -> None:
+def test_a_drained_host_gets_requests_while_its_model_moves(what, there, known, expected) -> None:
     assert brief(place(PLAIN, drained(there, **known), catalogue=catalogue(PLAIN))) == expected
     large = brief(place(entry("tiny", 20), drained(there, **known)))
     assert large == expected.replace("load tiny b/cuda:0", "wait a"), what
@@ -64,6 +73,27 @@ def test_whoever_waits_is_told_for_what_and_what_is_left_after_its_time_ends() -
             assert (ended.neuron, ended.model, ended.at_once) == ("a", "tiny", True), held
     failed = world("a 12 tiny,failed draining; b 12 other,busy")
     assert act(catalogue(PLAIN, OTHER), failed, overdue=frozenset({"a"})) == ()
+    # What makes room on its own neuron is loaded there again once it has left.
+    offered = catalogue(PLAIN, entry("new", 10))
+    known = {"to_restore": {"a": ("tiny",)}, "loading": frozenset({("new", "a")})}
+    leaves = frozenset({("tiny", "a")})
+    there = plan(offered, world("a 12 tiny"), evicting=leaves, **known)
+    assert (there.actions, there.restored) == ((), {})
+    gone = plan(offered, world("a 12 new,loading"), evicting=leaves, **known)
+    assert (briefs(gone.actions), gone.restored) == ("load tiny a/cuda:0", {})
+    stayed = plan(offered, world("a 12 tiny"), to_restore={"a": ("tiny",)})
+    assert (stayed.actions, stayed.restored) == ((), {"a": {"tiny"}})
+    # Why an operator's load would be undone.
+    for flag, why in (
+        ("", "tiny is loaded on b, and by its max_replicas on 1 at most"),
+        ("refused", "a is not admitted: admit it first"),
+        ("leaving", "a is stopping: it is loaded there once it is back"),
+        ("draining", "a is draining: resume it first"),
+        ("unready", "a takes no loads now: its problems are on its page"),
+    ):
+        there = world(f"a 12 {flag}; b 12 tiny")
+        assert why_not_loaded_on(PLAIN, there.neurons[0], there, ()).startswith(why)
+    assert "may run on b only" in why_not_loaded_on(ON_B, host_of("a 12"), there, ())
 
 
 ON_B = entry("tiny", 10, pinned=True, pinned_on=("b",))
@@ -71,40 +101,24 @@ MAY_ON_B = entry("tiny", 10, pinned_on=("b",))
 TO_B = "load tiny b/cuda:0"
 
 
-@each_case(
-    ("what", "tiny", "there", "expected"),
-    [
-        ("it is loaded where it is to be", ON_B, "a 12 tiny,busy; b 12", TO_B),
-        ("nothing leaves before that", ON_B, "a 12 tiny,busy; b 12 tiny,loading", ""),
-        ("then it leaves", ON_B, "a 12 tiny; b 12 tiny", "unload tiny a"),
-        ("idle models make room", ON_B, "a 12 tiny,busy; b 1 other", f"{TO_B} -other"),
-        ("it stays while it has no room there", ON_B, "a 12 tiny,busy; b 1", ""),
-        ("and while that host is away", ON_B, "a 12 tiny", ""),
-        ("what need not be loaded moves, too", MAY_ON_B, "a 12 tiny; b 12", TO_B),
-        ("for an idle one nobody makes room", MAY_ON_B, "a 12 tiny; b 1 other", ""),
-    ],
-)
-def test_a_replica_goes_where_pinned_on_wants_it(what, tiny, there: str, expected: str) -> None:
-    actions = act(catalogue(tiny, OTHER), world(there))
-    assert briefs(actions) == expected, what
-    reasons = [one.reason for one in actions if isinstance(one, Unload)]
-    assert all("pinned_on names other neurons, and another one has it" in one for one in reasons)
-    serving = "b" if reasons else "a"
-    assert brief(place(tiny, world(there))) == f"route {serving}", "it is served meanwhile"
+MOVED = "pinned_on names other neurons, and another one has it"
+THERE = "its neuron drains, and another one has it"
 
 
 @each_case(
     ("what", "tiny", "there", "expected", "reason"),
     [
+        ("it is loaded where it is to be", ON_B, "a 12 tiny,busy; b 12", TO_B, ""),
+        ("nothing leaves before that", ON_B, "a 12 tiny,busy; b 12 tiny,loading", "", ""),
+        ("then it leaves", ON_B, "a 12 tiny; b 12 tiny", "unload tiny a", MOVED),
+        ("idle models make room", ON_B, "a 12 tiny,busy; b 1 other", f"{TO_B} -other", ""),
+        ("it stays while it has no room there", ON_B, "a 12 tiny,busy; b 1", "", ""),
+        ("and while that host is away", ON_B, "a 12 tiny", "", ""),
+        ("what need not be loaded moves, too", MAY_ON_B, "a 12 tiny; b 12", TO_B, ""),
+        ("for an idle one nobody makes room", MAY_ON_B, "a 12 tiny; b 1 other", "", ""),
         ("what is pinned moves first", PINNED, "a 12 tiny draining; b 12", TO_B, ""),
         ("what is in use moves", PLAIN, "a 12 tiny,busy draining; b 12", TO_B, ""),
-        (
-            "and leaves when it is there",
-            PINNED,
-            "a 12 tiny draining; b 12 tiny",
-            "unload tiny a",
-            "its neuron drains, and another one has it",
-        ),
+        ("and leaves", PINNED, "a 12 tiny draining; b 12 tiny", "unload tiny a", THERE),
         ("its requests run", PINNED, "a 12 tiny,busy draining; b 12 tiny", "", ""),
         ("not before", PINNED, "a 12 tiny,busy draining; b 12 tiny,loading", "", ""),
         ("what is in use stays where there is no room", PLAIN, "a 12 tiny,busy draining", "", ""),
@@ -112,10 +126,14 @@ def test_a_replica_goes_where_pinned_on_wants_it(what, tiny, there: str, expecte
         ("what is pinned stays where there is no room", PINNED, "a 12 tiny draining", "", ""),
     ],
 )
-def test_a_neuron_that_drains_is_emptied(what, tiny, there, expected, reason) -> None:
-    actions = act(catalogue(tiny), world(there))
+def test_a_replica_goes_by_pinned_on_or_a_drain(what, tiny, there, expected, reason) -> None:
+    actions = act(catalogue(tiny, OTHER), world(there))
     assert briefs(actions) == expected, what
-    assert [one.reason for one in actions if isinstance(one, Unload)] == [reason] * bool(reason)
+    reasons = [one.reason for one in actions if isinstance(one, Unload)]
+    assert len(reasons) == bool(reason) and reason in "".join(reasons)
+    if "draining" not in there:
+        serving = "b" if reasons else "a"
+        assert brief(place(tiny, world(there))) == f"route {serving}", "it is served meanwhile"
 
 
 @each_case(
@@ -139,31 +157,6 @@ def test_after_a_drain(what, models: str, there: str, expected: str, restored) -
     found = plan(catalogue(PLAIN, OTHER), world(there), to_restore=to_restore)
     assert briefs(found.actions) == expected, what
     assert found.restored == ({} if restored is None else {"a": restored}), what
-
-
-def test_what_makes_room_on_its_own_neuron_is_loaded_there_again_once_it_has_left() -> None:
-    offered = catalogue(PLAIN, entry("new", 10))
-    known = {"to_restore": {"a": ("tiny",)}, "loading": frozenset({("new", "a")})}
-    leaves = frozenset({("tiny", "a")})
-    there = plan(offered, world("a 12 tiny"), evicting=leaves, **known)
-    assert (there.actions, there.restored) == ((), {})
-    gone = plan(offered, world("a 12 new,loading"), evicting=leaves, **known)
-    assert (briefs(gone.actions), gone.restored) == ("load tiny a/cuda:0", {})
-    stayed = plan(offered, world("a 12 tiny"), to_restore={"a": ("tiny",)})
-    assert (stayed.actions, stayed.restored) == ((), {"a": {"tiny"}})
-
-
-def test_why_an_operators_load_would_be_undone() -> None:
-    for flag, why in (
-        ("", "tiny is loaded on b, and by its max_replicas on 1 at most"),
-        ("refused", "a is not admitted: admit it first"),
-        ("leaving", "a is stopping: it is loaded there once it is back"),
-        ("draining", "a is draining: resume it first"),
-        ("unready", "a takes no loads now: its problems are on its page"),
-    ):
-        there = world(f"a 12 {flag}; b 12 tiny")
-        assert why_not_loaded_on(PLAIN, there.neurons[0], there, ()).startswith(why)
-    assert "may run on b only" in why_not_loaded_on(ON_B, host_of("a 12"), there, ())
 
 
 SMALL = "small 10/12"
@@ -243,18 +236,6 @@ def test_no_host_of_the_fleet_holds_it(what, model, snapshot, code: str) -> None
     assert refused(place(model, snapshot)).code == code, what
 
 
-def test_a_host_that_was_revoked_is_not_waited_for() -> None:
-    out = known(CARD, admission=REFUSED)
-    for model, snapshot, hosts in (
-        (entry(pinned_on=("big",)), away(SMALL, big=out), "big"),
-        (entry(), away("", big=out), "big"),
-        (LARGE, away("", big=out, other=out), "big, other"),
-    ):
-        decision = refused(place(model, snapshot))
-        assert (decision.code, decision.retry_after_s) == ("no_neuron", None)
-        assert f"tiny can run on {hosts} only, which was refused or revoked" in decision.message
-
-
 def test_how_long_it_is_waited_for_and_by_whom_it_is_loaded_meanwhile() -> None:
     day_s = 86_400.0
     for away_s, retry_after_s in (
@@ -277,3 +258,13 @@ def test_how_long_it_is_waited_for_and_by_whom_it_is_loaded_meanwhile() -> None:
     wanted = "tiny needs 2 cards of one host, and no host has so many: small has 1"
     assert (decision.code, decision.message) == ("exceeds_device", wanted)
     assert decision.retry_after_s is None
+    # A host that was revoked is not waited for.
+    out = known(CARD, admission=REFUSED)
+    for model, snapshot, hosts in (
+        (entry(pinned_on=("big",)), away(SMALL, big=out), "big"),
+        (entry(), away("", big=out), "big"),
+        (LARGE, away("", big=out, other=out), "big, other"),
+    ):
+        decision = refused(place(model, snapshot))
+        assert (decision.code, decision.retry_after_s) == ("no_neuron", None)
+        assert f"tiny can run on {hosts} only, which was refused or revoked" in decision.message

@@ -1,5 +1,4 @@
-"""Placement's order of preference, case by case; devices: which kind, which card, how many of them,
-and how large they are; and where a model is placed after loads of it have failed."""
+"""Where a request and a load go, and where they do after loads have failed."""
 
 from __future__ import annotations
 
@@ -25,21 +24,21 @@ from tests.fleet.placement.fleets import (
     GIB,
     LOADING,
     RECOVERING,
+    brief,
     entry,
+    host_of,
     loaded,
     processor,
     refused,
     took,
+    world,
 )
-from tests.fleet.placement.worlds import brief, host_of, world
 
 TINY = CatalogueEntry(name="tiny", source="pypi:tiny")
 MEASURED = replace(TINY, weight_bytes=4 * GIB)
 
 
-def host(
-    name: str, status: ReplicaStatus | None = None, *, free_gib: int = 8, **changes: Any
-) -> NeuronView:
+def host(name: str, status: ReplicaStatus | None = None, *, free_gib=8, **changes) -> NeuronView:
     """A host with processors; ``status`` is its replica's, which has held it for five seconds."""
     holds = () if status is None else (replica(status, name, **changes),)
     return fleets.neuron(name, processor(free=free_gib, total=64), holds=holds)
@@ -56,38 +55,6 @@ def decide(*neurons: NeuronView, entry: CatalogueEntry = TINY) -> Decision:
 
 LOAD_A = "load tiny a/cpu"
 TOO_BIG = LoadFailure(code="does_not_fit", message="too big")
-
-
-def there(text: str) -> FleetSnapshot:
-    """Hosts with processors of 64 GiB, of which 8 are free, and replicas of five seconds."""
-    words = [one.split() for one in text.split(";") if one]
-    return world(
-        ";".join(
-            f"{name} cpu{free}/64 {' '.join(f'tiny,age=5,used=never,{one}' for one in holds)}"
-            for name, free, *holds in words
-        )
-    )
-
-
-@each_case(
-    ("what", "text", "expected"),
-    [
-        ("the least busy", "a 8 ready,running=1,queued=3; b 8 ready,running=3", "route b"),
-        ("equally busy: by name", "b 8 ready,running=1; a 8 ready,queued=1", "route a"),
-        ("ready before loading", "a 8 loading; b 8 ready,running=99", "route b"),
-        ("a load under way before another load", "a 8 loading; b 60", "wait a"),
-        ("recovering is waited for", "a 8 recovering", "wait a"),
-        ("load where most memory is free", "a 4; b 5", "load tiny b/cpu"),
-        ("equal memory: by name", "b 8; a 8", "load tiny a/cpu"),
-        ("elsewhere after a recent failure", "a 60 failed; b 8", "load tiny b/cpu"),
-        ("an old one", f"a 8 failed,age={FAILED_LOAD_BACKOFF_S}", "load tiny a/cpu"),
-        ("draining, and another neuron can", "a 60 draining; b 8", "load tiny b/cpu"),
-        ("draining, by name", "b 8 draining; a 8 draining", "wait a"),
-        ("an empty fleet", "", "no_neuron"),
-    ],
-)
-def test_order_of_preference(what: str, text: str, expected: str) -> None:
-    assert brief(place(TINY, there(text))) == expected, what
 
 
 def test_waits_and_refusals_in_words() -> None:
@@ -132,9 +99,7 @@ def test_waits_and_refusals_in_words() -> None:
         permanent = refused(decide(host("a", FAILED, failure=failure)))
         assert (permanent.code, permanent.retry_after_s) == (code, None)
         assert why in permanent.message
-
-
-def test_a_refusal_names_the_limit_that_an_operator_set() -> None:
+    # It names the limit that an operator set.
     there = host("a", free_gib=1)
     for total_gib, code in ((6, "not_enough_memory"), (2, "exceeds_device")):
         sizes = {"total_memory_bytes": total_gib * GIB, "installed_memory_bytes": 24 * GIB}
@@ -144,23 +109,21 @@ def test_a_refusal_names_the_limit_that_an_operator_set() -> None:
 
 
 def test_each_neuron_goes_by_its_own_loads_others_by_the_largest() -> None:
-    """The size of the files, and what a load took on a card, are no measure then."""
+    def decided(there: str, **took_gib: float) -> Decision:
+        loads = [took(name, gib, "cpu") for name, gib in took_gib.items()]
+        model = replace(MEASURED, measured_loads=(*loads, took("a", 60)))
+        return place(model, world(there))
 
-    def entry(**took_gib: float) -> CatalogueEntry:
-        loads = [fleets.took(name, gib, "cpu") for name, gib in took_gib.items()]
-        return replace(MEASURED, measured_loads=(*loads, fleets.took("a", 60)))
-
-    alone, two = entry(a=6), entry(a=3, b=6)
-    for model, on, free_gib, fits in (
-        (alone, "a", 5, False),
-        (alone, "a", 6, True),
-        (two, "a", 4, True),
-        (two, "b", 4, False),
-        (two, "new", 4, False),
-        (two, "new", 6, True),
+    for there, a, b, fits in (
+        ("a cpu5", 6, 6, False),
+        ("a cpu6", 6, 6, True),
+        ("a cpu4", 3, 6, True),
+        ("b cpu4", 3, 6, False),
+        ("new cpu4", 3, 6, False),
+        ("new cpu6", 3, 6, True),
     ):
-        assert isinstance(decide(host(on, free_gib=free_gib), entry=model), Load) == fits
-    decision = refused(decide(host("a", free_gib=2), host("b", free_gib=7), entry=entry(a=5, b=9)))
+        assert isinstance(decided(there, a=a, b=b), Load) == fits
+    decision = refused(decided("a cpu2; b cpu7", a=5, b=9))
     assert f"needs {9 * GIB:,} bytes of free memory on b" in decision.message, "it comes closest"
 
 
@@ -169,38 +132,30 @@ KNOWN = replace(TINY, vram_mb=9 * 1024)
 
 
 def test_who_did_not_fit_is_soon_placed_by_what_it_needs() -> None:
-    """No request is refused in the moment before the control records the model's need."""
     decision = decide(host("a", FAILED, status_age_s=1.0, failure=UNFIT))
     assert isinstance(decision, Wait)
     assert decision.eta_s == UNFIT_BACKOFF_S - 1.0
-    a_moment_ago: dict[str, Any] = {"status_age_s": UNFIT_BACKOFF_S, "failure": UNFIT}
-    assert brief(decide(host("a", FAILED, free_gib=10, **a_moment_ago), entry=KNOWN)) == LOAD_A
-    decision = refused(decide(host("a", FAILED, **a_moment_ago), entry=KNOWN))
-    assert decision.code == "not_enough_memory"
-    no_number = a_moment_ago | {"failure": TOO_BIG}
-    assert refused(decide(host("a", FAILED, **no_number))).code == "load_failed"
-    smaller_loads = decide(host("a", FAILED, devices=("cpu",), **a_moment_ago), entry=MEASURED)
-    assert refused(smaller_loads).code == "load_failed"
-    aged = host("a", FAILED, free_gib=1, status_age_s=999.0)
-    assert refused(decide(aged, entry=MEASURED)).code == "not_enough_memory"
+    ago: dict[str, Any] = {"status_age_s": UNFIT_BACKOFF_S, "failure": UNFIT}
+    assert brief(decide(host("a", FAILED, free_gib=10, **ago), entry=KNOWN)) == LOAD_A
+    for there, model, code in (
+        (host("a", FAILED, **ago), KNOWN, "not_enough_memory"),
+        (host("a", FAILED, **ago | {"failure": TOO_BIG}), TINY, "load_failed"),
+        (host("a", FAILED, devices=("cpu",), **ago), MEASURED, "load_failed"),
+        (host("a", FAILED, free_gib=1, status_age_s=999.0), MEASURED, "not_enough_memory"),
+    ):
+        assert refused(decide(there, entry=model)).code == code
     # A failure reports the need of each device, and the catalogue that of all.
-    devices = {"devices": ("cuda:0", "cuda:1")}
-    failed = replica(FAILED, status_age_s=UNFIT_BACKOFF_S, failure=UNFIT, **devices)
+    failed = replica(FAILED, devices=("cuda:0", "cuda:1"), **ago)
     assert failed_loads(KNOWN, [failed]).unfit == () != failed_loads(KNOWN, [failed]).recent
     assert failed_loads(replace(TINY, vram_mb=18 * 1024), [failed]).recent == ()
-
-
-def test_who_does_not_fit_again_and_again_is_tried_ever_more_rarely() -> None:
+    # Again and again, it is tried ever more rarely.
     waits_s = {1: UNFIT_BACKOFF_S, 2: 60.0, 3: 120.0, 5: 480.0, 6: 600.0, 99: 600.0}
     for num, backoff_s in waits_s.items():
         for age_s, kind in ((backoff_s - 1.0, (Wait, Reject)), (backoff_s, Load)):
             failed = {"status_age_s": age_s, "failure": UNFIT, "num_failed_loads": num}
             there = host("a", FAILED, free_gib=10, **failed)
             assert isinstance(decide(there, entry=KNOWN), kind), num
-
-
-def test_a_failure_is_not_tried_again_before_something_has_changed() -> None:
-    """However long ago it was; elsewhere it is, and by hand."""
+    # A failure is not tried again before something has changed; elsewhere it is, and by hand.
     crashed = LoadFailure(code="engine_crashed", message="signal 9")
     failed = {"status_age_s": 9e6, "failure": crashed}
     there = host("a", FAILED, is_unchanged=True, **failed)
@@ -218,21 +173,42 @@ BROKEN = "broken cpu110 broken-cards"
 VRAM = {"min_device_vram_mb": 20_000}
 BY_NEURON = entry(measured_loads=(took("a", 22), took("b", 10)))
 PAIR, RANKS = entry(needs_gib=30, min_devices=2), entry(needs_gib=30, tensor_parallel=2)
+ON_CPU = entry(needs_gib=10, device="cpu")
+LONG_AGO = f"a cpu8/64 tiny,failed,age={FAILED_LOAD_BACKOFF_S}"
 
 
 @each_case(
     ("what", "model", "there", "expected"),
     [
+        ("the least busy", TINY, "a 8 tiny,running=1,queued=3; b 8 tiny,running=3", "route b"),
+        ("equally busy: by name", TINY, "b 8 tiny,running=1; a 8 tiny,queued=1", "route a"),
+        ("ready before loading", TINY, "a 8 tiny,loading; b 8 tiny,running=99", "route b"),
+        ("a load under way before another", TINY, "a 8 tiny,loading; b 60", "wait a"),
+        ("recovering is waited for", TINY, "a 8 tiny,recovering", "wait a"),
+        ("load where most memory is free", TINY, "a cpu4; b cpu5", "b/cpu"),
+        ("equal memory: by name", TINY, "b cpu8; a cpu8", "a/cpu"),
+        ("after a recent failure", TINY, "a cpu60 tiny,failed,age=5; b cpu8", "b/cpu"),
+        ("an old one", TINY, LONG_AGO, "a/cpu"),
+        ("draining, and another neuron can", TINY, "a cpu60 tiny,draining; b cpu8", "b/cpu"),
+        ("draining, by name", TINY, "b cpu8 tiny,draining; a cpu8 tiny,draining", "wait a"),
+        ("an empty fleet", TINY, "", "no_neuron"),
+        ("it leaves", TINY, "a 20 leaving; b 4", "b/cuda:0"),
+        ("it is refused", TINY, "a 20 refused; b 4", "b/cuda:0"),
+        ("while nobody else does", TINY, "a 2 tiny draining; b 20 tiny,loading", "route a"),
+        ("another does", TINY, "a 2 tiny draining; b 20 tiny,running=99", "route b"),
+        ("it ends", TINY, "a 2 tiny leaving; b 20", "b/cuda:0"),
+        ("it is not waited for", TINY, "a 2 tiny,loading leaving; b 20", "b/cuda:0"),
+        ("not by one that is refused", TINY, "a 2 tiny refused", "no_neuron"),
         ("a card before more of a processor", entry(needs_gib=20), BOTH, "gpu/cuda:0"),
-        ("the same, of unknown size", entry(), BOTH, "gpu/cuda:0"),
+        ("the same, of unknown size", TINY, BOTH, "gpu/cuda:0"),
         ("a processor that is asked for", entry(device="cpu"), BOTH, "gateway/cpu"),
         ("what is too large for every card", entry(needs_gib=40), BOTH, "gpu/cpu"),
         ("not beside broken cards", entry(needs_gib=10), f"{BROKEN}; {GATEWAY}", "gateway/cpu"),
-        ("unless asked for", entry(needs_gib=10, device="cpu"), BROKEN, "broken/cpu"),
+        ("unless asked for", ON_CPU, BROKEN, "broken/cpu"),
         ("cards beyond the first", entry(needs_gib=10), "n 5 20", "n/cuda:1"),
         ("the snuggest", entry(needs_gib=8), "n 24 12 9", "n/cuda:1"),
         ("of tight ones the roomiest", entry(needs_gib=8), "n 8 9", "n/cuda:1"),
-        ("the same, of unknown size", entry(), "n 3 9; o 8", "n/cuda:1"),
+        ("the same, of unknown size", TINY, "n 3 9; o 8", "n/cuda:1"),
         ("two cards are placed as one", PAIR, "n 14 16 24", "n/cuda:1+cuda:2"),
         ("and are on one neuron", PAIR, "one 24; two 16 16", "two/cuda:0+cuda:1"),
         ("ranks are on a card each", RANKS, "n 14 16 24", "n/cuda:1+cuda:2"),
@@ -242,8 +218,9 @@ PAIR, RANKS = entry(needs_gib=30, min_devices=2), entry(needs_gib=30, tensor_par
         ("each neuron by what it took there", BY_NEURON, "a 20; b 12", "b/cuda:0"),
     ],
 )
-def test_where_a_model_is_loaded(what, model, there: str, expected: str) -> None:
-    assert brief(place(model, world(there))) == f"load tiny {expected}", what
+def test_where_a_request_goes(what, model, there: str, expected: str) -> None:
+    expected = f"load tiny {expected}" if "/" in expected else expected
+    assert brief(place(model, world(there))) == expected, what
 
 
 def test_devices_that_no_host_has_are_named() -> None:
@@ -270,9 +247,6 @@ def test_devices_that_no_host_has_are_named() -> None:
             model_id="huggingface:org/tiny",
             suggestion=SUGGESTION,
         )
-
-
-def test_refusals() -> None:
     cannot_be_used = "The cards of broken cannot be used: reboot. HELEXA_DEVICE=cpu has its neuron"
     too_small = f"needs {40 * GIB:,} bytes of memory, and cuda:0 of a has {24 * GIB:,} in all; no "
     of_40 = entry(needs_gib=1, device="cuda", min_device_vram_mb=40 * 1024)
@@ -284,23 +258,6 @@ def test_refusals() -> None:
         decision = refused(place(model, world(there)))
         assert (decision.code, decision.retry_after_s) == (code, retry_after_s)
         assert words in decision.message
-
-
-@each_case(
-    ("there", "expected"),
-    [
-        ("a 20 draining; b 4", "load tiny b/cuda:0"),
-        ("a 20 leaving; b 4", "load tiny b/cuda:0"),
-        ("a 20 refused; b 4", "load tiny b/cuda:0"),
-        ("a 2 tiny draining; b 20 tiny,loading", "route a"),  # while nobody else does
-        ("a 2 tiny draining; b 20 tiny,running=99", "route b"),
-        ("a 2 tiny leaving; b 20", "load tiny b/cuda:0"),
-        ("a 2 tiny,loading leaving; b 20", "load tiny b/cuda:0"),  # it is not waited for
-        ("a 2 tiny refused", "no_neuron"),
-    ],
-)
-def test_what_a_neurons_standing_means(there: str, expected: str) -> None:
-    assert brief(place(entry(), world(there))) == expected
 
 
 def test_what_an_absent_neuron_holds_is_waited_for_and_a_promise_kept() -> None:
@@ -332,7 +289,6 @@ def with_kv(kib_per_token: int, **changes: Any) -> CatalogueEntry:
     ],
 )
 def test_a_model_goes_where_it_can_do_most(what, wanted, free_gib, goes_to: str) -> None:
-    """Of hosts ``0``, ``1`` and so on, with one card each."""
     hosts = "; ".join(f"{number} {free}" for number, free in enumerate(free_gib))
     assert loaded(place(wanted, world(hosts))).neuron == goes_to, what
 

@@ -1,5 +1,4 @@
-"""The control's actions in a tick: missing models are loaded, surplus ones unloaded, and models
-that do not fit together have time slices: none thrashes, none starves."""
+"""The control's actions in a tick, and time slices: none thrashes, none starves."""
 
 from __future__ import annotations
 
@@ -21,21 +20,27 @@ from tests.fleet.placement.fleets import (
     PLAIN,
     TWICE,
     act,
+    brief,
+    briefs,
     busy,
     card,
     catalogue,
     entry,
     fleet,
+    host_of,
     neuron,
     plan,
+    world,
 )
-from tests.fleet.placement.worlds import brief, briefs, host_of, world
 
 OTHER = entry("other", 10)
 UP_TO_2, UP_TO_3 = (entry("tiny", 10, max_replicas=most) for most in (2, 3))
 LOCAL = entry("tiny", 10, source="path:/models/tiny", pinned=True)
 TO_A, TO_B = "load tiny a/cuda:0", "load tiny b/cuda:0"
 LOADING_THERE = frozenset({("tiny", "a")})
+
+
+CROWDED = "a 12 tiny,busy,queued=9"
 
 
 @each_case(
@@ -51,10 +56,18 @@ LOADING_THERE = frozenset({("tiny", "a")})
         ("a failure that no retry cures", PINNED, "a 12 tiny,failed,code=bad_file; b 12", ""),
         ("of an older spec", PINNED, "a 12 tiny,failed,code=bad_file,spec=old", TO_A),
         ("of a host's own files", LOCAL, "a 12 tiny,failed,code=missing_file; b 12", TO_B),
+        ("a long queue calls for one more", UP_TO_3, f"{CROWDED}; b 12", TO_B),
+        ("not beyond the most", PLAIN, f"{CROWDED}; b 12", ""),
+        ("one comes", UP_TO_3, f"{CROWDED}; b 12 tiny,loading; c 12", ""),
+        ("nobody leaves for one more", UP_TO_3, f"{CROWDED}; b 2 other", ""),
     ],
 )
 def test_what_is_missing(what, tiny, there: str, expected: str) -> None:
-    assert briefs(act(catalogue(tiny, OTHER), world(there))) == expected, what
+    long = {"tiny": QUEUE_LONG_S}
+    assert briefs(act(catalogue(tiny, OTHER), world(there), queue_long_s=long)) == expected, what
+    if "busy" in there:  # not for a moment's queue
+        long = {"tiny": QUEUE_LONG_S - 1}
+        assert not act(catalogue(tiny, OTHER), world(there), queue_long_s=long), what
 
 
 @each_case(
@@ -85,24 +98,19 @@ def test_a_neuron_that_blinks_is_waited_for_and_two_copies_do_not_stay() -> None
     there = world("a 12 tiny; b 60 tiny")
     actions = act(catalogue(PLAIN), there, to_restore={"a": ("tiny",)})
     assert briefs(actions) == "unload tiny b", "a substitute, even from a roomier host"
-
-
-CROWDED = "a 12 tiny,busy,queued=9"
-
-
-@each_case(
-    ("what", "tiny", "there", "long_s", "expected"),
-    [
-        ("where there is room", UP_TO_3, f"{CROWDED}; b 12", QUEUE_LONG_S, TO_B),
-        ("not beyond the most", PLAIN, f"{CROWDED}; b 12", QUEUE_LONG_S, ""),
-        ("not for a moment's queue", UP_TO_3, f"{CROWDED}; b 12", QUEUE_LONG_S - 1, ""),
-        ("one comes", UP_TO_3, f"{CROWDED}; b 12 tiny,loading; c 12", QUEUE_LONG_S, ""),
-        ("nobody leaves for it", UP_TO_3, f"{CROWDED}; b 2 other", QUEUE_LONG_S, ""),
-    ],
-)
-def test_a_long_queue_calls_for_one_more(what, tiny, there, long_s, expected) -> None:
-    actions = act(catalogue(tiny, OTHER), world(there), queue_long_s={"tiny": long_s})
-    assert briefs(actions) == expected, what
+    # Two loads of one tick do not share a card, and a tick starts a few.
+    offered = catalogue(entry("one", 10, pinned=True), entry("two", 10, pinned=True))
+    assert briefs(act(offered, world("a 12 12"))) == "load one a/cuda:0, load two a/cuda:1"
+    assert len(act(offered, world("a 12"))) == 1
+    many = catalogue(*(entry(f"m{number}", 1, pinned=True) for number in range(20)))
+    assert len(act(many, world("a 24"))) == MAX_LOADS_A_TICK
+    two = world("a 12; b 12")  # a load that no heartbeat has yet counts
+    assert act(catalogue(PINNED), two, loading=LOADING_THERE) == ()
+    assert briefs(act(catalogue(TWICE), two, loading=LOADING_THERE)) == TO_B
+    for num, wait_s in ((1, 10), (2, 20), (4, 80), (8, 600), (99, 600)):
+        for age_s in (wait_s - 1, wait_s + 1):
+            known = {"num_failures": {"tiny": num}, "failed_age_s": {"tiny": age_s}}
+            assert bool(act(catalogue(PINNED), world("a 12"), **known)) == (age_s > wait_s)
 
 
 EXTRA, SETTLED = f"used={EXTRA_IDLE_S}", f"used=0.5,age={SETTLED_S}"
@@ -142,61 +150,34 @@ def test_what_is_surplus(what, tiny, there: str, leaves: str) -> None:
     assert not act(offered, world(there), unloading=known), "it is not asked again"
 
 
-def test_two_loads_of_one_tick_do_not_share_a_card_and_a_tick_starts_a_few() -> None:
-    offered = catalogue(entry("one", 10, pinned=True), entry("two", 10, pinned=True))
-    assert briefs(act(offered, world("a 12 12"))) == "load one a/cuda:0, load two a/cuda:1"
-    assert len(act(offered, world("a 12"))) == 1
-    many = catalogue(*(entry(f"m{number}", 1, pinned=True) for number in range(20)))
-    assert len(act(many, world("a 24"))) == MAX_LOADS_A_TICK
-    two = world("a 12; b 12")  # a load that no heartbeat has yet counts
-    assert act(catalogue(PINNED), two, loading=LOADING_THERE) == ()
-    assert briefs(act(catalogue(TWICE), two, loading=LOADING_THERE)) == TO_B
-    for num, wait_s in ((1, 10), (2, 20), (4, 80), (8, 600), (99, 600)):
-        for age_s in (wait_s - 1, wait_s + 1):
-            known = {"num_failures": {"tiny": num}, "failed_age_s": {"tiny": age_s}}
-            assert bool(act(catalogue(PINNED), world("a 12"), **known)) == (age_s > wait_s)
+MODELS = st.tuples(st.sampled_from([4, 8, 12]), st.booleans(), st.integers(1, 2))
 
 
-@given(st.data())
-def test_ticks_come_to_rest(data: st.DataObject) -> None:
-    """Whatever the fleet is like: once all decisions are carried out, none follows."""
-    draw = data.draw
+@given(
+    st.lists(MODELS, min_size=4, max_size=4),
+    st.fixed_dictionaries(dict.fromkeys("abc", st.sets(st.sampled_from("0123"), max_size=3))),
+)
+def test_ticks_come_to_rest(models: list[tuple[int, bool, int]], held: dict[str, set[str]]) -> None:
     offered = catalogue(
         *(
-            entry(
-                f"m{number}",
-                draw(st.sampled_from([4, 8, 12])),
-                pinned=draw(st.booleans()),
-                max_replicas=draw(st.integers(1, 2)),
-            )
-            for number in range(4)
+            entry(str(number), gib, pinned=pinned, max_replicas=most)
+            for number, (gib, pinned, most) in enumerate(models)
         )
     )
-    snapshot = standing(
-        {name: draw(st.sets(st.sampled_from([*offered]), max_size=3)) for name in "abc"}, offered
-    )
     for _ in range(12):
-        actions = act(offered, snapshot)
+        hosts = []
+        for name, there in held.items():
+            gib = {model: models[int(model)][0] for model in sorted(there)}
+            replicas = " ".join(f"{model},gib={gib[model]}" for model in gib)
+            hosts.append(f"{name} {36 - sum(gib.values())}/36 {replicas}")
+        actions = act(offered, world("; ".join(hosts)))
         if not actions:
             return
-        held = {view.name: {one.model for one in view.replicas} for view in snapshot.neurons}
         for action in actions:
-            if isinstance(action, Unload):
-                held[action.neuron] -= {action.model}
-            else:
-                held[action.neuron] = held[action.neuron] - {*action.evict} | {action.model}
-        snapshot = standing(held, offered)
+            held[action.neuron] -= {action.model, *getattr(action, "evict", ())}
+            if not isinstance(action, Unload):
+                held[action.neuron] |= {action.model}
     raise AssertionError(f"still at it: {actions}")
-
-
-def standing(held: dict[str, set[str]], offered) -> FleetSnapshot:
-    """Hosts with one card of 36 GiB each, and these models."""
-    gib = {name: one.weight_bytes / 2**30 for name, one in offered.items()}
-    hosts = []
-    for name, models in held.items():
-        replicas = " ".join(f"{model},gib={gib[model]}" for model in sorted(models))
-        hosts.append(f"{name} {36 - sum(gib[model] for model in models)} {replicas}")
-    return world("; ".join(hosts))
 
 
 GIB = 1024**3
@@ -224,6 +205,13 @@ def test_one_in_use_is_drained_after_a_time_slice_that_its_load_was_worth() -> N
         early, due = after(slice_s - 1, load_s, two=99), after(slice_s, load_s, two=99)
         assert (early.actions, early.time_slices) == ((), ())
         assert (due.actions, due.time_slices) == ((leaves,), (TIME_SLICE,))
+    # Who waits longest comes first, and has the room that comes free.
+    plan = tick(world("a 4 one,busy,gib=20"), two=5, three=50)
+    assert [time_slice.model for time_slice in plan.time_slices] == ["three"]
+    assert len(plan.actions) == 1
+    free = world("a 24", time_slices=(TIME_SLICE,))
+    assert brief(place(TWO, free, catalogue=THE_THREE)) == "load two a/cuda:0"
+    assert brief(place(ONE, free, catalogue=THE_THREE)) == "slice a", "it has just left"
 
 
 LEAVING = world("a 4 one,draining,gib=20")
@@ -242,12 +230,3 @@ LEAVING = world("a 4 one,draining,gib=20")
 def test_a_time_slice_is_kept(what, snapshot, waiting, age_s: float, is_kept: bool) -> None:
     given = structs.replace(TIME_SLICE, age_s=age_s)
     assert tick(snapshot, time_slices=[given], **waiting).time_slices == (given,) * is_kept, what
-
-
-def test_who_waits_longest_comes_first_and_has_the_room_that_comes_free() -> None:
-    plan = tick(world("a 4 one,busy,gib=20"), two=5, three=50)
-    assert [time_slice.model for time_slice in plan.time_slices] == ["three"]
-    assert len(plan.actions) == 1
-    free = world("a 24", time_slices=(TIME_SLICE,))
-    assert brief(place(TWO, free, catalogue=THE_THREE)) == "load two a/cuda:0"
-    assert brief(place(ONE, free, catalogue=THE_THREE)) == "slice a", "it has just left"

@@ -1,10 +1,8 @@
-"""Which replica a conversation's request goes to, which of a model's targets, which failures fail
-over, and how targets are written."""
+"""Which replica or target a request goes to, which failures fail over, targets as written."""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,13 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.catalogue import CatalogueEntry
-from fleet.catalogue.targets import (
-    Target,
-    TargetError,
-    When,
-    parse_target,
-    targets_problem,
-)
+from fleet.catalogue.targets import Target, TargetError, When, parse_target, targets_problem
 from fleet.placement import Route, RoutingHint, place
 from fleet.placement.targets import (
     BALANCE,
@@ -91,10 +83,7 @@ PATIENT = {"waited_s": 9, "is_patient": True}
         (SPILLING, (busy(1), busy(0), IDLE), {}, ("own", None)),
     ],
 )
-def test_which_target_a_request_goes_to(
-    written: str, states: tuple[TargetState, ...], options: dict[str, Any], expected: Any
-) -> None:
-    """The name of the target and how long it may be waited for."""
+def test_which_target_a_request_goes_to(written, states, options, expected) -> None:
     targets = [parse_target(one) for one in written.split(", ")]
     found = choose_target(targets, states, **{"waited_s": 0} | options)
     assert (found and (targets[found.index].name, found.wait_s)) == expected
@@ -111,9 +100,14 @@ def test_the_state_of_replicas() -> None:
     assert (burst.queue, burst.num_requests) == (3, 15), "two of the five run"
     nowhere = own_state(model, fleet(neuron("a")), sent={}, num_waiting=3)
     assert (nowhere.is_ready, nowhere.queue, nowhere.num_requests) == (False, 3, 3)
-
-
-def test_which_failures_go_on() -> None:
+    # An outdated one serves only while no other does.
+    tiny = entry("tiny")
+    digest = tiny.spec_digest()
+    old = neuron("a", holds=(replica("tiny", spec_digest="old"),))
+    new = neuron("b", holds=(replica("tiny", on="b", in_flight=9, spec_digest=digest),))
+    assert place(tiny, fleet(old, new)) == Route(neuron="b", model="tiny")
+    assert place(tiny, fleet(old)) == Route(neuron="a", model="tiny")
+    # Which failures go on.
     for is_own, is_sent, fails_over, failures in (
         (True, False, True, "no_neuron 503, repo_fetch_failed 422, model_loading 503"),
         (True, False, False, "insufficient_quota 429, network_not_allowed 403"),
@@ -194,9 +188,7 @@ def test_prices_are_usd_per_million_behind_a_target() -> None:
     assert targets_problem(twice) is None
     for other in ("box/m unit_price 2", "box/m"):
         assert "the same prices wherever" in str(targets_problem([twice[0], other]))
-
-
-def test_clients_are_shown_the_most_that_a_token_may_cost() -> None:
+    # Clients are shown the most that a token may cost.
     own = {"input_price_micro_usd": 1_000_000, "output_price_micro_usd": 1_000_000}
 
     def highest(*targets: str, **values: Any) -> Prices | None:
@@ -221,32 +213,20 @@ def hint(*prefixes: str) -> RoutingHint:
     return RoutingHint(tuple(prefix.encode() for prefix in prefixes))
 
 
-def test_a_conversation_stays_where_its_prefix_is() -> None:
+def test_a_conversation_stays_where_its_prefix_is_but_for_a_crowd() -> None:
     assert choose_replica(ready(a=2, b=1, c=1), RoutingHint()).neuron == "b", "the least busy"
     replicas = ready(a=0, b=0, c=0)
     home = choose_replica(replicas, hint("hello")).neuron
     for longer in (hint("hello", "there"), hint("hello", "other", "words")):
         assert choose_replica(replicas, longer).neuron == home
-        assert choose_replica(list(reversed(replicas)), longer).neuron == home
-
-
-def test_conversations_spread_and_when_a_replica_goes_only_its_own_move() -> None:
-    three, two = ready(a=0, b=0, c=0), ready(a=0, b=0)
-    homes = [choose_replica(three, hint(f"c{number}")).neuron for number in range(3000)]
+    crowded = ready(**{one.neuron: 40 if one.neuron == home else 2 for one in replicas})
+    elsewhere = {choose_replica(crowded, hint("hello", f"c{n}")).neuron for n in range(30)}
+    assert elsewhere == {"a", "b", "c"} - {home}, "what begins alike goes apart then"
+    # They spread, and when a replica goes only its own move.
+    homes = [choose_replica(replicas, hint(f"c{number}")).neuron for number in range(3000)]
     assert max(Counter(homes).values()) < 1.1 * 1000
     for number, before in enumerate(homes[:200]):
-        assert before in ("c", choose_replica(two, hint(f"c{number}")).neuron)
-
-
-def test_one_that_is_over_the_bound_is_passed_over() -> None:
-    replicas = ready(a=0, b=0, c=0)
-    home = choose_replica(replicas, hint("hello")).neuron
-    crowded = [
-        replace(replica, in_flight=40 if replica.neuron == home else 2) for replica in replicas
-    ]
-    elsewhere = {choose_replica(crowded, hint("hello", f"c{n}")).neuron for n in range(30)}
-    assert len(elsewhere) == 2, "conversations that begin alike go apart when one is crowded"
-    assert home not in elsewhere
+        assert before in ("c", choose_replica(replicas[:2], hint(f"c{number}")).neuron)
 
 
 @given(
@@ -260,12 +240,3 @@ def test_nobody_gets_a_request_while_he_is_over_the_bound(nums, prefixes) -> Non
     assert chosen.num_requests <= BALANCE * mean + SLACK + 1
     again = choose_replica(list(reversed(replicas)), RoutingHint(tuple(prefixes)))
     assert again == chosen, "every gateway comes to the same answer"
-
-
-def test_an_outdated_replica_serves_only_while_no_other_does() -> None:
-    tiny = entry("tiny")
-    digest = tiny.spec_digest()
-    old = neuron("a", holds=(replica("tiny", spec_digest="old"),))
-    new = neuron("b", holds=(replica("tiny", on="b", in_flight=9, spec_digest=digest),))
-    assert place(tiny, fleet(old, new)) == Route(neuron="b", model="tiny")
-    assert place(tiny, fleet(old)) == Route(neuron="a", model="tiny")

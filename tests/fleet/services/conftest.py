@@ -13,20 +13,18 @@ from fleet import services
 from fleet.models import CatalogueModel, LoadJob, Neuron
 from inference.protocol.heartbeat import ReplicaStatus
 from metering.audit import COMMAND
-from tests.fleet.conftest import Build
+from tests.fleet.conftest import offer
 
 HERE = {"actor": COMMAND, "model_name": "tiny", "neuron_name": "beast"}
 
 
 @pytest.fixture
 def model() -> CatalogueModel:
-    return services.catalogue_model_create(
-        actor=COMMAND, name="tiny", source="pypi:tiny", revision="1.0", max_context_tokens=512
-    )
+    return offer(revision="1.0", max_context_tokens=512)
 
 
 @pytest.fixture
-def neuron(build: Build) -> Neuron:
+def neuron(build: Any) -> Neuron:
     services.heartbeat_record(heartbeat=build.heartbeat())
     return Neuron.objects.get()
 
@@ -62,7 +60,7 @@ def status_of(job: LoadJob) -> str:
     return fresh(job).status
 
 
-def observe(build: Build, job: LoadJob, status: ReplicaStatus, **values: Any) -> LoadJob:
+def observe(build: Any, job: LoadJob, status: ReplicaStatus, **values: Any) -> LoadJob:
     """Records the neuron's next heartbeat, with this state of the job's replica."""
     state = build.replica(**{"job_id": str(job.pk), "status": status} | values)
     services.heartbeat_record(heartbeat=build.heartbeat(replicas=[state]))

@@ -1,5 +1,4 @@
-"""Three neurons, none of which holds a model alone, in a few lines: memory, orders, links and ends;
-and a control that ticks."""
+"""Three neurons, none of which holds a model alone, and a control that ticks."""
 
 from __future__ import annotations
 
@@ -34,18 +33,13 @@ from inference.protocol.load_report import (
     LoadStage,
     StageReport,
 )
-from metering.audit import COMMAND, GATEWAY
+from metering.audit import GATEWAY
+from tests.fleet.conftest import GIB, NOW_UNIX_S, offer
 from tests.fleet.placement.fleets import dense
 
-GIB = 1024**3
-NOW_UNIX_S = 1_700_000_000.0
 LOADING, LISTENING = HeldStageStatus.LOADING, HeldStageStatus.LISTENING
 READY, FAILED = HeldStageStatus.READY, HeldStageStatus.FAILED
-
-
 NAMES = ("a", "b", "c")
-GB = 40
-"""The model, which no neuron of 24 GiB holds, and any two do."""
 
 
 @dataclass
@@ -83,8 +77,7 @@ class FakeNeuron:
     stages: list[Part] = field(default_factory=list)
     replicas: dict[str, Part] = field(default_factory=dict)
     is_alive: bool = True
-    busy: set[str] = field(default_factory=set)
-    """Models with a request, which placement sees a second late."""
+    busy: set[str] = field(default_factory=set)  # models with a request that placement sees late
 
     @property
     def free_bytes(self) -> int:
@@ -92,7 +85,6 @@ class FakeNeuron:
         return self.total_bytes - sum(one.memory_bytes for one in parts)
 
     def end(self) -> None:
-        """Its process ends, and starts again empty."""
         self.stages, self.replicas = [], {}
 
     def take(self, task: str, arguments: list[Any]) -> None:
@@ -118,21 +110,19 @@ class FakeNeuron:
                 self.stages.append(part)
 
     def hold(self, model: str, num_bytes: int) -> None:
-        """An idle replica of that model, loaded a minute ago."""
         stage = StageSpec(device="cuda:0", layers=(0, 1), memory_bytes=num_bytes)
         spec = LoadSpec(job_id="earlier", model=model, source="pypi:one", stages=[stage])
         self.replicas[model] = Part(spec, ReplicaStatus.READY)
 
     def heartbeat(self) -> NeuronHeartbeat:
         sizes = {"total_memory_bytes": self.total_bytes, "free_memory_bytes": self.free_bytes}
-        beat: NeuronHeartbeat = self.build.heartbeat(
+        return self.build.heartbeat(
             name=self.name,
             devices=[self.build.device(kind="cuda", **sizes)],
             stage_host=f"{self.name}.lan",
             stages=[self._stage_state(one) for one in self.stages],
             replicas=[self._replica_state(one) for one in self.replicas.values()],
         )
-        return beat
 
     def _state(self, one: Part) -> dict[str, Any]:
         names = ("model", "job_id", "order")
@@ -158,14 +148,14 @@ class FakeNeuron:
         )
 
     def _replica_state(self, one: Part) -> ReplicaState:
-        values = {"execution": "fake", "kv_bytes": 1}
         stages = [
             StageReport(
                 device=stage.device,
                 layers=stage.layers,
+                execution="fake",
                 estimated_bytes=stage.memory_bytes,
+                kv_bytes=1,
                 neuron=stage.neuron,
-                **values,
             )
             for stage in one.spec.stages
         ]
@@ -173,13 +163,9 @@ class FakeNeuron:
             DeviceMemory(device=stage.device, actual_bytes=stage.memory_bytes, process_bytes=0)
             for stage in own_stages(one.spec)
         ]
-        report = self.build.report(stages=stages, stage_memory=memory)
-        state: ReplicaState = self.build.replica(
-            report=report if one.status is ReplicaStatus.READY else None,
-            stats=self.build.stats(),
-            **self._state(one),
-        )
-        return state
+        is_ready = one.status is ReplicaStatus.READY
+        report = self.build.report(stages=stages, stage_memory=memory) if is_ready else None
+        return self.build.replica(report=report, stats=self.build.stats(), **self._state(one))
 
 
 class World:
@@ -189,15 +175,13 @@ class World:
     def __init__(self, build: Any, sent: Any) -> None:
         self.neurons = {name: FakeNeuron(name, build, 24 * GIB) for name in NAMES}
         self.sent = sent
-        self.specs: list[tuple[str, LoadSpec]] = []
-        """Each load that was sent, with its neuron's queue."""
+        self.specs: list[tuple[str, LoadSpec]] = []  # that were sent, each with its queue
         for table in (LoadJob, Neuron, CatalogueModel):
             table.objects.all().delete()
         self.sent.tasks.clear()
-        services.catalogue_model_create(
-            actor=COMMAND, name="large", source="huggingface:org/large", spread="fleet"
-        )
-        layer_costs_record(model=CatalogueModel.objects.get(), costs=packed(dense(GB)))
+        offer("large", source="huggingface:org/large", spread="fleet")
+        # No neuron of 24 GiB holds it, and any two do.
+        layer_costs_record(model=CatalogueModel.objects.get(), costs=packed(dense(40)))
         selectors.catalogue_cache_clear()
 
     def living(self) -> Iterator[FakeNeuron]:
@@ -205,10 +189,9 @@ class World:
 
     def work(self) -> None:
         """Stages listen, engines join theirs, and what has lost its other half ends."""
-        for neuron in self.living():
-            for stage in neuron.stages:
-                if stage.status is LOADING:
-                    stage.status = LISTENING
+        for stage in (stage for neuron in self.living() for stage in neuron.stages):
+            if stage.status is LOADING:
+                stage.status = LISTENING
         for neuron in self.living():
             for replica in list(neuron.replicas.values()):
                 self._follow(neuron, replica)
@@ -237,6 +220,7 @@ class World:
         """The stage at that address that proves itself by the certificate of the engine's load,
         and accepts the engine's."""
         wanted = spec.stages[index]
+        wanted = spec.stages[index]
         assert wanted.certificate and wanted.address and spec.link_identity is not None
         neuron = self.neurons[wanted.neuron]
         for one in neuron.stages if neuron.is_alive else []:
@@ -248,13 +232,12 @@ class World:
 
     def _is_orphan(self, one: Part) -> bool:
         """It had an engine, which is gone."""
-        if one.status is not READY:
-            return False
         engine = self.neurons[one.of.engine_neuron]
         replica = engine.replicas.get(one.spec.model) if engine.is_alive else None
-        if replica is None or replica.status is not ReplicaStatus.READY:
-            return True
-        return self._end_of(replica.spec, one.of.index) is not one
+        has_engine = replica is not None and replica.status is ReplicaStatus.READY
+        return one.status is READY and not (
+            has_engine and self._end_of(replica.spec, one.of.index) is one
+        )
 
     def snapshot(self) -> FleetSnapshot:
         return build_snapshot([one.heartbeat() for one in self.living()])

@@ -1,10 +1,10 @@
-"""Rows follow heartbeats, and an idle fleet writes next to nothing. Drain, resume, admit, refuse
-and remove: rows, audit, and what gateways read in Redis."""
+"""Rows follow heartbeats. Drain, resume, admit, refuse and remove."""
 
 from __future__ import annotations
 
 import itertools
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -25,11 +25,13 @@ from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load_report import LoadFailure
 from metering.audit import COMMAND
 from metering.models import AuditEntry
+from tests.fleet.conftest import offer
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 GIB = 1024**3
+NOBODY = FleetSnapshot(neurons=())
 
 
 def record(heartbeat) -> list[str]:
@@ -68,16 +70,13 @@ def test_replicas_come_change_and_go(build) -> None:
         record(build.heartbeat(replicas=[build.replica(**changes)]))
         return Replica.objects.get()
 
-    services.catalogue_model_create(actor=COMMAND, name="tiny", source="pypi:tiny")
+    offer()
     row = recorded(status=ReplicaStatus.LOADING)
     assert (row.status, row.report) == (RecordedReplicaStatus.LOADING, None)
     assert row.model is not None and row.model.name == "tiny"
     busy = build.stats(in_flight=4, queue_depth=2, decode_tokens_per_s=50.0)
-    for gone in (
-        {"status": ReplicaStatus.RECOVERING},
-        {"status": ReplicaStatus.FAILED},
-        {"stats": build.stats(in_flight=0, decode_tokens_per_s=50.0)},
-    ):
+    idle = {"stats": build.stats(in_flight=0, decode_tokens_per_s=50.0)}
+    for gone in ({"status": ReplicaStatus.RECOVERING}, {"status": ReplicaStatus.FAILED}, idle):
         row = recorded(report=build.report(), stats=busy)
         assert (row.status, row.report["context_tokens"]) == (RecordedReplicaStatus.READY, 1024)
         row = recorded(**gone)
@@ -93,10 +92,9 @@ def test_replicas_come_change_and_go(build) -> None:
 def test_only_what_differs_is_written_and_free_memory_waits(build, monkeypatch) -> None:
     # Ten seconds later the same heartbeat would be written as a sign of life: between two looks
     # at this clock a millisecond passes.
-    began, num_looks = timezone.now(), itertools.count()
-    monkeypatch.setattr(
-        "django.utils.timezone.now", lambda: began + timedelta(milliseconds=next(num_looks))
-    )
+    now, looks = timezone.now(), itertools.count()
+    clock = lambda: now + timedelta(milliseconds=next(looks))  # noqa: E731
+    monkeypatch.setattr("django.utils.timezone.now", clock)
 
     def written(in_flight: int = 3, free_bytes: int = 2 * GIB) -> list[str]:
         replica = build.replica(report=build.report(), stats=build.stats(in_flight=in_flight))
@@ -108,7 +106,7 @@ def test_only_what_differs_is_written_and_free_memory_waits(build, monkeypatch) 
     assert "in_flight" in statement and "status" not in statement
     assert Replica.objects.get().in_flight == 3
     assert written(free_bytes=GIB) == []
-    Neuron.objects.update(last_seen_at=timezone.now() - timedelta(seconds=11))
+    Neuron.objects.update(last_seen_at=now - timedelta(seconds=11))
     statements = written(free_bytes=GIB)
     assert len(statements) == 2 and all("UPDATE" in one for one in statements)
     assert Device.objects.get().free_memory_bytes == GIB
@@ -117,23 +115,19 @@ def test_only_what_differs_is_written_and_free_memory_waits(build, monkeypatch) 
 def test_a_silent_neuron_goes_away_once_and_comes_back(build) -> None:
     stats = build.stats(in_flight=2, decode_tokens_per_s=50.0)
     beat = build.heartbeat(replicas=[build.replica(stats=stats)])
-    record(beat)
-    assert Replica.objects.get().decode_tokens_per_s == 50.0
-    stale = Neuron.objects.get()
-    assert services.silent_neurons_mark_away(snapshot=build_snapshot([beat])) == 0
-    assert services.silent_neurons_mark_away(snapshot=NOBODY) == 1
-    assert services.silent_neurons_mark_away(snapshot=NOBODY) == 0
-    assert not services.neuron_mark_away(neuron=stale)
-    assert Neuron.objects.get().status == NeuronStatus.AWAY
-    row = Replica.objects.get()
-    assert (row.status, row.in_flight) == (RecordedReplicaStatus.AWAY, 0)
-    assert row.decode_tokens_per_s == 0.0
-    record(beat)
-    assert Neuron.objects.get().status == NeuronStatus.ONLINE
-    assert Replica.objects.get().status == RecordedReplicaStatus.READY
-
-
-NOBODY = FleetSnapshot(neurons=())
+    for _ in range(2):
+        record(beat)
+        neuron, row = Neuron.objects.get(), Replica.objects.get()
+        assert (neuron.status, row.status) == (NeuronStatus.ONLINE, RecordedReplicaStatus.READY)
+        assert (row.in_flight, row.decode_tokens_per_s) == (2, 50.0)
+        assert services.silent_neurons_mark_away(snapshot=build_snapshot([beat])) == 0
+        assert services.silent_neurons_mark_away(snapshot=NOBODY) == 1
+        assert services.silent_neurons_mark_away(snapshot=NOBODY) == 0
+        assert not services.neuron_mark_away(neuron=neuron)
+        assert status() == NeuronStatus.AWAY
+        row.refresh_from_db()
+        assert (row.status, row.in_flight) == (RecordedReplicaStatus.AWAY, 0)
+        assert row.decode_tokens_per_s == 0.0
 
 
 def view(redis_db):
@@ -181,51 +175,45 @@ def test_a_drain_from_desired_state_to_drained(beat, build, redis_db, monkeypatc
 
 
 def test_what_was_loaded_before_a_drain_is_loaded_after_it(beat, build, redis_db, sent) -> None:
+    drain, resume = (
+        partial(one, actor=COMMAND, neuron_name="beast")
+        for one in (services.neuron_drain, services.neuron_resume)
+    )
+
+    def to_restore() -> list[str]:
+        return NeuronWish.objects.get().models_before_drain
+
     for name in ("old", "new", "lost"):
-        services.catalogue_model_create(actor=COMMAND, name=name, source=f"pypi:{name}")
+        offer(name)
     uses = {"old": 10.0, "lost": 5.0, "new": 20.0}
     held = [build.replica(model=name, last_used_unix_s=used) for name, used in uses.items()]
     beat(replicas=[*held, build.replica(model="gone", status=ReplicaStatus.DRAINING)])
-    services.neuron_drain(actor=COMMAND, neuron_name="beast")
-    assert NeuronWish.objects.get().models_before_drain == ["new", "old", "lost"]
+    drain()
+    assert to_restore() == ["new", "old", "lost"]
     services.catalogue_model_delete(actor=COMMAND, model=CatalogueModel.objects.get(name="lost"))
     beat()
-    services.neuron_drain(actor=COMMAND, neuron_name="beast")
+    drain()
     tasks.tick()
     loads = LoadJob.objects.filter(kind=LoadJobKind.LOAD).order_by("created_at", "pk")
     assert not loads.exists()
-    services.neuron_resume(actor=COMMAND, neuron_name="beast")
+    resume()
     tasks.tick()
-    assert list(loads.values_list("model_name", flat=True)) == ["new", "old"]
-    assert NeuronWish.objects.get().models_before_drain == ["new", "old"]
+    assert list(loads.values_list("model_name", flat=True)) == to_restore() == ["new", "old"]
     beat(replicas=[build.replica(model="new"), build.replica(model="old")])
     tasks.tick()
-    assert NeuronWish.objects.get().models_before_drain == []
-
+    assert to_restore() == []
     # A drain that interrupts it keeps what is missing.
-    services.neuron_drain(actor=COMMAND, neuron_name="beast")
-    services.neuron_resume(actor=COMMAND, neuron_name="beast")
+    drain()
+    resume()
     beat(replicas=[build.replica(model="new")])
-    services.neuron_drain(actor=COMMAND, neuron_name="beast")
-    assert NeuronWish.objects.get().models_before_drain == ["new", "old"]
+    drain()
     services.neuron_models_restored(neuron_name="beast", model_names=["old"])
-    assert NeuronWish.objects.get().models_before_drain == ["new", "old"], "it drains again"
-
-
-def test_a_drain_does_not_keep_what_stands_in_for_another_neuron(beat, build, redis_db) -> None:
-    beat("beast", replicas=[build.replica(model="guest")])
-    beat("benjy", replicas=[build.replica(model="own")])
-    services.neuron_drain(actor=COMMAND, neuron_name="beast")
-    benjys = NeuronWish.objects.filter(neuron_name="benjy")
-    guest = build.replica(model="guest", status=ReplicaStatus.LOADING)
-    beat("benjy", replicas=[build.replica(model="own"), guest])
+    assert to_restore() == ["new", "old"], "it drains again"
+    # One does not keep what stands in for another neuron.
+    beat("benjy", replicas=[build.replica(model="new"), build.replica(model="own")])
+    resume()
     services.neuron_drain(actor=COMMAND, neuron_name="benjy")
-    assert benjys.get().models_before_drain == ["guest", "own"], "beast may stay away for long"
-    services.neuron_resume(actor=COMMAND, neuron_name="benjy")
-    services.neuron_models_restored(neuron_name="benjy", model_names=["guest", "own"])
-    services.neuron_resume(actor=COMMAND, neuron_name="beast")
-    services.neuron_drain(actor=COMMAND, neuron_name="benjy")
-    assert benjys.get().models_before_drain == ["own"]
+    assert NeuronWish.objects.get(neuron_name="benjy").models_before_drain == ["own"]
 
 
 def test_a_host_that_is_away_is_known_with_its_devices(beat, redis_db, monkeypatch) -> None:
@@ -258,10 +246,10 @@ def test_by_click_new_neurons_wait_and_known_and_expected_ones_do_not(beat, redi
     services.neuron_expect(actor=COMMAND, neuron_name="expected")
     for name in ("new", "expected", "old"):
         beat(name)
-    admitted = {n.name: n.is_admitted for n in live.read_snapshot_sync(redis_db).neurons}
-    assert admitted == {"old": True, "new": False, "expected": True}
     statuses = dict(Neuron.objects.values_list("name", "status"))
     assert statuses == {"old": "online", "expected": "online", "new": "refused"}
+    admitted = {n.name for n in live.read_snapshot_sync(redis_db).neurons if n.is_admitted}
+    assert admitted == {"old", "expected"}
     services.neuron_admit(actor=COMMAND, neuron_name="new")
     assert all(n.is_admitted for n in live.read_snapshot_sync(redis_db).neurons)
     for _ in range(2):

@@ -1,5 +1,4 @@
-"""Load jobs and unloads as they are started, refused, cancelled and expired; what loads took is
-kept, reaches the next load, and is forgotten when it would mislead."""
+"""Load jobs and unloads from start to end; what loads took reaches the next load."""
 
 from __future__ import annotations
 
@@ -10,16 +9,8 @@ import pytest
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
-from fleet import selectors, services
+from fleet import errors, selectors, services
 from fleet.catalogue.entry import MeasuredLoad
-from fleet.errors import (
-    JobCannotBeCancelledError,
-    ModelDisabledError,
-    ModelPinnedError,
-    ReplicaNotFoundError,
-    UnknownModelError,
-    UnknownNeuronError,
-)
 from fleet.lifecycles import LoadJobStatus
 from fleet.live.reports import load_orders
 from fleet.live.snapshot import FleetSnapshot
@@ -31,6 +22,7 @@ from inference.protocol.load_report import LoadFailure, LoadProgress, LoadStage,
 from metering.audit import COMMAND
 from metering.models import AuditEntry
 from tests.cases import each_case
+from tests.fleet.conftest import GIB, offer
 from tests.fleet.services.conftest import HERE, fresh, later, names, observe, start, unload
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -43,12 +35,15 @@ def audited(action: str) -> list[tuple[str, str, Any]]:
     return list(entries.values_list("actor", "object_id", "detail"))
 
 
+def detail_of(job: LoadJob) -> dict[str, str]:
+    return {"neuron": "beast", "load_job": str(job.pk)}
+
+
 def test_start_sends_the_spec_to_the_neurons_queue_once(model, neuron, sent) -> None:
     job = start()
     assert (job.status, job.requested_by) == (LoadJobStatus.PENDING, str(COMMAND))
     assert start().pk == job.pk and LoadJob.objects.count() == 1
-    detail = {"neuron": "beast", "load_job": str(job.pk)}
-    assert audited("model.load") == [(str(COMMAND), "tiny", detail)]
+    assert audited("model.load") == [(str(COMMAND), "tiny", detail_of(job))]
     ((name, (spec,), options),) = sent.tasks
     assert (name, options["queue"]) == ("neuron.load_model", "neuron.beast")
     assert msgspec.convert(spec, LoadSpec) == LoadSpec(
@@ -75,18 +70,19 @@ def test_start_sends_the_spec_to_the_neurons_queue_once(model, neuron, sent) -> 
         assert fresh(failed).status == LoadJobStatus.FAILED
 
 
-@pytest.mark.parametrize(("table", "name"), [(Neuron, "beast"), (CatalogueModel, "tiny")])
-def test_what_is_removed_meanwhile_is_named(
-    model, neuron, sent, monkeypatch: pytest.MonkeyPatch, table, name: str
-) -> None:
-    """A neuron was always taken for another job that came first."""
-    error = UnknownNeuronError if table is Neuron else UnknownModelError
-
+@each_case(
+    ("table", "error"),
+    [(Neuron, errors.UnknownNeuronError), (CatalogueModel, errors.UnknownModelError)],
+)
+def test_what_is_removed_meanwhile_is_named(beat, sent, monkeypatch, table, error) -> None:
     def removing(job: LoadJob) -> None:
         table.objects.all().delete()
 
+    CatalogueModel.objects.all().delete()
+    offer()
+    beat()
     monkeypatch.setattr(job_steps, "_active_beside", removing)
-    with pytest.raises(error, match=name):
+    with pytest.raises(error, match="beast" if table is Neuron else "tiny"):
         start()
     assert not LoadJob.objects.exists() and not sent.tasks
 
@@ -105,54 +101,48 @@ def test_the_database_refuses_a_job_that_contradicts_itself(job, model, neuron) 
             LoadJob.objects.create(model=model, model_name="tiny", neuron=neuron, **values)
 
 
-def test_what_is_not_there_or_pinned_is_refused_and_an_unload_is_one_job(
-    model, neuron, sent
-) -> None:
+def test_what_is_pinned_or_missing_is_refused_and_an_unload_is_one_job(model, neuron, sent) -> None:
     for begin, wrong, error in (
-        (services.load_job_start, {"model_name": "other"}, UnknownModelError),
-        (services.load_job_start, {"neuron_name": "other"}, UnknownNeuronError),
-        (services.unload_job_start, {"neuron_name": "other"}, UnknownNeuronError),
-        (services.unload_job_start, {}, ReplicaNotFoundError),
+        (services.load_job_start, {"model_name": "other"}, errors.UnknownModelError),
+        (services.load_job_start, {"neuron_name": "other"}, errors.UnknownNeuronError),
+        (services.unload_job_start, {"neuron_name": "other"}, errors.UnknownNeuronError),
+        (services.unload_job_start, {}, errors.ReplicaNotFoundError),
     ):
         with pytest.raises(error):
             begin(**HERE | wrong)
     CatalogueModel.objects.update(enabled=False)
-    with pytest.raises(ModelDisabledError):
+    with pytest.raises(errors.ModelDisabledError):
         start()
-    Replica.objects.create(
-        neuron=neuron, model_name="tiny", status="ready", status_since=timezone.now()
-    )
+    held = {"neuron": neuron, "model_name": "tiny", "status": "ready"}
+    Replica.objects.create(**held, status_since=timezone.now())
     for changes, fix in (
         ({"enabled": True, "pinned": True}, "unpin it"),
         ({"pinned": True, "pinned_on": ["beast"]}, "unpin it"),
         ({"pinned": False, "min_replicas": 1}, "least number of replicas to 0"),
     ):
         CatalogueModel.objects.update(**changes)
-        with pytest.raises(ModelPinnedError, match=fix):
+        with pytest.raises(errors.ModelPinnedError, match=fix):
             unload()
     assert sent.tasks == []
     CatalogueModel.objects.update(pinned_on=["beauty"])  # it would be loaded again, but not here
     job = unload()
     assert (job.kind, job.status, job.requested_by) == ("unload", "pending", str(COMMAND))
     assert unload().pk == job.pk
-    detail = {"neuron": "beast", "load_job": str(job.pk)}
-    assert audited("model.unload") == [(str(COMMAND), "tiny", detail)]
+    assert audited("model.unload") == [(str(COMMAND), "tiny", detail_of(job))]
     ((name, arguments, options),) = sent.tasks
     assert (name, arguments, options["queue"]) == ("neuron.unload_model", ["tiny"], "neuron.beast")
     services.unload_job_start(**HERE, at_once=True)
     assert sent.tasks[-1][1] == ["tiny", True], "also where one waits for its requests"
 
 
-@pytest.mark.parametrize("code", ["not_picked_up", "neuron_away", "load_lost"])
-def test_a_job_fails_that_nobody_picks_up_or_whose_neuron_stays_away_or_forgot_it(
-    job, build, code: str
-) -> None:
-    limit_s = 70 if code == "not_picked_up" else 15
+@each_case("code", ["not_picked_up", "neuron_away", "load_lost"])
+def test_a_job_fails_that_no_neuron_works_on(model, neuron, sent, build, code) -> None:
+    LoadJob.objects.all().delete()
+    job, limit_s = start(), 70 if code == "not_picked_up" else 15
     if code != "not_picked_up":
-        progress: dict[str, Any] = {"progress": LoadProgress(stage=LoadStage.WARMUP)}
-        observe(build, job, LOADING, **progress)
-        LoadJob.objects.update(reported_at=later(seconds=-14))
-        observe(build, job, LOADING, **progress)  # a stage that stands still is still reported
+        for _ in range(2):  # a stage that stands still is still reported
+            observe(build, job, LOADING, progress=LoadProgress(stage=LoadStage.WARMUP))
+            LoadJob.objects.filter(reported_at=None).update(reported_at=later(seconds=-14))
     if code == "neuron_away":
         services.silent_neurons_mark_away(snapshot=FleetSnapshot(neurons=()))
     elif code == "load_lost":
@@ -163,16 +153,13 @@ def test_a_job_fails_that_nobody_picks_up_or_whose_neuron_stays_away_or_forgot_i
     assert services.load_jobs_expire(now=later(seconds=limit_s + 1)) == 0
 
 
-def test_cancelling_a_load_unloads_it_and_a_restarted_neuron_has_lost_it_or_resumes(
-    job, build, sent
-) -> None:
-    """At once, and not as a failure of the model's: it is loaded anew without a pause."""
+def test_cancelling_unloads_and_a_restarted_neuron_has_lost_it(job, build, sent) -> None:
     ending = services.load_job_cancel(actor=COMMAND, job=job)
     assert names(sent) == [("load_model", "beast"), ("unload_model", "beast")]
-    with pytest.raises(JobCannotBeCancelledError, match="An unload cannot be called back"):
+    with pytest.raises(errors.JobCannotBeCancelledError, match="An unload cannot be called back"):
         services.load_job_cancel(actor=COMMAND, job=ending)
     job_steps.job_end(job=job, status=LoadJobStatus.CANCELLED)
-    with pytest.raises(JobCannotBeCancelledError, match="has ended"):
+    with pytest.raises(errors.JobCannotBeCancelledError, match="has ended"):
         services.load_job_cancel(actor=COMMAND, job=job)
     LoadJob.objects.all().delete()
     job = start()
@@ -185,7 +172,6 @@ def test_cancelling_a_load_unloads_it_and_a_restarted_neuron_has_lost_it_or_resu
     assert reconciling.jobs_known().num_failures == {}
 
 
-GIB = 1024**3
 MEASURED = PrefillSpeed(token_s=0.001, growth_s=1e-6, window_tokens=4096)
 TOOK = {
     "kv_bytes": GIB,
@@ -205,7 +191,7 @@ def loaded(model, build, sent):
 
     def loaded(neuron: str = "beast", **changes) -> ReplicaState:
         services.heartbeat_record(heartbeat=build.heartbeat(neuron))
-        job = services.load_job_start(actor=COMMAND, model_name="tiny", neuron_name=neuron)
+        job = services.load_job_start(**HERE | {"neuron_name": neuron})
         report = build.report(**TOOK | changes)
         state = build.replica(job_id=str(job.pk), report=report)
         services.heartbeat_record(heartbeat=build.heartbeat(neuron, replicas=[state]))
@@ -250,47 +236,38 @@ def test_a_load_leaves_what_it_took_to_the_next_one(loaded, sent) -> None:
     LoadJob.objects.all().delete()
     loaded(adapter_bytes=GIB)
     assert measured_loads()[0].load_bytes == 2 * GIB, "without the adapters' room"
+    # Other files or another form are another load.
+    for field in ("source", "file", "revision", "dtype", "quantization", "kv_dtype"):
+        for changed, num_loads in (("description", 1), (field, 0)):
+            model = CatalogueModel.objects.get()
+            services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=[changed])
+            assert len(measured_loads()) == num_loads, field
+        LoadJob.objects.all().delete()
+        loaded()
+    model = CatalogueModel.objects.get()
+    fields = {"changed_fields": ["tensor_parallel"]}
+    services.catalogue_model_update(actor=COMMAND, model=model, **fields)
+    assert measured_loads() == ()
 
 
-@pytest.fixture
-def too_large(model, build, sent):
-    """A load that did not fit on beast, for want of so many bytes on each of its devices."""
-
-    def too_large(needed_bytes: int, *devices: str) -> None:
+def test_a_load_that_did_not_fit_leaves_what_it_needs(loaded, build) -> None:
+    def too_large(needed_gib: int, *devices: str) -> None:
         services.heartbeat_record(heartbeat=build.heartbeat())
+        needed_bytes = needed_gib * GIB
         failure = LoadFailure(code="does_not_fit", message="no", needed_bytes=needed_bytes)
         values = {"failure": failure, "devices": list(devices) or ["cpu"]}
         observe(build, start(), ReplicaStatus.FAILED, **values)
 
-    return too_large
-
-
-def test_a_load_that_did_not_fit_leaves_what_it_needs_and_a_load_is_worth_more(
-    too_large, loaded
-) -> None:
-    too_large(9 * GIB, "cuda:0", "cuda:1")
+    too_large(9, "cuda:0", "cuda:1")
     entry = selectors.catalogue_find("tiny")
     assert entry.needed_memory_bytes("beast", "cuda") == 18 * GIB, "on all its devices"
     LoadMeasurement.objects.all().delete()
     for needed_gib in (9, 11, 10):
-        too_large(needed_gib * GIB)
+        too_large(needed_gib)
     assert [measured.load_bytes for measured in measured_loads()] == [11 * GIB]
     loaded()
-    too_large(12 * GIB)
+    too_large(12)
     assert [measured.load_bytes for measured in measured_loads()] == [3 * GIB]
-
-
-@each_case(
-    "field", ["source", "file", "revision", "dtype", "quantization", "kv_dtype", "tensor_parallel"]
-)
-def test_other_files_or_another_form_are_another_load(loaded, field: str) -> None:
-    LoadJob.objects.all().delete()
-    loaded()
-    model = CatalogueModel.objects.get()
-    services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=["description"])
-    assert len(measured_loads()) == 1
-    services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=[field])
-    assert measured_loads() == ()
 
 
 def speaks(build, state: ReplicaState, speed: PrefillSpeed) -> None:
@@ -310,9 +287,7 @@ def test_the_average_of_requests_is_kept_once_it_is_news(loaded, build) -> None:
     assert (load.device_kind, load.prefill_speed) == ("cuda", None), "another device's is another"
 
 
-def test_the_last_load_on_each_neuron_counts_and_goes_with_its_model_and_neuron(
-    loaded, build
-) -> None:
+def test_the_last_load_on_each_neuron_counts_and_goes_with_it(loaded, build) -> None:
     loaded("a")
     loaded("b", actual_bytes=3 * GIB)
     loaded("a", actual_bytes=6 * GIB)

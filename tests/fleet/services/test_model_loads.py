@@ -1,11 +1,10 @@
-"""A model that an operator loads on a named neuron: the evictions for it, and the messages; the way
-from a load that did not fit on a card to one that is divided over several."""
+"""A model that an operator loads on a named neuron, and one that does not fit on a card."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -29,57 +28,58 @@ from inference.protocol.load import LoadSpec
 from inference.protocol.load_report import DeviceMemory, LoadFailure, StageReport
 from metering.api.problems import problem_response
 from metering.audit import COMMAND
+from tests.cases import each_case
+from tests.fleet.conftest import GIB, NOW_UNIX_S, offer
 from tests.fleet.placement.fleets import dense, mixture
 from tests.fleet.services.conftest import HERE, fresh, names, observe, start
 from tests.fleet.test_stage_plans import LARGE
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-GIB = 1024**3
-
 
 @pytest.fixture
-def full(publish, build, sent):
+def full(beat, build, sent):
     """beast has one card, of which ``old`` holds nearly all."""
-    offer = services.catalogue_model_create
-    offer(actor=COMMAND, name="new", source="pypi:new", vram_mb=4096)
+    offer("new", vram_mb=4096)
 
     def full(
-        *others: ReplicaState,
-        pinned: bool = False,
-        vram_mb: int | None = None,
-        cards: tuple[DeviceInfo, ...] = (),
-        **changes: Any,
+        *others: ReplicaState, cards: tuple[DeviceInfo, ...] = (), queued: int = 0, **old: Any
     ) -> None:
-        offer(actor=COMMAND, name="old", source="pypi:old", pinned=pinned, vram_mb=vram_mb)
-        old = build.replica(
+        offer("old", **old)
+        replica = build.replica(
             model="old",
             devices=["cuda:0"],
             memory_bytes=6 * GIB,
-            stats=build.stats(**changes),
-            last_used_unix_s=1_700_000_000.0 - 60,
+            stats=build.stats(queue_depth=queued),
+            last_used_unix_s=NOW_UNIX_S - 60,
         )
-        card = build.device(kind="cuda", total_memory_bytes=8 * GIB, free_memory_bytes=GIB)
-        services.heartbeat_record(
-            heartbeat=publish(devices=[card, *cards], replicas=[old, *others])
-        )
+        beat(devices=[card(build, 8, 1), *cards], replicas=[replica, *others])
 
     return full
 
 
+def card(build, total: float, free: float, index: int = 0) -> DeviceInfo:
+    sizes = {"total_memory_bytes": int(total * GIB), "free_memory_bytes": int(free * GIB)}
+    return build.device(kind="cuda", index=index, **sizes)
+
+
+def load(**named: Any) -> LoadJob:
+    named = {"model_name": "new", "neuron_name": "beast"} | named
+    return services.model_load_start(actor=COMMAND, **named)
+
+
 def test_a_host_that_is_away_is_refused_at_once(full, redis_db, sent) -> None:
-    """Whether a load, a reload or devices were asked for: the refusal has the time of a retry."""
     full()
     services.silent_neurons_mark_away(snapshot=FleetSnapshot(neurons=()))
     Neuron.objects.update(status_since=timezone.now() - timedelta(seconds=70))
     redis_db.delete(heartbeat_key("beast"))
     services.desired_states_publish()
-    named = {"actor": COMMAND, "neuron_name": "beast"}
+    here = {"actor": COMMAND, "neuron_name": "beast"}
     for begin in (
         load,
-        lambda: services.model_load_start(model_name="new", devices=["cuda:0"], **named),
-        lambda: services.reload_job_start(model_name="old", **named),
-        lambda: services.model_download_start(model_name="new", **named),
+        lambda: load(devices=["cuda:0"]),
+        lambda: services.reload_job_start(model_name="old", **here),
+        lambda: services.model_download_start(model_name="new", **here),
     ):
         with pytest.raises(NeuronAwayError, match="beast has been away for 7") as caught:
             begin()
@@ -87,72 +87,54 @@ def test_a_host_that_is_away_is_refused_at_once(full, redis_db, sent) -> None:
         answer = problem_response(problem_of(caught.value), {})
         assert 70 <= int(answer["Retry-After"]) <= 80
     with pytest.raises(ModelRecoveringError, match="new can only be loaded on beast"):
-        services.model_load_start(actor=COMMAND, model_name="new")
+        load(neuron_name=None)
     assert sent.tasks == []
 
 
-def load() -> LoadJob:
-    return services.model_load_start(actor=COMMAND, model_name="new", neuron_name="beast")
-
-
-def test_a_load_that_the_control_would_undo_is_refused(full, publish, build, sent) -> None:
+def test_a_load_that_the_control_would_undo_is_refused(full, beat, build, sent) -> None:
     """It used to succeed, and what was loaded, or the other copy, was gone seconds later."""
     full()
-    room = build.device(kind="cuda", total_memory_bytes=64 * GIB, free_memory_bytes=60 * GIB)
-    services.heartbeat_record(heartbeat=publish(name="beauty", devices=[room]))
+    beat("beauty", devices=[card(build, 64, 60)])
 
     def refusal(model_name: str = "old") -> str:
         with pytest.raises(PlacementRefusedError) as refused:
-            services.model_load_start(
-                actor=COMMAND, model_name=model_name, neuron_name="beauty", devices=["cuda:0"]
-            )
+            load(model_name=model_name, neuron_name="beauty", devices=["cuda:0"])
         assert sent.tasks == [] and not LoadJob.objects.filter(neuron__name="beauty").exists()
         return str(refused.value)
 
     assert "old is loaded on beast, and by its max_replicas on 1 at most" in refusal()
-    services.catalogue_model_create(
-        actor=COMMAND, name="tied", source="pypi:tied", pinned_on=("beast",)
-    )
+    offer("tied", pinned_on=("beast",))
     assert "tied may run on beast only, by its pinned_on" in refusal("tied")
-    services.neuron_drain(actor=COMMAND, neuron_name="beauty")
+    beauty = {"actor": COMMAND, "neuron_name": "beauty"}
+    services.neuron_drain(**beauty)
     assert refusal() == refusal("new") == "beauty is draining: resume it first"
-    services.neuron_refuse(actor=COMMAND, neuron_name="beauty")
+    services.neuron_refuse(**beauty)
     assert refusal() == "beauty is not admitted: admit it first"
-    services.neuron_admit(actor=COMMAND, neuron_name="beauty")
-    services.neuron_resume(actor=COMMAND, neuron_name="beauty")
+    services.neuron_admit(**beauty)
+    services.neuron_resume(**beauty)
     services.neuron_drain(actor=COMMAND, neuron_name="beast")
-    services.model_load_start(actor=COMMAND, model_name="old", neuron_name="beauty")
+    load(model_name="old", neuron_name="beauty")
     assert len(sent.tasks) == 1, "what is to leave its neuron anyway is no other copy"
 
 
-def test_a_named_device_that_is_no_card_of_its_least_size_is_refused(publish, build, sent) -> None:
-    devices = [
-        build.device(kind=kind, index=index, total_memory_bytes=gib * GIB)
-        for kind, index, gib in (("cpu", 0, 64), ("cuda", 0, 8), ("cuda", 1, 24))
-    ]
-    services.heartbeat_record(heartbeat=publish(devices=devices))
-    large = {"name": "large", "source": "pypi:large", "min_device_vram_mb": 20_000}
-    services.catalogue_model_create(actor=COMMAND, **large)
-    named = {"actor": COMMAND, "model_name": "large", "neuron_name": "beast"}
+def test_a_named_device_that_is_no_card_of_its_least_size_is_refused(beat, build, sent) -> None:
+    beat(devices=[build.device(), card(build, 8, 8), card(build, 24, 24, index=1)])
+    offer("new", min_device_vram_mb=20_000)
     for device, why in (("cpu", "is no card"), ("cuda:0", "has 8,589,934,592")):
         with pytest.raises(PlacementRefusedError, match=f"by its min_device_vram_mb, .* {why}"):
-            services.model_load_start(**named, devices=[device])
+            load(devices=[device])
     assert sent.tasks == []
-    assert services.model_load_start(**named, devices=["cuda:1"]).devices == ["cuda:1"]
+    assert load(devices=["cuda:1"]).devices == ["cuda:1"]
 
 
 @pytest.mark.parametrize("has_left", [False, True])
-def test_what_leaves_for_it_moves_to_free_memory_and_both_jobs_report_it(
-    full, publish, build, sent, monkeypatch: pytest.MonkeyPatch, has_left: bool
-) -> None:
-    """Even where it has left once the load is sent."""
+def test_what_leaves_moves(full, publish, beat, build, sent, monkeypatch, has_left) -> None:
     full()
-    free = build.device(kind="cuda", total_memory_bytes=8 * GIB, free_memory_bytes=7 * GIB)
-    services.heartbeat_record(heartbeat=publish(name="beauty", devices=[free]))
+    beat("beauty", devices=[card(build, 8, 7)])
     send = sent.send_task
 
     def send_and_leave(*args: Any, **options: Any) -> Any:
-        publish(devices=[free], replicas=[])
+        publish(devices=[card(build, 8, 7)], replicas=[])
         return send(*args, **options)
 
     if has_left:
@@ -166,26 +148,25 @@ def test_what_leaves_for_it_moves_to_free_memory_and_both_jobs_report_it(
     assert load().pk == job.pk and LoadJob.objects.count() == 2
 
 
-@pytest.mark.parametrize("why", ["in use", "pinned", "failed", "another card"])
-def test_an_idle_model_leaves_for_it_and_what_is_in_use_or_pinned_stays(
-    full, build, sent, why: str
-) -> None:
-    if why in ("in use", "pinned"):
-        full(**({"pinned": True} if why == "pinned" else {"queue_depth": 2}))
-        with pytest.raises(PlacementRefusedError, match=r"needs 4,294,967,296 byt.*1,073,741,824"):
-            load()
-        assert sent.tasks == []
-        return
-    if why == "failed":  # one that failed there, for good or not, makes room when it is asked for
+@pytest.mark.parametrize("old", [{"pinned": True}, {"queued": 2}], ids=["pinned", "in use"])
+def test_what_is_in_use_or_pinned_stays(full, sent, old: dict[str, Any]) -> None:
+    full(**old)
+    with pytest.raises(PlacementRefusedError, match=r"needs 4,294,967,296 byt.*1,073,741,824"):
+        load()
+    assert sent.tasks == []
+
+
+@pytest.mark.parametrize("is_failed", [True, False])
+def test_an_idle_model_leaves_for_it(full, build, sent, is_failed: bool) -> None:
+    if is_failed:  # one that failed there, for good or not, makes room when it is asked for
         failure = LoadFailure(code="bad_file", message="half a file")
         full(build.replica(model="new", status=ReplicaStatus.FAILED, failure=failure))
     else:
-        room = {"total_memory_bytes": 5 * GIB, "free_memory_bytes": 3500 * 1024**2}
-        full(vram_mb=3300, cards=(build.device(kind="cuda", index=1, **room),))
+        full(vram_mb=3300, cards=(card(build, 5, 3500 / 1024, index=1),))
     job = load()
     assert (job.devices, job.evict) == (["cuda:0"], ["old"])
     assert sent.tasks[0][1][0]["evict"] == ["old"]
-    if why == "another card":  # its load is the control's: a neuron has a model once
+    if not is_failed:  # its load is the control's: a neuron has a model once
         assert job.note == "old makes room and moves to cuda:1 of beast"
         assert jobs_known().to_restore == {"beast": ("old",)}
         assert jobs_known().evicting == {("old", "beast")}
@@ -198,27 +179,20 @@ TOO_LARGE = LoadFailure(
 )
 
 
-def cards(build, *gib: int):
-    return [
-        build.device(
-            kind="cuda", index=index, total_memory_bytes=size * GIB, free_memory_bytes=size * GIB
-        )
-        for index, size in enumerate(gib)
-    ]
+def cards(build, *gib: int) -> list[DeviceInfo]:
+    return [card(build, size, size, index) for index, size in enumerate(gib)]
 
 
 def test_costs_that_no_model_has_are_not_recorded(build, model, neuron, sent) -> None:
-    cases: list[dict[str, Any]] = [{"layers": []}, {"layers": [1]}, {"kinds": []}]
-    for changes in (*cases, {"hidden_size": -1}, {"active_share": 0.0}):
+    wrong: list[dict[str, Any]] = [{"layers": []}, {"layers": [1]}, {"kinds": []}]
+    for changes in (*wrong, {"hidden_size": -1}, {"active_share": 0.0}):
         costs = msgspec.structs.replace(packed(COSTS), **changes)
         failure = msgspec.structs.replace(TOO_LARGE, costs=costs)
         observe(build, start(), ReplicaStatus.FAILED, failure=failure, devices=["cuda:0"])
         assert CatalogueModel.objects.get().layer_costs is None, changes
 
 
-def test_the_next_load_after_one_that_did_not_fit_is_divided_and_so_is_its_reload(
-    build, job, sent, beat
-) -> None:
+def test_the_load_after_one_that_did_not_fit_is_divided(build, job, sent, beat) -> None:
     observe(build, job, ReplicaStatus.FAILED, failure=TOO_LARGE, devices=["cuda:0"])
     entry = selectors.catalogue_find("tiny")
     assert entry is not None and entry.costs == COSTS
@@ -239,8 +213,8 @@ def test_the_next_load_after_one_that_did_not_fit_is_divided_and_so_is_its_reloa
     observe(build, placed, ReplicaStatus.FAILED, failure=lacked, devices=devices)
     entry = selectors.catalogue_find("tiny")
     assert entry is not None and entry.measured_loads[0].load_bytes == 26 * GIB, "a stage's need"
-    values: dict[str, Any] = {"execution": "", "estimated_bytes": GIB, "kv_bytes": 1}
     bounds = [stage.layers for stage in spec.stages]
+    values: dict[str, Any] = {"execution": "", "estimated_bytes": GIB, "kv_bytes": 1}
     report = build.report(
         stages=[
             StageReport(device=name, layers=layers, **values)
@@ -253,46 +227,18 @@ def test_the_next_load_after_one_that_did_not_fit_is_divided_and_so_is_its_reloa
         predicted_tokens_per_s=7.0,
     )
     again = fresh(placed_load_start(actor=COMMAND, load=load))
-    beat(
-        devices=cards(build, 16, 16),
-        replicas=[build.replica(job_id=str(again.pk), report=report, devices=devices)],
-    )
+    replica = build.replica(job_id=str(again.pk), report=report, devices=devices)
+    beat(devices=cards(build, 16, 16), replicas=[replica])
     assert fresh(again).status == "succeeded"
     reload = services.reload_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
     assert [stage.layers for stage in spec_of(reload).stages] == bounds
     assert spec_of(reload).predicted_tokens_per_s == 7.0
 
 
-def too_large(build, beat, placed: LoadJob, *gib: int) -> LoadJob:
-    """The neuron, with cards of these sizes, reports it of the job."""
-    state = build.replica(
-        job_id=str(placed.pk), status=ReplicaStatus.FAILED, failure=TOO_LARGE, devices=["cuda:0"]
-    )
-    beat(devices=cards(build, *gib), replicas=[state])
-    return fresh(placed)
-
-
 ON_ONE = Load(neuron="beast", model="tiny", devices=("cuda:0",), evict=())
 
 
-def test_a_load_that_turns_out_too_large_continues_divided(build, beat, model, sent) -> None:
-    """The same job is sent once more; it is not failed by what the neuron reports until then."""
-    beat(devices=cards(build, 16, 16))
-    placed = placed_load_start(actor=COMMAND, load=ON_ONE)
-    for _ in range(2):
-        divided_job = too_large(build, beat, placed, 16, 16)
-        assert divided_job.is_active and divided_job.devices == ["cuda:0", "cuda:1"]
-        assert "divided" in divided_job.note and divided_job.predicted_tokens_per_s > 0
-    specs = [msgspec.convert(arguments[0], LoadSpec) for _, arguments, _ in sent.tasks]
-    assert [len(spec.stages) for spec in specs] == [0, 2]
-    assert len({spec.job_id for spec in specs}) == 1
-    assert selectors.catalogue_find("tiny").costs == COSTS
-    ready = build.replica(job_id=str(placed.pk), devices=["cuda:0", "cuda:1"])
-    beat(devices=cards(build, 16, 16), replicas=[ready])
-    assert fresh(placed).status == "succeeded"
-
-
-@pytest.mark.parametrize(
+@each_case(
     ("gib", "may_divide", "is_divided"),
     [
         ((16, 16), True, True),
@@ -301,42 +247,52 @@ def test_a_load_that_turns_out_too_large_continues_divided(build, beat, model, s
         ((16, 16), False, False),
     ],
 )
-def test_one_that_its_neuron_cannot_hold_divided_has_failed(
-    build, beat, model, sent, gib: tuple[int, ...], may_divide: bool, is_divided: bool
-) -> None:
-    """Nor is one divided whose device was named; the next load is."""
+def test_a_load_too_large_is_divided(build, beat, model, sent, gib, may_divide, is_divided) -> None:
+    def reported(**values: Any) -> LoadJob:
+        replica = build.replica(**{"job_id": str(placed.pk), "devices": ["cuda:0"]} | values)
+        beat(devices=cards(build, *gib), replicas=[replica])
+        return fresh(placed)
+
+    LoadJob.objects.all().delete()
+    sent.tasks.clear()
     beat(devices=cards(build, *gib))
     placed = (
         placed_load_start(actor=COMMAND, load=ON_ONE)
         if may_divide
         else services.model_load_start(**HERE, devices=["cuda:0"])
     )
-    assert too_large(build, beat, placed, *gib).is_active == is_divided
-    assert len(sent.tasks) == 1 + is_divided
+    both = {"devices": ["cuda:0", "cuda:1"]}
+    for _ in range(2):
+        job = reported(status=ReplicaStatus.FAILED, failure=TOO_LARGE)
+        assert job.is_active == is_divided
     assert selectors.catalogue_find("tiny").costs == COSTS
+    specs = [msgspec.convert(arguments[0], LoadSpec) for _, arguments, _ in sent.tasks]
+    assert [len(spec.stages) for spec in specs] == ([0, 2] if is_divided else [0])
+    assert {spec.job_id for spec in specs} == {str(placed.pk)}
+    if is_divided:
+        assert job.devices == both["devices"] and "divided" in job.note
+        assert job.predicted_tokens_per_s > 0
     lacked = msgspec.structs.replace(TOO_LARGE, costs=None)
-    state = {"status": ReplicaStatus.FAILED, "failure": lacked, "devices": ["cuda:0", "cuda:1"]}
-    beat(devices=cards(build, *gib), replicas=[build.replica(job_id=str(placed.pk), **state)])
-    assert fresh(placed).status == "failed", "it lacks memory divided"
+    ended = reported(status=ReplicaStatus.FAILED, failure=lacked, **both)
+    assert ended.status == "failed", "it lacks memory divided"
+    if is_divided:
+        placed = placed_load_start(actor=COMMAND, load=replace(ON_ONE, devices=("cuda:1",)))
+        assert reported(devices=["cuda:1"]).status == "succeeded"
     changed = CatalogueModel.objects.get()
-    changed.quantization = "q4"
-    services.catalogue_model_update(actor=COMMAND, model=changed, changed_fields=["quantization"])
-    assert CatalogueModel.objects.get().layer_costs is None, "other files have other layers"
+    for changed.quantization in ("q4", "auto"):
+        fields = {"actor": COMMAND, "model": changed, "changed_fields": ["quantization"]}
+        services.catalogue_model_update(**fields)
+        assert CatalogueModel.objects.get().layer_costs is None, "other files have other layers"
 
 
 @pytest.mark.parametrize("neuron_name", [None, "beast"])
-def test_a_load_by_hand_weighs_what_no_device_holds(
-    build, beat, sent, tmp_path: Path, neuron_name: str | None
-) -> None:
-    """Earlier loads have shown that no card holds it, and not yet what its layers take."""
+def test_a_load_by_hand_weighs_its_model(build, beat, sent, tmp_path, neuron_name) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LARGE))
     (tmp_path / "model.safetensors").touch()
-    large = services.catalogue_model_create(
-        actor=COMMAND, name="large", source=f"path:{tmp_path}", device="cuda"
-    )
+    large = offer("large", source=f"path:{tmp_path}", device="cuda")
     beat(devices=cards(build, 16, 12))
     host = Neuron.objects.get()
     load_need_record(model=large, neuron=host, device="cuda:0", needed_bytes=20 * GIB)
-    made = services.model_load_start(actor=COMMAND, model_name="large", neuron_name=neuron_name)
+    made = load(model_name="large", neuron_name=neuron_name)
     assert [stage.device for stage in spec_of(made).stages] == ["cuda:0", "cuda:1"]
     assert CatalogueModel.objects.get(name="large").layer_costs is not None

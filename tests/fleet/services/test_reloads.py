@@ -1,16 +1,12 @@
-"""Reloads, each kind up to its end; what the control decides becomes jobs, each once. A pinned
-model that was unloaded by the original's path stays so until it is wanted again."""
+"""Reloads, each kind up to its end; what the control decides becomes jobs, each once."""
 
 from __future__ import annotations
 
 import contextlib
-from datetime import timedelta
 from functools import partial
-from typing import Any
 
 import msgspec
 import pytest
-from django.utils import timezone
 
 from fleet import leadership, selectors, services
 from fleet.errors import ReplicaNotFoundError
@@ -26,7 +22,8 @@ from inference.protocol.load_report import LoadFailure
 from metering.audit import COMMAND, CONTROL, GATEWAY
 from metering.models import AuditEntry
 from tests.cases import each_case
-from tests.fleet.services.conftest import HERE, names, status_of
+from tests.fleet.conftest import offer
+from tests.fleet.services.conftest import HERE, later, names, status_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -39,24 +36,20 @@ def reload() -> LoadJob:
 
 
 def test_plan(build, model) -> None:
-    def beat(name: str, status: str) -> Any:
-        if status in ("full", "smaller"):
-            devices = [build.device(free_memory_bytes=GIB)] if status == "smaller" else []
-            return build.heartbeat(name, devices=devices)
-        held = [build.replica(status=ReplicaStatus(status), memory_bytes=4 * GIB)] if status else []
-        return build.heartbeat(name, replicas=held)
-
+    ready = {word: [build.replica(status=word, memory_bytes=4 * GIB)] for word in ReplicaStatus}
+    less = {"devices": [build.device(free_memory_bytes=GIB)]}
     wait = "In place; requests wait meanwhile:"
     for beast, beauty, plan in (
-        ("ready", "", "beauty"),
-        ("ready", "ready", "In place: beauty serves it meanwhile"),
-        ("ready", "loading", f"{wait} tiny is loading on beauty"),
-        ("ready", "smaller", f"{wait} beauty has less room for it"),
-        ("ready", "full", f"{wait} no other neuron has room"),
-        ("failed", "", "In place: it serves no requests now"),
-        ("", "", "In place: it serves no requests now"),
+        ("ready", {}, "beauty"),
+        ("ready", {"replicas": ready["ready"]}, "In place: beauty serves it meanwhile"),
+        ("ready", {"replicas": ready["loading"]}, f"{wait} tiny is loading on beauty"),
+        ("ready", less, f"{wait} beauty has less room for it"),
+        ("ready", {"devices": []}, f"{wait} no other neuron has room"),
+        ("failed", {}, "In place: it serves no requests now"),
+        ("", {}, "In place: it serves no requests now"),
     ):
-        snapshot = build_snapshot([beat("beast", beast), beat("beauty", beauty)])
+        here = build.heartbeat(replicas=ready.get(beast, []))
+        snapshot = build_snapshot([here, build.heartbeat("beauty", **beauty)])
         found = reload_plan(model.entry(), "beast", snapshot)
         assert (found.neuron if isinstance(found, Load) else found).startswith(plan)
 
@@ -69,9 +62,7 @@ def replacing(model, report, build, sent) -> LoadJob:
     return reload()
 
 
-def test_with_room_elsewhere_the_old_one_serves_until_the_new_one_is_ready(
-    replacing, report, build, sent, publish
-) -> None:
+def test_the_old_one_serves_until_another_is_ready(replacing, report, build, sent, publish) -> None:
     job = replacing
     assert (job.replacement.neuron.name, job.status) == ("beauty", LoadJobStatus.PENDING)
     assert "on beauty first" in job.note
@@ -98,9 +89,7 @@ def test_with_room_elsewhere_the_old_one_serves_until_the_new_one_is_ready(
 
 
 @pytest.mark.parametrize("is_cancelled", [True, False])
-def test_without_its_replacement_the_old_one_serves_on(
-    replacing, report, build, sent, is_cancelled: bool
-) -> None:
+def test_without_another_the_old_one_serves(replacing, report, build, sent, is_cancelled) -> None:
     failure = LoadFailure(code="does_not_fit", message="needs 8 GB, has 4 GB")
     state = {"status": ReplicaStatus.FAILED, "failure": failure}
     if is_cancelled:
@@ -109,17 +98,13 @@ def test_without_its_replacement_the_old_one_serves_on(
     report("beauty", build.replica(job_id=str(replacing.replacement.pk), **state))
     report("beast", build.replica(**OLD))
     replacing.refresh_from_db()
-    if is_cancelled:
-        assert replacing.status == LoadJobStatus.CANCELLED
-    else:
-        assert (replacing.status, replacing.failure_code) == ("failed", "does_not_fit")
-        assert "beast serves on" in replacing.failure_message
+    ended = (replacing.status, replacing.failure_code)
+    assert ended == (("cancelled", "") if is_cancelled else ("failed", "does_not_fit"))
+    assert is_cancelled or "beast serves on" in replacing.failure_message
     assert names(sent)[1:] == [("unload_model", "beauty")] * is_cancelled
 
 
-def test_in_place_only_its_own_replica_ends_it_and_the_same_spec_is_unloaded_first(
-    model, report, build, sent
-) -> None:
+def test_in_place_only_its_own_replica_ends_it(model, report, build, sent) -> None:
     report("beast")
     with pytest.raises(ReplicaNotFoundError, match="load it instead"):
         reload()
@@ -148,28 +133,16 @@ def test_everywhere_is_one_after_the_other(model, report, build, sent, is_cancel
     report("beauty", build.replica(**OLD))
     if is_cancelled:
         assert services.load_job_cancel(actor=COMMAND, job=second).pk == second.pk
-        assert (status_of(first), status_of(second)) == (LoadJobStatus.PENDING, "cancelled")
+        assert (status_of(first), status_of(second)) == ("pending", "cancelled")
     assert names(sent) == [("load_model", "beast")]
     report("beast", build.replica(job_id=str(first.pk)))
     for _ in range(2):
         report("beauty", build.replica(**OLD))
-    if is_cancelled:
-        assert len(sent.tasks) == 1
-        return
-    assert names(sent)[1:] == [("load_model", "beauty")]
-    assert status_of(second) == LoadJobStatus.RUNNING
-    report("beauty", build.replica(job_id=str(second.pk)))
-    assert status_of(second) == LoadJobStatus.SUCCEEDED
-
-
-pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture
-def pinned() -> CatalogueModel:
-    return services.catalogue_model_create(
-        actor=COMMAND, name="tiny", source="pypi:tiny", pinned=True
-    )
+    assert names(sent)[1:] == [("load_model", "beauty")] * (not is_cancelled)
+    if not is_cancelled:
+        assert status_of(second) == LoadJobStatus.RUNNING
+        report("beauty", build.replica(job_id=str(second.pk)))
+        assert status_of(second) == LoadJobStatus.SUCCEEDED
 
 
 def tick(*heartbeats) -> Plan:
@@ -179,11 +152,16 @@ def tick(*heartbeats) -> Plan:
     return plan
 
 
+@pytest.fixture
+def pinned() -> CatalogueModel:
+    return offer(pinned=True)
+
+
 def test_failures_of_a_pinned_model_put_off_the_next_try(pinned, sent, build) -> None:
-    """Placement's own tests have the times. A success, and lost room, put off nothing."""
     assert len(tick(build.heartbeat()).actions) == 1
     assert not LoadJob.objects.exists(), "a neuron that is not recorded yet is tried next time"
     services.heartbeat_record(heartbeat=build.heartbeat())
+    job = {"model": pinned, "model_name": pinned.name, "neuron": Neuron.objects.get()}
     for codes, age_s, num_loads in (
         (["download_failed"] * 2, 15, 0),
         (["download_failed"] * 2, 65, 1),
@@ -192,14 +170,8 @@ def test_failures_of_a_pinned_model_put_off_the_next_try(pinned, sent, build) ->
     ):
         LoadJob.objects.all().delete()
         for code in codes:
-            LoadJob.objects.create(
-                model=pinned,
-                model_name=pinned.name,
-                neuron=Neuron.objects.get(),
-                status=LoadJobStatus.FAILED if code else LoadJobStatus.SUCCEEDED,
-                failure_code=code,
-                finished_at=timezone.now() - timedelta(seconds=age_s),
-            )
+            ended = {"status": "failed" if code else "succeeded", "failure_code": code}
+            LoadJob.objects.create(**job, **ended, finished_at=later(seconds=-age_s))
         assert len(tick(build.heartbeat()).actions) == num_loads
 
 
@@ -217,8 +189,7 @@ def test_what_still_runs_when_a_drains_time_is_over_ends(pinned, neuron, sent, b
     drain(within_s=0)
     for _ in range(2):  # it is told again until it has gone
         tick(beat)
-    unload = ("neuron.unload_model", ["tiny", True])
-    assert [(name, args) for name, args, _ in sent.tasks] == [unload, unload]
+    assert [task[:2] for task in sent.tasks] == [("neuron.unload_model", ["tiny", True])] * 2
     (job,) = LoadJob.objects.all()
     assert (job.kind, job.neuron.name) == (LoadJobKind.UNLOAD, "beast")
     details = AuditEntry.objects.filter(action="neuron.drain").order_by("pk")
@@ -231,38 +202,26 @@ def test_what_still_runs_when_a_drains_time_is_over_ends(pinned, neuron, sent, b
 def test_two_gateways_that_decide_differently_start_one_load(pinned, sent, build) -> None:
     for name in ("beast", "twin"):
         services.heartbeat_record(heartbeat=build.heartbeat(name))
-    jobs = {
-        services.placed_load_start(actor=GATEWAY, load=Load(neuron=name, model="tiny")).pk
-        for name in ("beast", "twin", "beast")
-    }
-    assert len(jobs) == 1
-    assert LoadJob.objects.count() == 1
-    more = Load(neuron="twin", model="tiny")
-    services.placed_load_start(actor=GATEWAY, load=more, may_be_one_more=True)
-    assert LoadJob.objects.count() == 2
+    for name, is_one_more, num_jobs in (("beast", 0, 1), ("twin", 0, 1), ("twin", 1, 2)):
+        load = Load(neuron=name, model="tiny")
+        services.placed_load_start(actor=GATEWAY, load=load, may_be_one_more=bool(is_one_more))
+        assert LoadJob.objects.count() == num_jobs
 
 
 @each_case("happens", ["load", "pin", "unload failed", "request", "restart"])
-def test_what_was_unloaded_to_stay_so_is_kept_again_once_it_is_wanted(
-    pinned, neuron, build, sent, happens: str
-) -> None:
-    """Or once its neuron starts anew: the original loads its default models then."""
-
-    def end_jobs() -> None:
-        LoadJob.objects.filter(status__in=ACTIVE_LOAD_JOB_STATUSES).update(
-            status="succeeded", finished_at=timezone.now()
-        )
-
+def test_what_was_unloaded_is_kept_again_once_wanted(pinned, neuron, build, sent, happens) -> None:
     def planned() -> list[str]:
+        LoadJob.objects.filter(status__in=ACTIVE_LOAD_JOB_STATUSES).update(
+            status="succeeded", finished_at=later()
+        )
+        services.heartbeat_record(heartbeat=reported)
         watched = Watched(build_snapshot([reported]), Observed(), ())
         plan = services.fleet_plan(watched=watched, time_slices=())
         return [action.model for action in plan.actions]
 
     services.heartbeat_record(heartbeat=build.heartbeat(replicas=[build.replica()]))
     services.model_unload_to_stay(actor=COMMAND, model_name="tiny", neuron_name="beast")
-    end_jobs()
-    reported = build.heartbeat(replicas=[])
-    services.heartbeat_record(heartbeat=reported)
+    reported = build.heartbeat()
     assert planned() == []
     match happens:
         case "load":
@@ -272,13 +231,9 @@ def test_what_was_unloaded_to_stay_so_is_kept_again_once_it_is_wanted(
         case "unload failed":
             services.kept_unloaded_forget(model_name="tiny")
         case "request":
-            catalogue = selectors.catalogue_by_name()
-            snapshot = build_snapshot([build.heartbeat()])
-            decision = place(catalogue["tiny"], snapshot, catalogue=catalogue)
-            assert isinstance(decision, Load)
+            snapshot = build_snapshot([reported])
+            decision = place(selectors.catalogue_by_name()["tiny"], snapshot)
             services.placed_load_start(actor=GATEWAY, load=decision)
         case "restart":
             reported = msgspec.structs.replace(reported, epoch="another")
-            services.heartbeat_record(heartbeat=reported)
-    end_jobs()
     assert planned() == ["tiny"]

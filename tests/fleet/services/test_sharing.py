@@ -1,5 +1,4 @@
-"""An invited neuron works under its Redis user, and reaches nothing that is not its own. The
-private Redis of a running serve is opened to invited hosts by a button, and closed again."""
+"""An invited neuron reaches nothing that is not its own; serve's Redis is shared by a button."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ from inference.protocol.joining import decode_joining
 from inference.protocol.keys import NEURON_DESIRED_STATES, heartbeat_key
 from metering.audit import COMMAND
 from metering.models import AuditEntry
-from tests.fleet.services.invited_hosts import ADDRESS, guest, invite, shared_redis
+from tests.fleet.services.invited_hosts import ADDRESS, guest, invite
 from tests.metering.callers import staff
 from tests.servers.private_redis import running_redis
 
@@ -42,9 +41,7 @@ HOST = "127.0.0.1"
 OPTIONS = ServeOptions(host=HOST, port=31313, data_dir=None, with_model=False)
 
 
-@pytest.fixture
-def port() -> int:
-    return free_port()
+port = pytest.fixture(free_port)
 
 
 @pytest.fixture
@@ -71,36 +68,28 @@ def is_open(port: int) -> bool:
 
 
 def test_a_host_is_invited_without_a_restart(
-    private: redis.Redis,
-    admin_client: Client,
-    redis_dir: Path,
-    port: int,
-    django_capture_on_commit_callbacks: Any,
+    private, admin_client, redis_dir: Path, port: int, django_capture_on_commit_callbacks
 ) -> None:
-    steps = admin_client.get("/admin/dashboard/first-steps").text
-    assert f'action="{PAGE}"' in steps and f"<option>{HOST}</option>" in steps
-    assert "Make an invitation" not in steps
-    assert 'id="share"' in admin_client.get(PAGE).text
-    form = admin_client.get("/admin/fleet/invitation/add/").text
-    assert f'<a href="{PAGE}">Sharing</a>' in form
+    def first_steps() -> str:
+        return admin_client.get("/admin/dashboard/first-steps").text
 
+    steps = first_steps()
+    assert f'action="{PAGE}"' in steps and f"<option>{HOST}</option>" in steps
     answer = admin_client.post(PAGE, {"do": "open", "host": HOST, "port": str(port)})
     assert (answer.status_code, answer["Location"]) == (302, PAGE)
     assert is_open(port)
     entry = AuditEntry.objects.get(action="fleet.share")
     assert (entry.actor, entry.detail) == ("user:admin", {"address": f"{HOST}:{port}"})
-    steps = admin_client.get("/admin/dashboard/first-steps").text
+    steps = first_steps()
     assert f"{HOST}:{port}" in steps and "Make an invitation" in steps
-
     with django_capture_on_commit_callbacks(execute=True):
-        join = services.neuron_invite(actor=COMMAND, neuron_name="beast")
+        join = invite()
     with redis.Redis.from_url(decode_joining(join).redis_url) as guest:
         assert guest.ping()
         with pytest.raises(redis.exceptions.NoPermissionError):
             guest.config_get("port")
     with redis.Redis(host=HOST, port=port) as stranger, pytest.raises(redis.AuthenticationError):
         stranger.ping()
-
     assert find_share(redis_dir.parent) == Share(host=HOST, port=port)
     page = admin_client.get(PAGE).text
     assert "Stop sharing" in page and 'id="share"' not in page
@@ -111,17 +100,16 @@ def test_a_host_is_invited_without_a_restart(
     assert FleetPolicy.objects.get().share_address == ""
 
 
-def test_what_cannot_be_is_refused_and_nothing_is_kept(
-    private: redis.Redis, admin_client: Client, redis_dir: Path, port: int
-) -> None:
-    def refused(port: int = port, **words: str) -> str:
-        answer = admin_client.post(PAGE, {"do": "open", "host": HOST, "port": str(port)} | words)
+def test_what_cannot_be_is_refused_and_not_kept(private, admin_client, redis_dir, port) -> None:
+    form = {"do": "open", "host": HOST, "port": str(port)}
+
+    def refused(**words: str) -> str:
+        answer = admin_client.post(PAGE, form | words)
         assert answer.status_code == 400
         return answer.text
 
     client = staff()  # who may not change the policy opens nothing
-    assert client.get(PAGE).status_code == 403
-    assert client.post(PAGE, {"do": "open", "host": HOST, "port": str(port)}).status_code == 403
+    assert client.get(PAGE).status_code == client.post(PAGE, form).status_code == 403
     assert f'action="{PAGE}"' not in client.get("/admin/dashboard/first-steps").text
     assert Client().post(PAGE).status_code == 302
     for words, reason in (
@@ -135,8 +123,8 @@ def test_what_cannot_be_is_refused_and_nothing_is_kept(
     with socket.socket() as taken:
         taken.bind((HOST, 0))
         taken.listen()
-        used = taken.getsockname()[1]
-        text = refused(used)
+        used = str(taken.getsockname()[1])
+        text = refused(port=used)
         assert f"cannot listen at {HOST}:{used}" in text
         assert f'value="{used}"' in text, "what was typed stays"
     # Another Redis, and what serve was started with, are the operator's.
@@ -158,9 +146,7 @@ def test_what_cannot_be_is_refused_and_nothing_is_kept(
     assert FleetPolicy.objects.get().share_is_tls
 
 
-def test_the_next_serve_opens_it_again(
-    redis_dir: Path, port: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_next_serve_opens_it_again(redis_dir, port, capsys) -> None:
     redis_dir.mkdir()
     assert with_kept_share(OPTIONS, redis_dir.parent) is OPTIONS
     share = Share(host=HOST, port=port)
@@ -178,52 +164,39 @@ def test_the_next_serve_opens_it_again(
         assert with_kept_share(OPTIONS, redis_dir.parent) is OPTIONS
 
 
-__all__ = ["shared_redis"]
-
-
-def with_shared_redis(test: Any) -> Any:
-    return pytest.mark.django_db(transaction=True)(pytest.mark.usefixtures("shared_redis")(test))
-
-
-@with_shared_redis
-def test_the_line_has_all_that_a_host_needs_and_each_tick_keeps_its_redis_user(
-    redis_url: str, redis_db
-) -> None:
-    for user in ("neuron-stranger", "operators-own"):
-        redis_db.acl_setuser(user, enabled=True)
-    services.redis_users_apply()
-    assert set(redis_db.acl_users()) == {"default", "operators-own"}
-    join = invite()
-    joining = decode_joining(join)
-    assert joining.neuron == "beast"
-    assert joining.redis_url.startswith("redis://neuron-beast:")
-    assert joining.redis_url.endswith(f"@{ADDRESS}/0")
-    secret = joining.redis_url.split(":")[2].partition("@")[0]
-    assert secret not in str(Invitation.objects.get().__dict__)
-    assert NeuronWish.objects.get().admission == "admitted"
-    assert "neuron.invite" in [entry.action for entry in AuditEntry.objects.all()]
-    redis_db.acl_deluser("neuron-beast")
-    with pytest.raises(redis.RedisError):
-        guest(redis_url, join).ping()
-    services.redis_users_apply()
-    assert guest(redis_url, join).ping()
-
-
-@with_shared_redis
-def test_revoked_it_is_out_at_once_and_until_it_is_invited_again(
-    redis_url: str, shared_redis
-) -> None:
+@pytest.mark.django_db(transaction=True)
+def test_the_line_has_all_that_a_host_needs_until_it_is_revoked(redis_url, shared_redis) -> None:
     def published() -> str:
         states = decode_desired_states(shared_redis.hgetall(NEURON_DESIRED_STATES))
         assert states is not None
         return states.of("beast").admission
 
-    client = guest(redis_url, invite())
-    assert client.ping() and published() == "admitted"
+    def is_out(join: str) -> bool:
+        with pytest.raises(redis.RedisError):
+            guest(redis_url, join).ping()
+        return True
+
+    for user in ("neuron-stranger", "operators-own"):
+        shared_redis.acl_setuser(user, enabled=True)
+    services.redis_users_apply()
+    assert set(shared_redis.acl_users()) == {"default", "operators-own"}
+    join = invite()
+    joining = decode_joining(join)
+    assert joining.neuron == "beast" and joining.redis_url.startswith("redis://neuron-beast:")
+    assert joining.redis_url.endswith(f"@{ADDRESS}/0")
+    secret = joining.redis_url.split(":")[2].partition("@")[0]
+    assert secret not in str(Invitation.objects.get().__dict__)
+    assert NeuronWish.objects.get().admission == published() == "admitted"
+    assert "neuron.invite" in [entry.action for entry in AuditEntry.objects.all()]
+    shared_redis.acl_deluser("neuron-beast")
+    assert is_out(join)
+    services.redis_users_apply()
+    client = guest(redis_url, join)
+    assert client.ping()
     services.neuron_revoke(actor=COMMAND, neuron_name="beast")
     with pytest.raises(redis.RedisError):
         client.ping()
-    assert published() == "refused"
+    assert is_out(join) and published() == "refused"
     with pytest.raises(UnknownNeuronError):
         services.neuron_revoke(actor=COMMAND, neuron_name="beast")
     first = invite()
@@ -231,30 +204,27 @@ def test_revoked_it_is_out_at_once_and_until_it_is_invited_again(
     services.neuron_refuse(actor=COMMAND, neuron_name="beast")
     second = invite()
     assert published() == "refused", "the operator has decided on a host that was in"
-    assert guest(redis_url, second).ping()
-    with pytest.raises(redis.RedisError):
-        guest(redis_url, first).ping()
+    assert guest(redis_url, second).ping() and is_out(first)
 
 
-@with_shared_redis
-def test_a_connected_host_keeps_its_line(
-    redis_url: str, redis_db: redis.Redis, capsys: pytest.CaptureFixture[str]
-) -> None:
-    call_command("neurons", "invite", "beast")
-    shown = capsys.readouterr()
+@pytest.mark.django_db(transaction=True)
+def test_a_connected_host_keeps_its_line(redis_url, shared_redis, capsys) -> None:
+    def invited(*words: str) -> Any:
+        call_command("neurons", "invite", "beast", *words)
+        return capsys.readouterr()
+
+    shown = invited()
     assert shown.out.startswith("python3 manage.py neuron --join hx1.") and "void" not in shown.err
-    call_command("neurons", "invite", "beast", "--json", "--address", "10.0.0.7:7000")
-    shown = json.loads(capsys.readouterr().out)
+    shown = json.loads(invited("--json", "--address", "10.0.0.7:7000").out)
     first = shown["join"]
     assert shown["voids_earlier"] and decode_joining(first).redis_url.endswith("@10.0.0.7:7000/0")
-    redis_db.set(heartbeat_key("beast"), b"it reports")
+    shared_redis.set(heartbeat_key("beast"), b"it reports")
     with pytest.raises(CommandError, match="connected by an earlier line") as refused:
-        call_command("neurons", "invite", "beast")
+        invited()
     assert refused.value.returncode == ExitCode.CONFLICT
     assert "already exists" in str(InvitationForm({"neuron_name": "beast"}).errors)
     assert guest(redis_url, first).ping()
-    call_command("neurons", "invite", "beast", "--again", "true")
-    assert "its earlier line is void from now on" in capsys.readouterr().err
+    assert "its earlier line is void from now on" in invited("--again", "true").err
     with pytest.raises(redis.RedisError):
         guest(redis_url, first).ping()
     call_command("neurons", "revoke", "beast")
@@ -262,7 +232,8 @@ def test_a_connected_host_keeps_its_line(
         call_command("neurons", "revoke", "beast")
 
 
-@with_shared_redis
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("shared_redis")
 def test_where_nobody_reaches_redis_nobody_is_invited(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("", "a b", "a:b", "a*", "x" * 64):
         with pytest.raises(InvitationError):

@@ -24,6 +24,10 @@ def api(settings: Any) -> Api:
     return key_api("fleet:read", "fleet:write")
 
 
+def make(url: str = "http://box:8000/v1", **values: Any) -> Upstream:
+    return services.upstream_create(actor=COMMAND, url=url, **{"name": "box"} | values)
+
+
 @pytest.fixture
 def box() -> Upstream:
     return make()
@@ -37,10 +41,6 @@ def cloud() -> Upstream:
 @pytest.fixture
 def claude() -> Upstream:
     return make("http://claude", name="claude", dialect="anthropic")
-
-
-def make(url: str = "http://box:8000/v1", **values: Any) -> Upstream:
-    return services.upstream_create(actor=COMMAND, url=url, **{"name": "box"} | values)
 
 
 def update(upstream: Upstream, **values: Any) -> None:

@@ -1,32 +1,24 @@
-"""Models of the catalogue that an upstream serves, or passes on, by their source or by targets:
-what they may have, by REST, command, admin and file."""
+"""Models that an upstream serves, by their source or by targets: what they may have."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from django.urls import reverse
 
-from fleet import selectors, services
+from fleet import errors, selectors, services
 from fleet.catalogue import DEFAULTS, SETTINGS, CatalogueEntry
 from fleet.catalogue.targets import UpstreamModel, When
-from fleet.errors import (
-    CatalogueValueError,
-    PlanUnavailableError,
-    ServedByUpstreamError,
-    UpstreamInUseError,
-    UpstreamValueError,
-)
 from fleet.live.snapshot import FleetSnapshot
-from fleet.models import CatalogueModel, Upstream
+from fleet.models import Upstream
 from fleet.models_toml import ModelsTomlError, read_document
 from fleet.models_toml_plan import plan_import, write_document
 from fleet.stage_plans import stage_plan
 from fleet.upstream_http import models_of
 from metering.audit import COMMAND
 from metering.money import UnitPrices
-from tests.fleet.api.api_support import Api
 from tests.fleet.test_catalogue import OTHER_VALUES
 from tests.fleet.upstreams.conftest import change, imported, make, offer, refused, update
 from tests.metering.commands.command_output import output
@@ -46,32 +38,25 @@ def entry_of(name: str) -> CatalogueEntry:
     return found
 
 
-def test_the_catalogue_has_the_upstreams_with_the_model(
-    box: Upstream, model: CatalogueModel
-) -> None:
+def test_the_catalogue_has_the_upstreams_with_the_model(box: Upstream, model) -> None:
     offer(max_context_tokens=4096, temperature=0.5, **OF_TOKENS)
-    entry = entry_of("far")
-    assert entry.upstream == box.entry()
-    assert entry.upstream_model == UpstreamModel("box", "org/m:7b")
-    assert entry.ordered_targets[0].upstream_model == entry.upstream_model
+    entry, of_box = entry_of("far"), UpstreamModel("box", "org/m:7b")
+    assert (entry.upstream, entry.upstream_model) == (box.entry(), of_box)
+    assert entry.ordered_targets[0].upstream_model == of_box
     update(box, concurrency=3)
-    entry = entry_of("far")
-    assert entry.upstream is not None and entry.upstream.concurrency == 3
+    assert entry_of("far").upstream == box.entry() and box.entry().concurrency == 3
     change(model, targets=TARGETS)
     entry = entry_of(model.name)
     first, second, third = entry.ordered_targets
     assert (first.is_own, first.when, third.when) == (True, When.READY, When.ALWAYS)
-    assert second.upstream_model == UpstreamModel("box", "org/m:7b")
-    assert (second.limit, second.weight) == (4, 2)
+    assert (second.upstream_model, second.limit, second.weight) == (of_box, 4, 2)
     assert (entry.upstream, entry.upstream_named("box")) == (None, box.entry())
     assert entry.spec_digest() == model.entry().spec_digest()
     change(model, targets=())
     assert [one.name for one in entry_of(model.name).ordered_targets] == ["own"]
 
 
-def test_a_source_is_one_of_the_targets_and_its_upstream_is_there(
-    box: Upstream, model: CatalogueModel
-) -> None:
+def test_a_source_is_one_of_the_targets_and_its_upstream_is_there(box: Upstream, model) -> None:
     far, tuned = offer("far", "upstream:box/m"), offer("tuned", "path:/a", base=model.name)
     for one, targets, problem in (
         (model, ("box/m",), "Its source is none of its targets: add own, or leave them empty"),
@@ -88,28 +73,26 @@ def test_a_source_is_one_of_the_targets_and_its_upstream_is_there(
         ("upstream:box/two words", "upstream:NAME/MODEL"),
         ("upstream:other/m", "no upstream named 'other'"),
     ):
-        with pytest.raises(CatalogueValueError, match=problem) as caught:
+        with pytest.raises(errors.CatalogueValueError, match=problem) as caught:
             offer("other", source)
         assert caught.value.field == "source"
 
 
-def test_defaults_are_those_that_the_dialect_has_words_for(
-    box: Upstream, claude: Upstream, model: CatalogueModel
-) -> None:
+def test_defaults_are_those_that_the_dialect_has_words_for(box, claude, model) -> None:
     make("http://x", name="ollama", dialect="ollama")
     for dialect in ("box", "claude", "ollama"):
         far = offer(f"far-{dialect}", f"upstream:{dialect}/m", temperature=1.0)
-        change(far, repetition_penalty=1.0)
-        if dialect != "claude":
-            change(far, repetition_penalty=1.1)
+        change(far, repetition_penalty=1.0 if dialect == "claude" else 1.1)
+    far = selectors.model_known("far-claude")
     for name, value in (("repetition_penalty", 1.1), ("temperature", 1.5)):
-        field, problem = refused(far := selectors.model_known("far-claude"), **{name: value})
+        field, problem = refused(far, **{name: value})
         assert field == name and "dialect anthropic" in problem
     change(far, targets=("claude/m", "box/m"))
-    change(selectors.model_known("far-box"), repetition_penalty=1.0, min_p=0.1)
-    with pytest.raises(UpstreamValueError, match="far-box, whose min_p is not translated"):
+    far = selectors.model_known("far-box")
+    change(far, repetition_penalty=1.0, min_p=0.1)
+    with pytest.raises(errors.UpstreamValueError, match="far-box, whose min_p is not translated"):
         update(box, dialect="anthropic")
-    services.catalogue_model_delete(actor=COMMAND, model=selectors.model_known("far-box"))
+    services.catalogue_model_delete(actor=COMMAND, model=far)
     # Those of own replicas hinder no target.
     change(model, targets=("own", "box/m"), repetition_window=64, min_p=0.1, temperature=1.5)
     update(selectors.upstream_known("box"), dialect="anthropic")
@@ -121,33 +104,26 @@ def test_settings_of_loads_are_refused_by_name() -> None:
     accepted = set()
     values = OTHER_VALUES | {"base": "tiny", "targets": ("box/org/m:7b", "box/n when ready")}
     for name in set(SETTINGS) - {"source", "enabled", "description"}:
-        value = values[name]
-        assert value != DEFAULTS[name]
-        with_it: dict[str, Any] = {}
+        assert values[name] != DEFAULTS[name]
+        with_it: dict[str, Any] = OF_TOKENS if "price" in name else {}
         if name in ("request_price_micro_usd", "unit_price_micro_usd"):
             with_it = {"task": "speech"}
-        elif "price" in name:
-            with_it = OF_TOKENS
-        try:
-            offer(f"far-{name.replace('_', '-')}", **with_it | {name: value})
-        except CatalogueValueError:
-            continue
-        accepted.add(name)
+        with suppress(errors.CatalogueValueError):
+            offer(f"far-{name.replace('_', '-')}", **with_it | {name: values[name]})
+            accepted.add(name)
     assert accepted == {
-        *("may_leave_network", "targets", "max_context_tokens", "max_output_tokens"),
+        *("may_leave_network", "targets", "max_context_tokens", "max_output_tokens", "task"),
         *("temperature", "top_p", "top_k", "min_p", "repetition_penalty"),
         *("presence_penalty", "frequency_penalty"),
         *("input_price_micro_usd", "cached_input_price_micro_usd", "output_price_micro_usd"),
-        *("task", "request_price_micro_usd", "unit_price_micro_usd"),
+        *("request_price_micro_usd", "unit_price_micro_usd"),
     }
 
 
 @pytest.mark.usefixtures("cloud")
-def test_requests_that_must_stay_do_and_an_upstream_stays_what_its_models_need(
-    box: Upstream, model: CatalogueModel, api: Api
-) -> None:
+def test_what_must_stay_does_and_upstreams_stay_as_needed(box, model, api) -> None:
     field = "may_leave_network"
-    with pytest.raises(CatalogueValueError, match="set may_leave_network") as caught:
+    with pytest.raises(errors.CatalogueValueError, match="set may_leave_network") as caught:
         offer("away", "upstream:cloud/m")
     assert caught.value.field == field
     away = offer("away", "upstream:cloud/m", may_leave_network=True)
@@ -158,13 +134,13 @@ def test_requests_that_must_stay_do_and_an_upstream_stays_what_its_models_need(
     assert refused(model, may_leave_network=False)[0] == field
     assert refused(model, targets=())[0] == field
     change(model, targets=("own", "box/m"), may_leave_network=False)
-    with pytest.raises(UpstreamValueError, match=f"{model.name} may not leave"):
+    with pytest.raises(errors.UpstreamValueError, match=f"{model.name} may not leave"):
         update(box, leaves_network=True)
-    with pytest.raises(UpstreamInUseError, match=f"serves {model.name}"):
+    with pytest.raises(errors.UpstreamInUseError, match=f"serves {model.name}"):
         services.upstream_delete(actor=COMMAND, upstream=box)
     change(model, targets=())
     voice = offer("voice", SOURCE, task="speech")
-    with pytest.raises(UpstreamValueError, match="voice is passed through"):
+    with pytest.raises(errors.UpstreamValueError, match="voice is passed through"):
         update(selectors.upstream_known("box"), dialect="ollama")
     services.catalogue_model_delete(actor=COMMAND, model=voice)
     far = offer(min_p=0.1)
@@ -179,18 +155,18 @@ def test_nothing_of_it_is_loaded_downloaded_or_planned(beat: Any) -> None:
     beat()
     row = offer()
     far = {"actor": COMMAND, "model_name": "far"}
-    for begin in (
-        lambda: services.model_load_start(**far),
-        lambda: services.load_job_start(**far, neuron_name="beast"),
-        lambda: services.model_download_start(**far),
+    for begin, where in (
+        (services.model_load_start, {}),
+        (services.load_job_start, {"neuron_name": "beast"}),
+        (services.model_download_start, {}),
     ):
-        with pytest.raises(ServedByUpstreamError):
-            begin()
-    with pytest.raises(PlanUnavailableError):
+        with pytest.raises(errors.ServedByUpstreamError):
+            begin(**far, **where)
+    with pytest.raises(errors.PlanUnavailableError):
         stage_plan(row.entry(), FleetSnapshot(neurons=()))
-    with pytest.raises(CatalogueValueError, match="without adapters"):
+    with pytest.raises(errors.CatalogueValueError, match="without adapters"):
         offer("adapter", source="path:/a", base="far")
-    with pytest.raises(CatalogueValueError, match="does not start with"):
+    with pytest.raises(errors.CatalogueValueError, match="does not start with"):
         services.download_start(actor=COMMAND, source="upstream:box/m")
 
 
@@ -220,7 +196,7 @@ def test_it_has_a_task_and_what_that_has_nothing_of_is_refused() -> None:
         (speech | {"targets": ("box/whisper-1 upstream_prices",)}, "prices of tokens"),
         (moderation | {"targets": (unit,)}, "a unit price"),
     ):
-        with pytest.raises(CatalogueValueError) as caught:
+        with pytest.raises(errors.CatalogueValueError) as caught:
             offer(**{"source": SOURCE} | values)
         assert caught.value.field == (where if where in SETTINGS else "targets"), values
         assert where in SETTINGS or where in str(caught.value)
@@ -234,9 +210,7 @@ def test_it_has_a_task_and_what_that_has_nothing_of_is_refused() -> None:
 
 
 @pytest.mark.usefixtures("box")
-def test_rest_commands_and_the_admin_set_targets(
-    model: CatalogueModel, api: Api, admin_client: Any
-) -> None:
+def test_rest_commands_and_the_admin_set_targets(model, api, admin_client) -> None:
     path = f"catalogue/{model.name}"
     output("models", "change", model.name, "--set", f"targets=own, {PRICED}")
     assert selectors.model_known(model.name).settings().targets == ("own", PRICED)
@@ -293,9 +267,7 @@ cost = { request = 2.5, unit = 100 }
 """
 
 
-def test_an_upstreams_prices_hold_as_it_last_named_them(
-    box: Upstream, model: CatalogueModel
-) -> None:
+def test_an_upstreams_prices_hold_as_it_last_named_them(box, model) -> None:
     def discovered(**row: Any) -> None:
         models = models_of({"data": [{"id": "m", **row}]})
         services.upstream_discovered(actor=COMMAND, upstream=box, models=models)

@@ -1,15 +1,14 @@
-"""What an upstream is probed for, in each dialect, and what it answers about its models. Probes
-that may cost money are sent where the operator asks for them, once each."""
+"""What an upstream is probed for, in each dialect, and what it answers about its models."""
 
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from benchmarks.ports import free_port
 from fleet.models import Upstream
 from fleet.upstream_http import KnownModel, models_of
 from fleet.upstream_probe import NO_MODEL, NOT_TRIED, PAID, chat_model, model_for
@@ -94,7 +93,6 @@ def every_task(asked: Asked, wire: Wire) -> None:
 
 
 def with_list_of(endpoint: Answering, other: Answering) -> Answering:
-    """Answers the list of models as ``endpoint``, all else as ``other``."""
     return lambda asked, wire: (endpoint if asked.method == "GET" else other)(asked, wire)
 
 
@@ -111,9 +109,7 @@ def probed(
     ("dialect", "endpoint", "missing"),
     [("openai", chats, {*PAID}), ("anthropic", claudes, set()), ("ollama", ollamas, {"counting"})],
 )
-def test_every_dialect_is_tested(
-    api: Api, dialect: str, endpoint: Answering, missing: set[str]
-) -> None:
+def test_every_dialect_is_tested(api, dialect, endpoint, missing) -> None:
     def refusing(asked: Asked, wire: Wire) -> None:
         wire.json(400, {"error": {"message": f"no: {SECRET}"}})
 
@@ -146,16 +142,14 @@ def test_every_dialect_is_tested(
 
 
 def test_a_list_that_is_redirected_endless_or_refused(api: Api) -> None:
-    def redirect(asked: Asked, wire: Wire) -> None:
-        wire.json(302, {}, location="http://169.254.169.254/latest/meta-data")
-
     def endless(asked: Asked, wire: Wire) -> None:
         wire.begin_stream()
         while True:
             wire.part(b"x" * 65536)
 
+    inside = {"location": "http://169.254.169.254/latest/meta-data"}
     for answer, words in (
-        (redirect, "redirect"),
+        (lambda asked, wire: wire.json(302, {}, **inside), "redirect"),
         (endless, "more than"),
         (lambda asked, wire: wire.json(401, {"error": SECRET}), "does not accept the key"),
         (lambda asked, wire: wire.json(404, {}), "may begin at another URL"),
@@ -166,9 +160,7 @@ def test_a_list_that_is_redirected_endless_or_refused(api: Api) -> None:
             upstream.answer = answer
             assert words in probed(api, upstream.url)["models"][1]
             assert len(upstream.asked) == 1
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    unreachable = probed(api, f"http://127.0.0.1:{port}/v1")
+    unreachable = probed(api, f"http://127.0.0.1:{free_port()}/v1")
     assert "cannot be reached" in unreachable["models"][1]
     assert unreachable["stream"][0] is None
     missing = probed(api, "http://box:8000/v1", ca_file="/no/such/file.pem")
@@ -180,30 +172,29 @@ def test_paid_probes_are_sent_once_to_the_model_that_is_named_like_one_where_ask
 ) -> None:
     models = ("omni-moderation-latest", "tts-1", "whisper-1", "dall-e-3")
     with FakeUpstream() as upstream:
+
+        def paid(
+            url: str = upstream.url, asked: dict[str, Any] | None = None, **values: Any
+        ) -> Any:
+            found = probed(api, url, {"paid": True} if asked is None else asked, **values)
+            return [found.get(what) for what in PAID]
+
         upstream.answer = every_task
-        found = probed(api, upstream.url)
-        assert {found[what] for what in PAID} == {(None, NOT_TRIED)}
+        assert {*paid(asked={})} == {(None, NOT_TRIED)}
         assert not {asked.path for asked in upstream.asked} & {*PATHS}
         assert api.post("upstreams/box/test", {"paid": "yes"}, 400)["param"] == "paid"
-        found = probed(api, upstream.url, {"paid": True})
-        assert [found[what] for what in PAID] == [(True, f"with {model}") for model in models]
+        assert paid() == [(True, f"with {model}") for model in models]
         sent = [asked for asked in upstream.asked if asked.path in PATHS]
         assert [asked.path for asked in sent] == PATHS
         assert sent[3].json["n"] == 1
         form = fields_of(sent[2].headers["content-type"], sent[2].body)
-        assert [(name, file) for name, file, _ in form] == [
-            ("model", None),
-            ("file", "silence.wav"),
-        ]
+        assert [part[:2] for part in form] == [("model", None), ("file", "silence.wav")]
         assert form[1][2].startswith(b"RIFF")
-        named = probed(api, upstream.url, {"paid": True, "model": "kokoro"})
-        assert named["moderation"] == (True, "with kokoro")
+        assert paid(asked={"paid": True, "model": "kokoro"})[0] == (True, "with kokoro")
         assert "with whisper-1" in output("upstreams", "test", "box", "--paid")
-        other = probed(api, upstream.origin, {"paid": True}, dialect="anthropic")
-        assert not {*other} & {*PAID}
+        assert paid(upstream.origin, dialect="anthropic") == [None] * 4
         upstream.answer = chats
-        found = probed(api, upstream.url, {"paid": True})
-        assert {found[what] for what in PAID} == {(None, NO_MODEL)}
+        assert {*paid()} == {(None, NO_MODEL)}
         for no_answer in (
             lambda asked, wire: wire.json(404, {"error": "no"}),
             lambda asked, wire: wire.json(200, {"error": "no"}),
@@ -212,18 +203,7 @@ def test_paid_probes_are_sent_once_to_the_model_that_is_named_like_one_where_ask
             lambda asked, wire: wire.json(200, {"data": [], "results": 1, "text": None}),
         ):
             upstream.answer = with_list_of(every_task, no_answer)
-            found = probed(api, upstream.url, {"paid": True})
-            assert [found[what][0] for what in PAID] == [False] * 4
-
-
-def test_models_are_chosen_by_their_names() -> None:
-    assert chat_model(OPENAIS) == "gpt-4.1"
-    assert chat_model(("text-embedding-nomic", "qwen3")) == "qwen3"
-    assert chat_model(("whisper-1",)) == "whisper-1"
-    assert chat_model(()) == ""
-    assert {model_for(what, ("qwen3",)) for what in PAID} == {""}
-    assert model_for("transcription", ("gpt-4o-mini-transcribe",))
-    assert model_for("image_generation", ("black-forest-labs/FLUX.1",))
+            assert [works for works, _ in paid()] == [False] * 4
 
 
 def test_limits_and_prices_are_read_where_they_are_named() -> None:
@@ -254,3 +234,11 @@ def test_limits_and_prices_are_read_where_they_are_named() -> None:
     rows = [{"name": "b:1"}, {"model": "a"}, {"id": "a"}, {"id": "two words"}, {"id": 7}, "x", {}]
     rows += [{"id": "x" * 301}, {"id": "a\x00"}]
     assert [model.id for model in models_of({"models": rows})] == ["a", "b:1"]
+    # Models are chosen by their names.
+    assert chat_model(OPENAIS) == "gpt-4.1"
+    assert chat_model(("text-embedding-nomic", "qwen3")) == "qwen3"
+    assert chat_model(("whisper-1",)) == "whisper-1"
+    assert chat_model(()) == ""
+    assert {model_for(what, ("qwen3",)) for what in PAID} == {""}
+    assert model_for("transcription", ("gpt-4o-mini-transcribe",))
+    assert model_for("image_generation", ("black-forest-labs/FLUX.1",))

@@ -1,5 +1,4 @@
-"""Upstreams as rows: by REST, by command, in the admin and in a models.toml, with a key that
-nothing shows."""
+"""Upstreams by REST, command, admin and file, with a key that nothing shows."""
 
 from __future__ import annotations
 
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 from django.core.management import CommandError
 from django.db import connection
-from django.urls import reverse
 
 from fleet import selectors, services
 from fleet.errors import UpstreamSecretError, UpstreamValueError
@@ -22,6 +20,7 @@ from fleet.upstream_http import headers_of
 from fleet.upstreams import unseal
 from metering.audit import COMMAND
 from metering.models import AuditEntry
+from tests.fleet.admin.admin_pages import act, page, sent
 from tests.fleet.api.api_support import Api
 from tests.fleet.upstreams.conftest import SECRET, imported, make, update
 from tests.fleet.upstreams.test_probes import chats
@@ -38,7 +37,6 @@ def run(*words: str) -> str:
 
 
 def everything_stored() -> str:
-    """Every text of the upstreams' and the audit's tables."""
     with connection.cursor() as cursor:
         rows = []
         for table in ("fleet_upstream", "metering_auditentry"):
@@ -47,46 +45,39 @@ def everything_stored() -> str:
     return repr(rows)
 
 
-def test_a_key_is_kept_and_nothing_shows_it(
-    api: Api, caplog: pytest.LogCaptureFixture, settings: Any
-) -> None:
+def test_a_key_is_kept_and_nothing_shows_it(api: Api, caplog, settings) -> None:
+    def changed(status: int = 200, **values: Any) -> Any:
+        return api.patch("upstreams/box", values, status)
+
     caplog.set_level(logging.DEBUG)
     made = api.post("upstreams", {"name": "box", "url": f"{URL}/", "key": SECRET}, 201)
     assert (made["url"], made["has_key"], made["dialect"]) == (URL, True, "openai")
     row = Upstream.objects.get()
     assert unseal(row.sealed_secret, settings.SECRET_KEY) == SECRET
-    shown = json.dumps([made, api.get("upstreams"), api.get("upstreams/box"), api.get("audit")])
-    changed = api.patch("upstreams/box", {"key": SECRET + "2", "concurrency": 2})
-    refused = api.patch("upstreams/box", {"key": SECRET + "\u00e4"}, 400)
-    for text in (shown, json.dumps([changed, refused]), everything_stored(), caplog.text):
-        assert SECRET not in text
-    assert SECRET not in repr(row.entry()) + repr(row.__dict__)
+    shown = [made, api.get("upstreams"), api.get("upstreams/box"), api.get("audit")]
+    shown += [changed(key=SECRET + "2", concurrency=2), changed(400, key=SECRET + "\u00e4")]
+    kept = f"{row.entry()!r}{row.__dict__!r}{everything_stored()}"
+    assert SECRET not in json.dumps(shown) + kept + caplog.text
     assert AuditEntry.objects.get(action="upstream.create").detail["key"] == "set"
     update = AuditEntry.objects.get(action="upstream.update")
     assert update.detail == {"concurrency": [64, 2], "key": "set"}
-    sealed = row.sealed_secret
-    for wrong in (sealed, sealed[:-4]):
+    for wrong in (row.sealed_secret, row.sealed_secret[:-4]):
         with pytest.raises(UpstreamSecretError, match="upstreams change NAME --key -"):
             unseal(wrong, "another signing key")
     # It is sent to no other host, and by its dialect.
     for elsewhere in ("http://evil:8000/v1", "http://box:9/v1", "https://box:8000/v1"):
-        refused = api.patch("upstreams/box", {"url": elsewhere}, 400)
+        refused = changed(400, url=elsewhere)
         assert (refused["param"], refused["code"]) == ("url", "invalid_value")
-    assert api.patch("upstreams/box", {"url": "http://box:8000/v2"})["url"].endswith("/v2")
-    moved = api.patch("upstreams/box", {"url": "http://other/v1", "key": "sk-new"})
-    assert moved["has_key"] is True
-    for dialect, headers in (
-        ("openai", {"authorization": "Bearer k"}),
-        ("ollama", {"authorization": "Bearer k"}),
-        ("anthropic", {"x-api-key": "k"}),
-    ):
-        row.dialect = dialect
-        found = headers_of(row.entry(), "k").items()
-        assert headers.items() <= found and ("authorization" in dict(found)) == (
-            "x-api-key" not in headers
-        )
+    assert changed(url="http://box:8000/v2")["url"].endswith("/v2")
+    assert changed(url="http://other/v1", key="sk-new")["has_key"] is True
+    bearer = {"authorization": "Bearer k"}
+    sent = {"openai": bearer, "ollama": bearer, "anthropic": {"x-api-key": "k"}}
+    for row.dialect, headers in sent.items():
+        found = headers_of(row.entry(), "k")
+        names = {"authorization", "x-api-key"} & {*found}
+        assert {name: found[name] for name in names} == headers
         assert "authorization" not in headers_of(row.entry(), "")
-    assert api.patch("upstreams/box", {"key": ""})["has_key"] is False
+    assert changed(key="")["has_key"] is False
     api.delete("upstreams/box")
     assert api.get("upstreams/box", 404)["code"] == "upstream_not_found"
 
@@ -153,33 +144,46 @@ def test_the_commands(monkeypatch: pytest.MonkeyPatch, api: Api) -> None:
         assert not Upstream.objects.exists()
 
 
-def test_the_admin_writes_a_key_and_never_shows_it(admin_client: Any, settings: Any) -> None:
-    form = {"name": "box", "url": URL, "dialect": "openai", "key": SECRET, "concurrency": "4"}
-    form |= dict.fromkeys(("connect_timeout_s", "first_token_timeout_s", "token_timeout_s"), "5")
-    assert admin_client.post(reverse("admin:fleet_upstream_add"), form).status_code == 302
+FORM = {"name": "box", "url": URL, "dialect": "openai", "concurrency": "4"}
+FORM |= dict.fromkeys(("connect_timeout_s", "first_token_timeout_s", "token_timeout_s"), "5")
+
+
+def test_the_admin_writes_a_key_and_never_shows_it(admin_client, settings) -> None:
+    def saved(view: str = "change", **changes: str) -> str:
+        args = () if view == "add" else (Upstream.objects.get().pk,)
+        text = sent(admin_client, "upstream", view, *args, **FORM | changes)
+        for row in Upstream.objects.all():
+            history = page(admin_client, "upstream", "history", row.pk)
+            form = page(admin_client, "upstream", "change", row.pk)
+            assert SECRET not in text + history + form
+        return text
+
+    assert "A key holds no spaces" in saved("add", key="a b")
+    text = saved("add", key=SECRET)
     row = Upstream.objects.get()
     assert unseal(row.sealed_secret, settings.SECRET_KEY) == SECRET
-    at = reverse("admin:fleet_upstream_change", args=[row.pk])
-    history = reverse("admin:fleet_upstream_history", args=[row.pk])
-    pages = [at, history, reverse("admin:fleet_upstream_changelist")]
-    assert not any(SECRET in admin_client.get(page).content.decode() for page in pages)
-    kept = form | {"key": "", "concurrency": "5"}
-    assert admin_client.post(at, kept).status_code == 302
+    assert "not tested yet" in text
+    saved(key="", concurrency="5")
     row.refresh_from_db()
     assert (row.concurrency, row.has_key) == (5, True)
-    moved = admin_client.post(at, kept | {"url": "http://evil/v1"}, follow=True)
-    assert "needs the key again" in moved.content.decode()
-    assert admin_client.post(at, kept | {"removes_key": "on"}).status_code == 302
+    assert "needs the key again" in saved(key="", url="http://evil/v1")
+    model = services.catalogue_model_create(actor=COMMAND, name="large", source="upstream:box/m")
+    text = saved(leaves_network="on")
+    assert "Requests of large may not leave your network" in text
+    assert "/requests/?neuron=upstream%3Abox" in text
+    assert "box, which serves large" in saved("delete", post="yes")
+    saved(removes_key="on")
     row.refresh_from_db()
-    assert not row.has_key
+    assert not row.has_key and not row.leaves_network
     with FakeUpstream() as upstream:
         upstream.answer = chats
         update(row, url=upstream.url)
-        action = {"action": "test_selected", "_selected_action": [str(row.pk)]}
-        shown = admin_client.post(reverse("admin:fleet_upstream_changelist"), action, follow=True)
-    assert "models works" in shown.content.decode()
+        assert "models works" in act(admin_client, "upstream", "test_selected", row)
     row.refresh_from_db()
     assert [model["id"] for model in row.known_models] == ["m"]
+    model.delete()
+    saved("delete", post="yes")
+    assert not Upstream.objects.exists()
 
 
 BOX = """
@@ -197,8 +201,8 @@ source = "upstream:box/m"
 def test_a_file_makes_changes_and_removes_upstreams_with_their_models() -> None:
     made = imported(BOX)
     assert made[:3] == ["+ upstream box", '    url = "http://box:8000/v1"', "    concurrency = 4"]
-    written = write_document(selectors.catalogue_state())
-    assert plan_import(read_document(written), selectors.catalogue_state(), prune=True).is_empty
+    state = selectors.catalogue_state()
+    assert plan_import(read_document(write_document(state)), state, prune=True).is_empty
     changed = imported(BOX.replace("concurrency = 4", "concurrency = 5"))
     assert changed[:2] == ["~ upstream box", "    concurrency = 4 -> 5"]
     assert Upstream.objects.get().concurrency == 5
@@ -211,11 +215,10 @@ def test_a_file_makes_changes_and_removes_upstreams_with_their_models() -> None:
     written = write_document(selectors.catalogue_state())
     assert SECRET not in written and "key" not in written
     imported(f"{BOX}may_leave_network = false\n")
-    assert Upstream.objects.get().has_key, "it stays"
     with pytest.raises(UpstreamValueError, match="needs the key again"):
         imported(BOX.replace("box:8000", "evil"))
-    assert Upstream.objects.get().url == URL
+    box.refresh_from_db()
+    assert box.has_key and box.url == URL
     assert "not in the file, left alone: far, box" in imported("")[-1]
-    removed = imported("", prune=True)
-    assert removed == ["- upstream box", "- model far"]
+    assert imported("", prune=True) == ["- upstream box", "- model far"]
     assert not Upstream.objects.exists()
