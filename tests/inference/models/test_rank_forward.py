@@ -24,9 +24,9 @@ from inference.models.layers.step import Step
 from inference.models.ranks import RankGroup, TorchRankGroup, WideNormedQKV, build_rank
 from inference.models.registry import build_model
 from inference.models.splits import check_groups, input_groups, rank_cuts, rank_share
-from inference.models.step_input import ImageEmbeddings, Ints, StepImages, StepInput
 from inference.models.weight_source import DenseProduct
 from tests.cases import each_case
+from tests.inference.models import steps
 from tests.inference.models.ranks import (
     MemoryFiles,
     MemoryTensor,
@@ -34,7 +34,6 @@ from tests.inference.models.ranks import (
     random_tensors,
     weights_of,
 )
-from tests.inference.models.steps import step_of
 from tests.inference.models.tiny_configs import ALL_FACTS, config_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
@@ -67,30 +66,14 @@ def rank_model(config: ModelConfig, files: TensorFiles, group: TorchRankGroup) -
     return model
 
 
-@torch.inference_mode()
-def steps_of(
-    model: DecoderModel, images: StepImages | None = None, last_seen: Ints | None = None
-) -> list[torch.Tensor]:
-    """A prompt in two chunks, the second beside another sequence that decodes; then both decode."""
-    kv = model.new_kv(8, BLOCK_TOKENS, 6)
-    tokens = [token * 7 % model.config.vocab_size for token in range(3, 3 + 30)]
-    whole = StepInput.of_sequence(tokens[:11], BLOCK_TOKENS)
-    first = replace(whole, images=images, last_seen=last_seen)
-    size = {"block_tokens": BLOCK_TOKENS}
-    queries = [(tokens[20:25], 0, [4, 5])]
-    other = step_of(*queries, **size, logit_rows=[4], state_slots=([0], [2]))
-    queries = [(tokens[25:26], 5, [4, 5]), (tokens[11:16], 11, [0, 1])]
-    slots = {"state_slots": ([2, 1], [4, 3])}
-    mixed = step_of(*queries, **size, num_decodes=1, logit_rows=[0, 5], **slots)
-    queries = [(tokens[26:27], 6, [4, 5]), (tokens[27:28], 16, [0, 1, 2])]
-    both = step_of(*queries, **size, num_decodes=2, state_slots=([4, 3], [2, 5]))
-    steps = first, other, mixed, both
-    return [torch.log_softmax(model.forward(step, kv), dim=-1) for step in steps]
+def logits_of(model: DecoderModel, **first: Any) -> list[torch.Tensor]:
+    found = steps.logits_of(model, BLOCK_TOKENS, first)
+    return [torch.log_softmax(logits, dim=-1) for logits in found]
 
 
 def check(ranks: TwoRanks, config: ModelConfig, files: TensorFiles) -> None:
-    expected = steps_of(whole_model(config, files))
-    found = ranks.run(lambda group: steps_of(rank_model(config, files, group)))
+    expected = logits_of(whole_model(config, files))
+    found = ranks.run(lambda group: logits_of(rank_model(config, files, group)))
     for of_rank in found:
         torch.testing.assert_close(of_rank, expected, atol=TOLERANCE, rtol=0)
     assert expected[0].std() > 0.1, "logits that differ between tokens"
@@ -136,21 +119,14 @@ def test_packed_weights_are_cut_between_their_groups(
 def test_images_take_their_rows_places_on_every_rank(ranks: TwoRanks, name: str) -> None:
     """Gemma's rows of an image see each other."""
     config = config_of(name)
-    files = MemoryFiles(random_tensors(config))
-    generator = torch.Generator().manual_seed(3)
-    rows = [torch.randn(4, config.hidden_size, generator=generator) for _ in range(3)]
-    rotary = torch.arange(11).repeat(3, 1).index_fill(1, torch.tensor([3, 4]), 2)
-    ids = torch.tensor([2, 3, 4, 5])
-    given: tuple[StepImages, Ints | None]
-    if name == "qwen3_vl":
-        given = StepImages(rotary, ids, ImageEmbeddings(rows[0], (rows[1], rows[2]))), None
-        other = steps_of(whole_model(config, files))
-    else:
-        images = StepImages(None, ids, ImageEmbeddings(rows[0]))
-        given = images, np.array([0, 1, 5, 5, 5, 5, 6, 7, 8, 9, 10], dtype=np.int32)
-        other = steps_of(whole_model(config, files), images)
-    expected = steps_of(whole_model(config, files), *given)
-    found = ranks.run(lambda group: steps_of(rank_model(config, files, group), *given))
+    files, is_gemma = MemoryFiles(random_tensors(config)), name != "qwen3_vl"
+    images = steps.images_of(config, 0 if is_gemma else 2, is_rotated=not is_gemma)
+    seen = np.array([0, 1, 5, 5, 5, 5, 6, 7, 8, 9, 10], dtype=np.int32) if is_gemma else None
+    expected = logits_of(whole_model(config, files), images=images, last_seen=seen)
+    other = logits_of(whole_model(config, files), images=images if is_gemma else None)
+    found = ranks.run(
+        lambda group: logits_of(rank_model(config, files, group), images=images, last_seen=seen)
+    )
     torch.testing.assert_close(found[0], expected, atol=TOLERANCE, rtol=0)
     assert (expected[0] - other[0]).abs().max() > 0.01
 

@@ -9,17 +9,16 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-import numpy as np
 import torch
 
 from inference.models.layer_configs import ExpertsConfig
-from inference.models.native.adapters import NativeAdapter
 from inference.models.native.decoder import NativeDecoder, NativeKV
 from inference.models.native.layers import Angles, NativeExperts, NativeLayer, NativeNorm
 from inference.models.native.packing import Format, PackedLinear, pack
 from inference.models.stored_weights import DenseWeight, StoredWeight
+from tests.inference.models import steps
 from tests.inference.models.dense_weights import TINY
-from tests.inference.models.steps import step_of
+from tests.inference.models.steps import BLOCKS_EACH
 from tests.inference.models.stored_weights import stored_as
 
 HIDDEN, INTERMEDIATE, VOCAB_SIZE, HEAD_DIM = 256, 512, 50, 64
@@ -124,43 +123,25 @@ def decoder(
     return build(library, table, table, *layers, threads=threads, experts=experts, mlps=mlps)
 
 
-class Sequences:
-    """Keys and values of some sequences, and how far each has come."""
+class Sequences(steps.Sequences):
+    """Of a decoder without a model around it."""
 
     def __init__(self, native: NativeDecoder, num_sequences: int) -> None:
-        self._native = native
-        self._lengths = [0] * num_sequences
-        self._blocks_each = CONFIG.max_positions // BLOCK_TOKENS
-        num_blocks = num_sequences * self._blocks_each
-        shape = (NUM_LAYERS, num_blocks, NUM_KV_HEADS, HEAD_DIM * BLOCK_TOKENS)
-        self.kv = NativeKV(torch.zeros(shape), torch.zeros(shape), BLOCK_TOKENS)
+        shape = NUM_LAYERS, num_sequences * BLOCKS_EACH, NUM_KV_HEADS, HEAD_DIM * BLOCK_TOKENS
+        kv = NativeKV(torch.zeros(shape), torch.zeros(shape), BLOCK_TOKENS)
+        super().__init__(native, num_sequences, BLOCK_TOKENS, kv)
 
-    def run(
-        self,
-        token_ids: Sequence[int],
-        sequences: Sequence[int],
-        logit_rows: list[int] | None = None,
-        adapters: Sequence[NativeAdapter | None] = (),
-        last_seen: Sequence[int] | None = None,
+    def rows(
+        self, token_ids: Sequence[int], sequences: Sequence[int], **given: Any
     ) -> torch.Tensor:
-        """All rows at once, each the next token of its sequence; the logits of ``logit_rows``, or
-        of every row. ``adapters`` of the sequences, in their order; ``last_seen``: the last
-        positions that rows see."""
-        queries = []
-        for sequence, rows in groupby(zip(sequences, token_ids, strict=True), key=itemgetter(0)):
-            ids, first = [token_id for _, token_id in rows], sequence * self._blocks_each
-            blocks = range(first, first + self._blocks_each)
-            queries.append((ids, self._lengths[sequence], blocks))
-            self._lengths[sequence] += len(ids)
-        given = {"adapters": tuple(adapters)} if any(adapters) else {}
-        step = step_of(*queries, block_tokens=BLOCK_TOKENS, logit_rows=logit_rows, **given)
-        if last_seen is not None:
-            step = replace(step, last_seen=np.array(last_seen, dtype=np.int32))
-        return self._native.forward(step, self.kv)
+        """All rows at once, each the next token of its sequence."""
+        alike = groupby(zip(sequences, token_ids, strict=True), key=itemgetter(0))
+        spans = [(sequence, [token for _, token in rows]) for sequence, rows in alike]
+        return self.run(spans, **{"state_slots": None} | given)
 
 
 def run(
     native: NativeDecoder, token_ids: Sequence[int], sequences: Sequence[int], **given: Any
 ) -> torch.Tensor:
     """All rows at once as prompts from position 0; the logits of every row."""
-    return Sequences(native, max(sequences) + 1).run(token_ids, sequences, **given)
+    return Sequences(native, max(sequences) + 1).rows(token_ids, sequences, **given)
