@@ -8,9 +8,8 @@ import torch
 
 from inference.loading.weights.opened_weights import OpenedWeights
 from inference.models.config import ModelConfig
-from inference.models.families.registry import family_of
 from inference.models.layers.linear import LinearFactory
-from tests.inference.models.ranks import CPU, MemoryFiles
+from tests.inference.models.ranks import CPU, MemoryFiles, random_tensors
 
 TINY = ModelConfig(
     architecture="llama",
@@ -40,6 +39,4 @@ def random_weights(
     config: ModelConfig, dtype: torch.dtype = torch.float32, device: torch.device = CPU
 ) -> DenseWeights:
     """All that the family declares for ``config``."""
-    generator, declared = torch.Generator().manual_seed(7), family_of(config).tensors(config)
-    own = {one.name: torch.randn(one.shape, generator=generator) * 0.3 for one in declared}
-    return DenseWeights(own, dtype, device)
+    return DenseWeights(random_tensors(config), dtype, device)

@@ -43,6 +43,8 @@ def build(
     for name, tensor in weights.tensors.items():
         if name.endswith("bias"):
             tensor.zero_()
+        elif tensor.ndim == 1:
+            tensor.mul_(0.3)
         if name.endswith("k_proj.bias"):
             tensor[::8] = key_outlier
     if nan is not None:
