@@ -4,14 +4,13 @@ The engine over Triton's attention and captured steps answers what it answers wi
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from inference.engine.drawing import TritonDrawer
+from inference.engine.drawing import Drawer, TorchDrawer, TritonDrawer
 from inference.engine.load.build import build_engine
 from inference.engine.waiting_queue import SchedulerLimits
 from inference.models.backend import AnyModel
@@ -24,18 +23,12 @@ from inference.models.step_input import StepInput
 from inference.protocol.engine import SamplingParams, SequenceStep, SubmitSequence
 from tests.cases import each_case
 from tests.inference.models.cuda.tiny import CONFIG, tiny_model
-from tests.inference.models.steps import step_of
+from tests.inference.models.steps import FakeCapture, step_of
 
 BLOCK_TOKENS, NUM_BLOCKS, NUM_COLUMNS = 8, 40, 3
 MAX_ROWS = 12
 WIDE = replace(CONFIG, hidden_size=512, intermediate_size=1024, head_dim=32, num_heads=16)
 """Wide enough for cuBLAS to have a choice."""
-COMPILED_ONLY = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-
-
-def call_again(forward: Callable[[], None]) -> Callable[[], None]:
-    forward()
-    return forward
 
 
 def kv_of(model: GraphedDecoder, seed: int) -> PagedKV:
@@ -64,7 +57,7 @@ def rows_of(num_rows: int, seed: int) -> StepInput:
 def test_a_decode_row_is_the_same_in_every_step_of_one_size(
     device: torch.device, sizes: tuple[int, ...]
 ) -> None:
-    capture = CudaCapture(device) if device.type == "cuda" else call_again
+    capture = CudaCapture(device) if device.type == "cuda" else FakeCapture()
     graphed = GraphedDecoder(tiny_model(device, "fp32", WIDE), capture)
     size = {next(b for b in row_buckets(MAX_ROWS) if b >= num_rows) for num_rows in sizes}
     assert len(size) == 1, "one captured step for all of them"
@@ -75,14 +68,17 @@ def test_a_decode_row_is_the_same_in_every_step_of_one_size(
         for again, fresh in zip(kv.layers, kv_of(graphed, seed).layers, strict=True):
             again.entries.copy_(fresh.entries)  # capturing wrote to the first blocks
         found.append(graphed.forward(rows_of(num_rows, seed), kv)[0].clone())
-    for logits in found[1:]:
-        assert torch.equal(logits, found[0])
+    assert all(torch.equal(logits, found[0]) for logits in found[1:])
+    if device.type == "cuda" and sizes == (1, 1):  # between sizes only rounding differs
+        others = [graphed.forward(rows_of(n, 0), kv_of(graphed, 0))[0] for n in (2, 4, 8, 12)]
+        least = 1e-3 * float(found[0].abs().max())
+        assert all(float((logits - found[0]).abs().max()) < least for logits in others)
 
 
 @pytest.mark.gpu
 @torch.inference_mode()
 def test_prompt_rows_are_the_same_beside_another_of_one_length(device: torch.device) -> None:
-    graphed = GraphedDecoder(tiny_model(device, "fp32", WIDE), call_again)
+    graphed = GraphedDecoder(tiny_model(device, "fp32", WIDE), FakeCapture())
     kv = graphed.new_kv(NUM_BLOCKS, BLOCK_TOKENS)
     found = []
     for seed in range(3):
@@ -94,19 +90,6 @@ def test_prompt_rows_are_the_same_beside_another_of_one_length(device: torch.dev
     assert all(torch.equal(logits, found[0]) for logits in found[1:])
 
 
-@pytest.mark.gpu
-@COMPILED_ONLY
-@torch.inference_mode()
-def test_between_sizes_only_rounding_differs(device: torch.device) -> None:
-    graphed = GraphedDecoder(tiny_model(device, "fp32", WIDE), CudaCapture(device))
-    found = []
-    for num_rows in (1, 2, 4, 8, 12):
-        kv = kv_of(graphed, 0)
-        found.append(graphed.forward(rows_of(num_rows, 0), kv)[0])
-    scale = float(found[0].abs().max())
-    assert all(float((logits - found[0]).abs().max()) < 1e-3 * scale for logits in found[1:])
-
-
 FEW_HEADS = replace(CONFIG, num_heads=2, num_kv_heads=1)
 """An interpreted kernel takes milliseconds for each head of each row."""
 CONTEXT_TOKENS = 64
@@ -114,15 +97,15 @@ NUM_TOKENS = 3
 PROMPTS = {"a": [3, 1, 4, 1, 5], "b": [9, 2], "c": [(7 * i) % CONFIG.vocab_size for i in range(21)]}
 
 
-def answers(model: AnyModel, *, run_ahead: bool = False) -> dict[str, list[int]]:
-    """Returns answers by Triton's drawer, two of them drawn."""
+def answers(model: AnyModel, drawer: Drawer, *, run_ahead: bool = False) -> dict[str, list[int]]:
+    """Two of them are drawn."""
     engine = build_engine(
         model,
         context_tokens=CONTEXT_TOKENS,
         num_kv_blocks=24,
         block_tokens=8,
         scheduler_limits=SchedulerLimits(max_running=4, prefill_tokens_per_step=16),
-        drawer=TritonDrawer(model.device),
+        drawer=drawer,
         run_ahead=run_ahead,
         check_when_idle=True,
     )
@@ -143,11 +126,11 @@ def answers(model: AnyModel, *, run_ahead: bool = False) -> dict[str, list[int]]
 @each_case("run_ahead", [False, True])
 @each_case("kv_format", ["fp32", "int8"])
 def test_the_same_answers(device: torch.device, kv_format: KVFormat, run_ahead: bool) -> None:
-    wanted = answers(tiny_model(device, kv_format, FEW_HEADS))
+    wanted = answers(tiny_model(device, kv_format, FEW_HEADS), TorchDrawer())
     graphed, _ = setup.accelerate(tiny_model(device, kv_format, FEW_HEADS))
     assert isinstance(graphed, GraphedDecoder)
     if device.type != "cuda":
-        graphed._record = call_again
-    assert answers(graphed, run_ahead=run_ahead) == wanted
+        graphed._record = FakeCapture()
+    assert answers(graphed, TritonDrawer(device), run_ahead=run_ahead) == wanted
     assert graphed.capture_in_words == "decode steps of up to 4 rows in CUDA graphs"
     assert [len(answer) for answer in wanted.values()] == [NUM_TOKENS + i for i in range(3)]

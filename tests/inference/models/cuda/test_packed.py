@@ -64,13 +64,20 @@ def of_width(name: str, in_features: int) -> PackedWeight:
     return with_tensors(WEIGHTS[name], cut)
 
 
+def error_of(
+    found: torch.Tensor, weight: PackedWeight, x: torch.Tensor, bias: bool = True
+) -> float:
+    """The largest error relative to the largest product by the dequantised weight."""
+    wanted = x.float() @ weight.dequantize().T
+    if bias and weight.bias is not None:
+        wanted = wanted + weight.bias
+    assert (found.shape, found.dtype) == (wanted.shape, x.dtype)
+    return float((found.cpu().float() - wanted).abs().max() / wanted.abs().max())
+
+
 def check(linear: PackedLinear, weight: PackedWeight, x: torch.Tensor, most: float) -> None:
-    """In both phases, relative to the largest product by the dequantised weight."""
-    wanted = x.float() @ weight.dequantize().T + (0 if weight.bias is None else weight.bias)
     for phase in (linear.decode, linear.prefill):
-        found = phase(x.to(linear.packed.words.device))
-        assert found.dtype == x.dtype
-        assert float((found.cpu().float() - wanted).abs().max() / wanted.abs().max()) < most
+        assert error_of(phase(x.to(linear.packed.words.device)), weight, x) < most
 
 
 def tolerance(weight: PackedWeight) -> float:
@@ -152,13 +159,9 @@ def test_a_kernel_that_is_wrong_or_cannot_run_is_not_used(
     weight = WEIGHTS["Q3_K"]
     for works in (weight, WEIGHTS["Q4"], WEIGHTS["Q6_K"]):
         assert PackedTrials(device, FLOAT).reason_against(works) is None
-    monkeypatch.setattr("inference.models.cuda.packed.PackedLinear", Wrong)
-    reason = PackedTrials(device, FLOAT).reason_against(weight)
-    assert reason is not None
-    assert reason.startswith("the Triton kernel was off by 0.1")
-    monkeypatch.setattr("inference.models.cuda.packed.PackedLinear", refuse)
-    reason = PackedTrials(device, FLOAT).reason_against(weight)
-    assert reason == "Triton: RuntimeError"
+    for kernel, words in ((Wrong, "the Triton kernel was off by 0.1"), (refuse, "Triton: Runtime")):
+        monkeypatch.setattr("inference.models.cuda.packed.PackedLinear", kernel)
+        assert (PackedTrials(device, FLOAT).reason_against(weight) or "").startswith(words)
 
 
 def timed(*milliseconds: float) -> PackedTrials:
@@ -192,31 +195,28 @@ def test_a_row_is_timed_on_the_card(device: torch.device) -> None:
     assert 0 < captured_ms(lambda: work.decode(x), device) < 1
 
 
-@each_case(("name", "bits"), [("Q6_K", 6), ("IQ4_XS", 4), ("TQ2_0", 2)])
-def test_the_factory_keeps_packed_what_torch_has_no_kernel_for(
-    device: torch.device, name: str, bits: int
-) -> None:
-    factory = LinearFactory(device, FLOAT)
-    factory.packed_trials = timed()
-    linear, words = factory.linear(WEIGHTS[name])
-    assert isinstance(linear, PackedLinear)
-    assert words == f"{bits}-bit codes in a Triton kernel"
-
-
-@each_case(("name", "has_copy"), [("Q4", True), ("Q6_K", False)])
+@each_case(
+    ("name", "kernel"),
+    [
+        ("Q4", "4-bit codes in a Triton kernel, prompts on a bfloat16 copy"),
+        ("Q6_K", "6-bit codes in a Triton kernel"),
+        ("IQ4_XS", "4-bit codes in a Triton kernel"),
+        ("TQ2_0", "2-bit codes in a Triton kernel"),
+    ],
+)
 def test_the_factory_takes_the_faster_kernel_and_copies_that_the_estimate_knows_of(
-    device: torch.device, name: str, has_copy: bool
+    device: torch.device, name: str, kernel: str
 ) -> None:
-    weight = with_tensors(WEIGHTS[name], lambda tensor: tensor[:32])
+    """Where torch has no kernel nothing is timed."""
+    weight, has_copy = with_tensors(WEIGHTS[name], lambda tensor: tensor[:32]), name == "Q4"
     factory = LinearFactory(device, FLOAT)
-    factory.packed_trials, factory.prefill_copies = timed(1.0, 2.0), True
+    factory.packed_trials, factory.prefill_copies = timed(*[1.0, 2.0] * has_copy), True
     linear, words = factory.linear(weight)
-    assert isinstance(linear, PackedLinear)
-    assert words.endswith("kernel, prompts on a bfloat16 copy" if has_copy else "kernel")
+    assert isinstance(linear, PackedLinear) and words == kernel
     assert factory.copied_bytes == has_copy * weight.codes.numel() * 2
     x = random_rows(4).to(device)
     assert torch.allclose(linear.prefill(x), linear.decode(x), rtol=1e-3, atol=1e-3)
-    if name == "Q4":
+    if has_copy:
         factory = LinearFactory(torch.device("cpu"), FLOAT)
         factory.packed_trials = timed(3.0, 2.0)
         assert isinstance(factory.linear(weight)[0], QuantizedLinear)

@@ -22,7 +22,13 @@ from inference.models.cuda.packed_batch import (
 )
 from inference.models.stored_weights import PackedWeight, with_tensors
 from tests.cases import each_case
-from tests.inference.models.cuda.test_packed import WEIGHTS, of_width, random_rows, tolerance
+from tests.inference.models.cuda.test_packed import (
+    WEIGHTS,
+    error_of,
+    of_width,
+    random_rows,
+    tolerance,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -45,42 +51,37 @@ def multiply(
     return batch_product(linear.packed, x, linear.out_features, tile, num_processors)
 
 
-def error_of(
+def check(
     linear: PackedLinear,
     weight: PackedWeight,
     rows: int,
+    *processors: int,
     tile: BatchTile = TILE,
-    num_processors: int = SPLIT,
     dtype: torch.dtype = FLOAT,
-) -> float:
-    """The largest error relative to the largest product by the dequantised weight."""
+    most: float | None = None,
+) -> None:
     x = random_rows(rows, weight.shape[1]).to(dtype)
-    wanted = x.float() @ weight.dequantize().T
-    found = multiply(linear, x.to(linear.packed.words.device), tile, num_processors).cpu()
-    assert (found.shape, found.dtype) == (wanted.shape, dtype)
-    return float((found.float() - wanted).abs().max() / wanted.abs().max())
+    for num_processors in processors:
+        found = multiply(linear, x.to(linear.packed.words.device), tile, num_processors)
+        assert error_of(found, weight, x, bias=False) < (most or tolerance(weight)), rows
 
 
 @each_case("name", WEIGHTS)
 def test_a_batch_is_multiplied_by_the_dequantised_weight(device: torch.device, name: str) -> None:
-    linear = PackedLinear(WEIGHTS[name], device, FLOAT)
-    for num_processors in (WHOLE, SPLIT):
-        error = error_of(linear, WEIGHTS[name], 11, num_processors=num_processors)
-        assert error < tolerance(WEIGHTS[name])
+    weight = WEIGHTS[name]
+    linear = PackedLinear(weight, device, FLOAT)
+    check(linear, weight, 11, WHOLE, SPLIT)
     if name in ("Q4", "Q6_K", "Q8"):
         for rows in (1, 16, 33, 64, 65):
-            error = error_of(linear, WEIGHTS[name], rows, replace(TILE, step_tiles=2))
-            assert error < tolerance(WEIGHTS[name]), rows
+            check(linear, weight, rows, SPLIT, tile=replace(TILE, step_tiles=2))
     if name in ("Q4", "Q5", "Q5 with minimums", "Q8"):  # features that do not fill a step
         for in_features, step_tiles in product((32, 96, 576), (1, 2)):
-            weight = of_width(name, in_features)
-            linear, tile = PackedLinear(weight, device, FLOAT), replace(TILE, step_tiles=step_tiles)
-            for num_processors in (WHOLE, SPLIT):
-                assert error_of(linear, weight, 9, tile, num_processors) < 1e-5
+            part, tile = of_width(name, in_features), replace(TILE, step_tiles=step_tiles)
+            check(PackedLinear(part, device, FLOAT), part, 9, WHOLE, SPLIT, tile=tile, most=1e-5)
     if name == "Q4_K":
-        for dtype, num_processors in product((torch.bfloat16, torch.float16), (WHOLE, SPLIT)):
-            linear = PackedLinear(WEIGHTS[name], device, dtype)
-            assert error_of(linear, WEIGHTS[name], 12, TILE, num_processors, dtype) < 0.02
+        for dtype in (torch.bfloat16, torch.float16):
+            linear = PackedLinear(weight, device, dtype)
+            check(linear, weight, 12, WHOLE, SPLIT, dtype=dtype, most=0.02)
 
 
 def test_a_row_is_the_same_whoever_is_beside_it(device: torch.device) -> None:
@@ -134,29 +135,28 @@ def test_which_tile_a_batch_gets(device: torch.device) -> None:
     without_bias = linear.batch_product(x, BATCH_TILES[4, 16])
     assert torch.equal(linear.decode(x), without_bias + weight.bias.to(device))
     assert torch.equal(linear.decode(x[:8]), linear.row_product(x[:8]) + weight.bias.to(device))
-
-
-def test_a_copy_is_taken_where_it_is_the_faster() -> None:
-    million = 10**6
-    assert not is_copy_faster(4, num_rows=8, num_weights=4 * million)
-    assert is_copy_faster(4, num_rows=9, num_weights=4 * million)
-    assert not is_copy_faster(4, num_rows=9, num_weights=17 * million)
-    assert is_copy_faster(4, num_rows=64, num_weights=25 * million)
-    assert not is_copy_faster(4, num_rows=64, num_weights=59 * million)
-    assert is_copy_faster(6, num_rows=1, num_weights=4 * million)
-    assert is_copy_faster(8, num_rows=65, num_weights=500 * million)
-
-
-@each_case("rows", [8, 9])
-def test_a_kept_copy_multiplies_decode_steps_of_enough_rows(
-    device: torch.device, rows: int
-) -> None:
-    weight = WEIGHTS["Q4"]
+    # A kept copy multiplies decode steps of enough rows.
     with_copy = PackedLinear(weight, device, FLOAT, prefill_copy=True)
-    x = random_rows(rows).to(device)
-    by_copy = rows > 8
-    other = with_copy.prefill(x) if by_copy else PackedLinear(weight, device, x.dtype).decode(x)
-    assert torch.equal(with_copy.decode(x), other)
+    assert torch.equal(with_copy.decode(x[:8]), linear.decode(x[:8]))
+    assert torch.equal(with_copy.decode(x), with_copy.prefill(x))
+
+
+@each_case(
+    ("bits", "rows", "millions", "is_faster"),
+    [
+        (4, 8, 4, False),
+        (4, 9, 4, True),
+        (4, 9, 17, False),
+        (4, 64, 25, True),
+        (4, 64, 59, False),
+        (6, 1, 4, True),
+        (8, 65, 500, True),
+    ],
+)
+def test_a_copy_is_taken_where_it_is_the_faster(
+    bits: int, rows: int, millions: int, is_faster: bool
+) -> None:
+    assert is_copy_faster(bits, num_rows=rows, num_weights=millions * 10**6) == is_faster
 
 
 def test_splits_occupy_the_card_and_none_is_empty_or_short(monkeypatch: pytest.MonkeyPatch) -> None:

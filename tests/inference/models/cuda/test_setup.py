@@ -26,26 +26,16 @@ from inference.models.layers.attention import Attend, TorchAttention
 from inference.models.layers.linear import LinearFactory, QuantizedLinear
 from inference.models.layers.rope import RopeTable, Rotation, torch_rotation
 from inference.models.layers.state_rows import torch_chunk_states
+from inference.models.native.packing import Format
 from inference.models.ranks import SharedChoices
-from inference.models.stored_weights import GroupedWeight
 from tests.cases import each_case
 from tests.inference.models.cuda.tiny import CONFIG, tiny_model
 from tests.inference.models.families import tiny_hybrid
+from tests.inference.models.stored_weights import stored_as
 
 on_processors = pytest.mark.skipif(
     torch.cuda.is_available(), reason="Triton's interpreter runs it on processors"
 )
-
-
-def test_triton_where_it_runs(device: torch.device) -> None:
-    model = tiny_model(device)
-    model.config = replace(model.config, has_predictor=True)
-    graphed, execution = setup.accelerate(model)
-    assert isinstance(graphed, GraphedDecoder)
-    assert execution == "torch operators, Triton attention, rotation, pointwise"
-    assert model.operators.rotation is triton_rotation
-    assert isinstance(model.operators.pointwise, TritonPointwise)
-    assert isinstance(model.operators.attention["attention"], TritonAttention)
 
 
 @each_case(
@@ -125,6 +115,13 @@ def test_what_fails_leaves_torchs_operator_in_its_place(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, attention: object, reason: str
 ) -> None:
     """Without attention there are no graphs; without a rotation there is all else."""
+    model = tiny_model(device)
+    model.config = replace(model.config, has_predictor=True)
+    graphed, execution = setup.accelerate(model)
+    assert isinstance(graphed, GraphedDecoder)
+    assert execution == "torch operators, Triton attention, rotation, pointwise"
+    assert model.operators.rotation is triton_rotation
+    assert isinstance(model.operators.attention["attention"], TritonAttention)
     monkeypatch.setattr("inference.models.cuda.operators.triton_rotation", _refuses)
     model = tiny_model(device)
     graphed, execution = setup.accelerate(model)
@@ -175,11 +172,7 @@ def test_chunk_states_that_are_wrong_are_found(tmp_path: Path) -> None:
         setup.try_chunk_states(model, lambda a, b, s: torch_chunk_states(a, b, s * 1.01))
 
 
-def weight() -> GroupedWeight:
-    generator = torch.Generator().manual_seed(1)
-    codes = torch.randint(0, 16, (16, 64), generator=generator).to(torch.uint8)
-    scales = torch.rand(16, 2, generator=generator).half()
-    return GroupedWeight(bits=4, codes=codes, scales=scales, minimums=-8 * scales)
+WEIGHT = stored_as(Format.Q4, 16, 64, seed=1)
 
 
 class Rank(LinearFactory):
@@ -215,16 +208,11 @@ def test_rank_0_decides(tmp_path: Path, first_ms: float, other_ms: float, kind: 
     ranks = [Rank(tmp_path / "m", 0, first_ms), Rank(tmp_path / "m", 1, other_ms)]
     for rank in ranks:
         for _ in range(2):
-            assert isinstance(rank.linear(weight())[0], kind)
+            assert isinstance(rank.linear(WEIGHT)[0], kind)
     assert [rank.num_timed for rank in ranks] == [2, 0]
-
-
-@on_processors
-def test_a_rank_that_cannot_run_what_was_chosen_or_hears_nothing(tmp_path: Path) -> None:
-    first, other = Rank(tmp_path / "m", 0, 1.0), Rank(tmp_path / "m", 1, 1.0, "off by 0.3")
-    first.linear(weight())
+    first, other = Rank(tmp_path / "n", 0, 1.0), Rank(tmp_path / "n", 1, 1.0, "off by 0.3")
+    first.linear(WEIGHT)
     with pytest.raises(UnlikeKernelsError, match=r"rank 0 multiplies 4-bit weights packed.*0\.3"):
-        other.linear(weight())
-    (tmp_path / "alone").mkdir()
-    with pytest.raises(RuntimeError, match="weight 0"):
-        Rank(tmp_path / "alone" / "m", 1, 1.0, timeout_s=0.1).linear(weight())
+        other.linear(WEIGHT)
+    with pytest.raises(RuntimeError, match="weight 0"):  # a rank that hears nothing
+        Rank(tmp_path / "alone", 1, 1.0, timeout_s=0.1).linear(WEIGHT)
