@@ -210,9 +210,12 @@ def test_rank_0_decides(tmp_path: Path, first_ms: float, other_ms: float, kind: 
         for _ in range(2):
             assert isinstance(rank.linear(WEIGHT)[0], kind)
     assert [rank.num_timed for rank in ranks] == [2, 0]
-    first, other = Rank(tmp_path / "n", 0, 1.0), Rank(tmp_path / "n", 1, 1.0, "off by 0.3")
+    for name in ("other", "alone"):
+        (tmp_path / name).mkdir()
+    meeting = tmp_path / "other" / "m"
+    first, other = Rank(meeting, 0, 1.0), Rank(meeting, 1, 1.0, "off by 0.3")
     first.linear(WEIGHT)
     with pytest.raises(UnlikeKernelsError, match=r"rank 0 multiplies 4-bit weights packed.*0\.3"):
         other.linear(WEIGHT)
     with pytest.raises(RuntimeError, match="weight 0"):  # a rank that hears nothing
-        Rank(tmp_path / "alone", 1, 1.0, timeout_s=0.1).linear(WEIGHT)
+        Rank(tmp_path / "alone" / "m", 1, 1.0, timeout_s=0.1).linear(WEIGHT)
