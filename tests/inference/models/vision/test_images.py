@@ -4,121 +4,82 @@ transformers answers, in float32, whatever happens to a sequence between its tok
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from inference.engine.engine import Engine
 from inference.models.backend import AnyModel
+from inference.protocol.engine import EngineStats
 from tests.inference.engine.speculation.scripted_speculator import ScriptedSpeculator
 from tests.inference.models.families import parity, tiny_hybrid
 from tests.inference.models.families.tiny_hybrid import BLOCK_TOKENS
 from tests.inference.models.vision.image_models import IMAGE_MODELS
-from tests.inference.models.vision.tiny_images import Part, Prompt, TinyModel, submit
+from tests.inference.models.vision.tiny_images import Part, submit
+from tests.slow_cases import slow_but
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 NUM_OUTPUTS = 10
 
 
-@dataclass(frozen=True)
-class Subject:
-    tiny: TinyModel
-    model: AnyModel
-    prompts: dict[str, Prompt]
-    answers: dict[str, list[int]]
-    """transformers', to each of ``prompts``."""
-
-    def engine(self, **limits: Any) -> Engine:
-        return self.tiny.engine(self.model, **limits)
-
-    def check(self, engine: Engine, *chosen: str) -> None:
-        """Checks the answers to ``chosen`` prompts, or to all."""
-        for which in chosen or self.prompts:
-            submit(engine, which, self.prompts[which], NUM_OUTPUTS)
-        found, _ = tiny_hybrid.run(engine)
-        assert found == {which: self.answers[which] for which in chosen or self.prompts}
-
-
-@pytest.fixture(scope="module")
-def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
-    name, is_native = request.param
-    library = request.getfixturevalue("library") if is_native else None
-    return subject_of(name, tmp_path_factory.mktemp("model"), library)
-
-
-def subject_of(name: str, directory: Path, library: ctypes.CDLL | None) -> Subject:
-    """``library``: of the native decoder; ``None``: on torch's operators."""
-    tiny = IMAGE_MODELS[name]
-    tiny.save(directory)
-    prompts = {which: tiny.prompt(*parts) for which, parts in tiny.parts().items()}
-    return Subject(
-        tiny=tiny,
-        model=tiny_hybrid.on_torch(directory, directory / "cache")
-        if library is None
-        else tiny_hybrid.natively(library, directory, directory / "cache"),
-        prompts=prompts,
-        answers={which: tiny.greedy(prompt, NUM_OUTPUTS) for which, prompt in prompts.items()},
-    )
-
-
-def subjects(names: Iterable[str], *paths: str, slow: Iterable[str] = ()) -> Any:
-    """``slow``: paths that are tried in the slow part only, as are models but for ``names``."""
-    return pytest.mark.parametrize(
-        "subject",
-        [
-            pytest.param(
-                (name, path == "natively"),
-                id=f"{name}-{path}",
-                marks=[pytest.mark.slow] if name not in names or path in slow else [],
-            )
-            for name in IMAGE_MODELS
-            for path in (*paths, *slow)
-        ],
-        indirect=True,
-    )
-
-
 KINDS = ("gemma3", "idefics3", "llava", "qwen3_5_moe", "qwen3_vl")
 """Rows that see each other, tiles, rows of tokens, a hybrid, and images that layers are added."""
 
 
-@subjects(IMAGE_MODELS, "natively", slow=["on torch"])
-def test_batch_mates_in_chunks(subject: Subject) -> None:
+class Subject:
+    def __init__(self, name: str, directory: Path, library: ctypes.CDLL | None) -> None:
+        """``library``: of the native decoder; ``None``: on torch's operators."""
+        self.tiny, cache_dir = IMAGE_MODELS[name], directory / "cache"
+        self.tiny.save(directory)
+        self.model: AnyModel = (
+            tiny_hybrid.on_torch(directory, cache_dir)
+            if library is None
+            else tiny_hybrid.natively(library, directory, cache_dir)
+        )
+        parts = self.tiny.parts()
+        self.prompts = {which: self.tiny.prompt(*own) for which, own in parts.items()}
+        self.answers = {
+            which: self.tiny.greedy(self.prompts[which], NUM_OUTPUTS) for which in parts
+        }
+
+    def check(self, *chosen: str, **limits: Any) -> EngineStats:
+        """Checks the answers to ``chosen`` prompts, or to all."""
+        engine = self.tiny.engine(self.model, **limits)
+        for which in chosen or self.prompts:
+            submit(engine, which, self.prompts[which], NUM_OUTPUTS)
+        found, _ = tiny_hybrid.run(engine)
+        assert found == {which: self.answers[which] for which in chosen or self.prompts}
+        return engine.stats()
+
+
+@pytest.mark.parametrize("is_native", [True, False])
+@pytest.mark.parametrize("name", slow_but(IMAGE_MODELS, *KINDS))
+def test_batch_mates_in_chunks_preemption_drafts_and_prefixes(
+    name: str, is_native: bool, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    library = request.getfixturevalue("library") if is_native else None
+    subject = Subject(name, tmp_path, library)
     assert subject.model.tower is not None
-    subject.check(subject.engine(prefill_tokens_per_step=7))
+    subject.check(prefill_tokens_per_step=7)
+    if not is_native:
+        chosen = "several", "one"
+        sizes = (len(subject.prompts[which].token_ids) + NUM_OUTPUTS for which in chosen)
+        num_blocks = sum(-(-size // BLOCK_TOKENS) for size in sizes) - 2
+        assert subject.check(*chosen, num_kv_blocks=num_blocks).num_preemptions > 0
+    speculator = ScriptedSpeculator(subject.answers, wrong_every=3)
+    assert subject.check(speculator=speculator).num_accepted_drafts > 0
+    check_prefix_hits(subject)
 
 
-@subjects(KINDS, "on torch")
-def test_preemption(subject: Subject) -> None:
-    chosen = ("several", "one")
-    sizes = (len(subject.prompts[which].token_ids) + NUM_OUTPUTS for which in chosen)
-    num_blocks = sum(-(-size // BLOCK_TOKENS) for size in sizes)
-    engine = subject.engine(num_kv_blocks=num_blocks - 2)
-    subject.check(engine, *chosen)
-    assert engine.stats().num_preemptions > 0
-
-
-@subjects(KINDS, "natively", slow=["on torch"])
-def test_drafts_behind_images(subject: Subject) -> None:
-    engine = subject.engine(speculator=ScriptedSpeculator(subject.answers, wrong_every=3))
-    subject.check(engine)
-    assert engine.stats().num_accepted_drafts > 0
-
-
-@subjects(KINDS, "natively", slow=["on torch"])
-def test_prefix_hits_are_of_the_same_image(subject: Subject) -> None:
+def check_prefix_hits(subject: Subject) -> None:
+    """They are of the same image."""
     tiny, prompt, answer = subject.tiny, subject.prompts["several"], subject.answers["several"]
-    parts = tiny.parts()["several"]
-    second = [index for index, part in enumerate(parts) if isinstance(part, tuple)][1]
-    other = tiny.prompt(*replaced(parts, second, b"4"))
+    other = tiny.prompt(*replaced(tiny.parts()["several"], 3, b"4"))
     wanted = tiny.greedy(other, NUM_OUTPUTS)
     assert other.token_ids == prompt.token_ids and wanted != answer
-    engine, hits = subject.engine(prefill_tokens_per_step=7), []
+    engine, hits = tiny.engine(subject.model, prefill_tokens_per_step=7), []
     for given in (prompt, prompt, other, other):
         submit(engine, "it", given, NUM_OUTPUTS)
         found, cached = tiny_hybrid.run(engine)
@@ -132,9 +93,9 @@ def test_prefix_hits_are_of_the_same_image(subject: Subject) -> None:
     assert again == other_again >= whole - BLOCK_TOKENS
 
 
-@subjects(["qwen3_vl"], "on torch")
-def test_an_image_that_cannot_be_read_fails_its_own_sequence(subject: Subject) -> None:
-    engine = subject.engine(prefill_tokens_per_step=40)
+def test_an_image_that_cannot_be_read_fails_its_own_sequence(tmp_path: Path) -> None:
+    subject = Subject("qwen3_vl", tmp_path, None)
+    engine = subject.tiny.engine(subject.model, prefill_tokens_per_step=40)
     broken = replaced(subject.tiny.parts()["one"], 1, b"no number")
     submit(engine, "one", subject.prompts["one"], NUM_OUTPUTS)
     submit(engine, "broken", subject.tiny.prompt(*broken), NUM_OUTPUTS)
@@ -147,9 +108,9 @@ def test_an_image_that_cannot_be_read_fails_its_own_sequence(subject: Subject) -
 def test_threads_that_have_blocks_of_rows_each(library: ctypes.CDLL, tmp_path: Path) -> None:
     """Of Gemma 3, whose rows of an image attend to each other."""
     torch.set_num_threads(3)
-    subject = subject_of("gemma3", tmp_path, library)
+    subject = Subject("gemma3", tmp_path, library)
     for _ in range(5):
-        subject.check(subject.engine())
+        subject.check()
 
 
 def replaced(parts: list[Part], index: int, data: bytes) -> list[Part]:

@@ -32,12 +32,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 NUM_OUTPUTS = 6
 
 
-def test_every_kind_of_tower_has_a_model_of_images() -> None:
-    shown = [family for family in FAMILIES if IMAGE_MODELS.keys() & set(family.model_types)]
-    projectors = {one for family in FAMILIES for one in family.gguf_projectors}
-    assert projectors == {one for family in shown for one in family.gguf_projectors}
-
-
 @each_case(
     ("name", "changes"),
     [
@@ -94,9 +88,14 @@ def check_answer(tiny: TinyModel, model: AnyModel) -> None:
     assert tiny_hybrid.run(engine)[0] == {"it": tiny.greedy(prompt, NUM_OUTPUTS)}
 
 
-def test_norms_of_a_tower_add_what_its_file_declares(tmp_path: Path) -> None:
+def test_norms_add_what_a_file_declares_and_text_models_of_either_architecture(
+    tmp_path: Path,
+) -> None:
+    shown = [family for family in FAMILIES if IMAGE_MODELS.keys() & set(family.model_types)]
+    projectors = {one for family in FAMILIES for one in family.gguf_projectors}
+    assert projectors == {one for family in shown for one in family.gguf_projectors}
     tiny = IMAGE_MODELS["idefics3"]
-    path = tiny.save_gguf(tmp_path, **{"vision.attention.layer_norm_epsilon": 0.25})
+    path = tiny.save_gguf(tmp_path / "it", **{"vision.attention.layer_norm_epsilon": 0.25})
     changed = copy.deepcopy(tiny.make())
     for module in changed.modules():
         if isinstance(module, torch.nn.LayerNorm):
@@ -104,11 +103,8 @@ def test_norms_of_a_tower_add_what_its_file_declares(tmp_path: Path) -> None:
     wanted = features_of(replace(tiny, make=lambda: changed))
     found = rows_of(tiny_hybrid.on_torch(path, tmp_path), tiny)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
-
-
-def test_a_tower_beside_either_architecture_of_its_text_model(tmp_path: Path) -> None:
     tiny = IMAGE_MODELS["mistral3"]
-    path, rows = tiny.save_gguf(tmp_path), []
+    path, rows = tiny.save_gguf(tmp_path / "mistral3"), []
     for architecture in ("llama", "mistral3"):
         own = GGUFRow(architecture=architecture, interleaves=True)
         tiny_mmproj.save_text(tiny.make(), path, NAMED, own)
@@ -119,17 +115,13 @@ def test_a_tower_beside_either_architecture_of_its_text_model(tmp_path: Path) ->
 def test_a_checkpoint_as_qwen2_5_vl_was_published(tmp_path: Path) -> None:
     tiny = IMAGE_MODELS["qwen2_5_vl"]
     directory = tiny.save(tmp_path / "model")
-    path = directory / "config.json"
-    config = json.loads(path.read_bytes())
+    config = json.loads((directory / "config.json").read_bytes())
     text = config.pop("text_config")
     rope = text.pop("rope_parameters")
-    flat = {
-        "rope_theta": rope["rope_theta"],
-        "rope_scaling": {"type": "mrope", "mrope_section": rope["mrope_section"]},
-        "eos_token_id": None,
-        "bos_token_id": None,
-    }
-    path.write_text(json.dumps(text | config | flat))
+    scaling = {"type": "mrope", "mrope_section": rope["mrope_section"]}
+    flat = {"rope_theta": rope["rope_theta"], "rope_scaling": scaling}
+    flat |= {"eos_token_id": None, "bos_token_id": None}
+    (directory / "config.json").write_text(json.dumps(text | config | flat))
     tensors = load_file(directory / "model.safetensors")
     published = {
         name.replace("model.language_model.", "model.").replace("model.visual.", "visual."): tensor

@@ -64,89 +64,57 @@ def saved(directory: Path, config: Facts, processor: Facts | None) -> Path:
     return directory
 
 
-@each_case(
-    ("config", "processor", "read", "layout"),
-    [
-        (
-            QWEN3_VL_8B,
-            PROCESSOR,
-            {
-                "min_pixels": 65536,
-                "max_pixels": 16777216,
-                "image_token_id": 151655,
-                "mrope_section": (24, 20, 20),
-                "deepstack_layers": (8, 16, 24),
-                "most_patches": 65536,
-            },
-            {},
-        ),
-        (
-            QWEN2_5_VL_3B,
-            OLD_PROCESSOR | {"patch_size": 14},
-            {
-                "kind": "qwen2_5_vl",
-                "window_px": 112,
-                "full_attention_layers": (7, 15, 23, 31),
-                "mrope_section": (16, 24, 24),
-                "is_mrope_interleaved": False,
-            },
-            {},
-        ),
-        (QWEN3_5, OLD_PROCESSOR, {"min_pixels": 3136, "max_pixels": 12845056}, {}),
-        (
-            IDEFICS3,
-            {"size": {"longest_edge": 2048}, "max_image_size": {"longest_edge": 512}},
-            {"depth": 12, "intermediate_size": 3072, "norm_eps": 1e-6, "most_tiles": 17},
-            {"grid": (13, 32, 32), "rows": 3, "columns": 4},
-        ),
-        (
-            MISTRAL3,
-            {"size": {"longest_edge": 1540}, "patch_size": {"height": 14, "width": 14}},
-            {
-                "depth": 24,
-                "intermediate_size": 4096,
-                "activation": "silu",
-                "most_patches": 110**2,
-            },
-            {"grid": (1, 62, 110), "num_runs": 31},
-        ),
-    ],
-    ids=lambda value: value.get("model_type") if isinstance(value, dict) else None,
-)
-def test_a_directory_with_a_processor(
-    tmp_path: Path, config: Facts, processor: Facts, read: Facts, layout: Facts
-) -> None:
-    """``layout``: of an image of 1920 by 1080 pixels."""
-    vision = read_directory_config(saved(tmp_path, config, processor)).vision
-    assert vision is not None
-    assert {key: attrgetter(key)(vision) for key in read} == read
-    found = image_layout(1920, 1080, vision)
-    assert {key: attrgetter(key)(found) for key in layout} == layout
-    if config is IDEFICS3:
-        assert found.num_tokens(vision.merge) == 13 * 64
+READ: list[tuple[Facts, Facts, Facts]] = [
+    (
+        QWEN3_VL_8B,
+        PROCESSOR,
+        {"min_pixels": 65536, "max_pixels": 16777216, "image_token_id": 151655}
+        | {"mrope_section": (24, 20, 20), "deepstack_layers": (8, 16, 24), "most_patches": 65536},
+    ),
+    (
+        QWEN2_5_VL_3B,
+        OLD_PROCESSOR | {"patch_size": 14},
+        {"kind": "qwen2_5_vl", "window_px": 112, "full_attention_layers": (7, 15, 23, 31)}
+        | {"mrope_section": (16, 24, 24), "is_mrope_interleaved": False},
+    ),
+    (QWEN3_5, OLD_PROCESSOR, {"min_pixels": 3136, "max_pixels": 12845056}),
+    (
+        IDEFICS3,
+        {"size": {"longest_edge": 2048}, "max_image_size": {"longest_edge": 512}},
+        {"depth": 12, "intermediate_size": 3072, "norm_eps": 1e-6, "most_tiles": 17},
+    ),
+    (
+        MISTRAL3,
+        {"size": {"longest_edge": 1540}, "patch_size": {"height": 14, "width": 14}},
+        {"depth": 24, "intermediate_size": 4096, "activation": "silu", "most_patches": 110**2},
+    ),
+]
 
 
-@each_case(
-    ("config", "processor"),
-    [
-        (QWEN3_VL_8B, None),
-        (PUBLISHED["qwen3.5-27b"], PROCESSOR),
-        ({key: QWEN3_5[key] for key in QWEN3_5 if key != "vision_config"}, PROCESSOR),
-    ],
-    ids=["no processor", "a tower that is not described", "no tower"],
-)
-def test_checkpoints_that_are_read_as_text_models(
-    tmp_path: Path, config: Facts, processor: Facts | None
-) -> None:
-    found = read_directory_config(saved(tmp_path, config, processor))
-    assert found.vision is None
-    assert not any("visual" in tensor.name for tensor in family_of(found).tensors(found))
-
-
-def test_a_tower_that_is_described_and_not_there(tmp_path: Path) -> None:
+def test_directories_with_and_without_a_processor_or_a_tower(tmp_path: Path) -> None:
+    for config, processor, read in READ:
+        vision = read_directory_config(saved(tmp_path, config, processor)).vision
+        assert vision is not None
+        assert {key: attrgetter(key)(vision) for key in read} == read
+        found = image_layout(1920, 1080, vision)
+        if config is IDEFICS3:
+            assert (found.grid, found.rows, found.columns) == ((13, 32, 32), 3, 4)
+            assert found.num_tokens(vision.merge) == 13 * 64
+        elif config is MISTRAL3:
+            assert (found.grid, found.num_runs) == ((1, 62, 110), 31)
     config = read_directory_config(saved(tmp_path, QWEN3_5, PROCESSOR))
     assert without_absent_tower(config, ["model.visual.merger.norm.weight"]) is config
     assert without_absent_tower(config, ["lm_head.weight"]).vision is None
+    for facts in (
+        PUBLISHED["qwen3.5-27b"],  # its tower is not described
+        {key: QWEN3_5[key] for key in QWEN3_5 if key != "vision_config"},
+        QWEN3_VL_8B,
+    ):
+        if facts is QWEN3_VL_8B:
+            (tmp_path / "preprocessor_config.json").unlink()
+        config = read_directory_config(saved(tmp_path, facts, None))
+        assert config.vision is None
+        assert not any("visual" in tensor.name for tensor in family_of(config).tensors(config))
 
 
 WRONGLY_COMPUTED: dict[str, list[tuple[Facts, Facts, Facts, str]]] = {

@@ -4,7 +4,6 @@ writes them."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from dataclasses import replace
 
 import gguf
@@ -13,7 +12,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedMode
 
 from tests.inference.models.families import tiny_hybrid as hybrid
 from tests.inference.models.vision import tiny_images, tiny_mmproj
-from tests.inference.models.vision.tiny_images import IMAGE_TOKEN, Grid, Numbers, TinyModel, seeded
+from tests.inference.models.vision.tiny_images import IMAGE_TOKEN, Grid, TinyModel, seeded
 
 IMAGE_PX, PATCH_PX, MERGE = 13, 2, 2
 """A tile's last row and column of pixels belong to no patch, as in SmolVLM's 384."""
@@ -71,17 +70,6 @@ def _written(rows: int, columns: int) -> tuple[list[int], Grid]:
     return [*token_ids, AROUND, WHOLE, *tile, AROUND], (rows * columns + 1, SIDE, SIDE)
 
 
-def _pixels_of(data: bytes, grid: Grid) -> Numbers:
-    """(num_tiles, 3, height, width)."""
-    num_tiles, *sides = grid
-    assert sides == [SIDE, SIDE]
-    return seeded(data, num_tiles, 3, IMAGE_PX, IMAGE_PX)
-
-
-def _inputs_of(pixels: list[torch.Tensor], grids: Sequence[Grid]) -> dict[str, torch.Tensor]:
-    return {"pixel_values": torch.cat(pixels)[None]}
-
-
 def _projector(reference: PreTrainedModel) -> tiny_mmproj.Projector:
     own = {
         "projector_type": gguf.VisionProjectorType.IDEFICS3,
@@ -95,16 +83,12 @@ def _projector(reference: PreTrainedModel) -> tiny_mmproj.Projector:
 IDEFICS3 = TinyModel(
     make=idefics3,
     processor=PROCESSOR,
-    one=(2, 2),
-    several=((0, 0), (1, 3), (2, 1)),
-    last=(2, 1),
-    grid=(3, SIDE, SIDE),
+    sizes=((2, 1), (0, 0), (1, 3)),
     written=_written,
-    pixels_of=_pixels_of,
-    inputs_of=_inputs_of,
+    pixels_of=lambda data, grid: seeded(data, grid[0], 3, IMAGE_PX, IMAGE_PX),
+    inputs_of=lambda pixels, grids: {"pixel_values": torch.cat(pixels)[None]},
     merges=(PATCH_PX, MERGE),
     projector=_projector,
-    save_text=tiny_mmproj.save_text,
     named=NAMED,
 )
 SMOLVLM = replace(IDEFICS3, make=functools.partial(reference_of, "smolvlm"))
