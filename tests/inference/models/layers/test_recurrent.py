@@ -94,11 +94,7 @@ def test_delta_chunks(ends: list[int]) -> None:
     check_close(ours, raw.theirs())
 
 
-def test_delta_steps_and_extremes() -> None:
-    raw = DeltaRaw(70)
-    states = torch.zeros(1, *DELTA_STATE)
-    read, states = in_parts(delta_step, raw.ours, states, range(1, 71))
-    check_close((read, states[0]), raw.theirs())
+def test_delta_extremes() -> None:
     raw = DeltaRaw(512)  # a prompt that repeats one token
     for tensor in (raw.queries, raw.keys, raw.values):
         tensor[:] = tensor[:, :1].clone()
@@ -155,21 +151,18 @@ def test_scan_chunks(ends: list[int], rate: float) -> None:
     check_close(found, raw.theirs())
 
 
-def test_scan_steps() -> None:
-    raw = ScanRaw(40)
-    states = torch.zeros(1, *SCAN_STATE)
-    read, states = in_parts(scan_step, raw.ours, states, range(1, 41))
-    check_close((read, states[0]), raw.theirs())
-
-
 @each_case(
-    ("step", "raw", "shape"),
-    [(delta_step, DeltaRaw(5), DELTA_STATE), (scan_step, ScanRaw(5), SCAN_STATE)],
+    ("step", "raw_of", "shape"),
+    [(delta_step, DeltaRaw, DELTA_STATE), (scan_step, ScanRaw, SCAN_STATE)],
     ids=["delta", "scan"],
 )
-def test_rows_of_a_step_are_sequences_of_their_own(
-    step: Callable[..., Scanned], raw: Any, shape: tuple[int, ...]
+def test_steps_whose_rows_are_sequences_of_their_own(
+    step: Callable[..., Scanned], raw_of: Callable[[int], Any], shape: tuple[int, ...]
 ) -> None:
+    raw = raw_of(70)
+    read, states = in_parts(step, raw.ours, torch.zeros(1, *shape), range(1, 71))
+    check_close((read, states[0]), raw.theirs())
+    raw = raw_of(5)
     states = torch.randn(5, *shape, generator=torch.Generator().manual_seed(3))
     before = states.clone()
     read, after = step(raw.ours(), states)
