@@ -141,17 +141,6 @@ def natively(
     return native
 
 
-def check_both(
-    library: ctypes.CDLL, reference: PreTrainedModel, folder: Path, cache_dir: Path
-) -> AnyModel:
-    """Checks the layers on torch's operators, which it returns, and on the native decoder."""
-    on_torch = built_on_torch(folder, cache_dir)
-    check_batch_mates(reference, on_torch)
-    native = natively(library, folder, cache_dir)
-    check_batch_mates(reference, native)
-    return on_torch
-
-
 LAYER_MLP = re.compile(r"model\.layers\.(\d+)\.mlp\.")
 
 
