@@ -4,7 +4,9 @@ The engine over Triton's attention and captured steps answers what it answers wi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from inference.engine.waiting_queue import SchedulerLimits
 from inference.models.backend import AnyModel
 from inference.models.cuda import setup
 from inference.models.cuda.trials import CudaCapture
-from inference.models.graphed import GraphedDecoder, row_buckets
+from inference.models.graphed import GraphedDecoder, Replay, row_buckets
 from inference.models.kv_format import KVFormat
 from inference.models.paged_kv import PagedKV
 from inference.models.step_input import StepInput
@@ -49,6 +51,107 @@ def rows_of(num_rows: int, seed: int) -> StepInput:
     positions = [20, *random.integers(0, NUM_COLUMNS * BLOCK_TOKENS, num_rows - 1).tolist()]
     blocks = np.arange(num_rows * NUM_COLUMNS, dtype=np.int32).reshape(num_rows, NUM_COLUMNS)
     return StepInput.of_decodes(token_ids, positions, blocks, BLOCK_TOKENS)
+
+
+def decodes(num_rows: int, num_columns: int, seed: int = 0) -> StepInput:
+    """Rows of different lengths, each in blocks of its own as far as they reach; the first as far
+    as it may."""
+    generator = torch.Generator().manual_seed(seed)
+    positions = torch.randint(0, num_columns * BLOCK_TOKENS, (num_rows,), generator=generator)
+    positions[0] = num_columns * BLOCK_TOKENS - 1
+    blocks = torch.randperm(NUM_BLOCKS, generator=generator)[: num_rows * num_columns]
+    token_ids = torch.randint(0, CONFIG.vocab_size, (num_rows,), generator=generator).tolist()
+    table = blocks.view(num_rows, num_columns).int().numpy()
+    return StepInput.of_decodes(token_ids, positions.tolist(), table, BLOCK_TOKENS)
+
+
+DRAFTS = step_of(
+    *(([5, 6, 7], 17, [3, 1, 7]), ([8], 2, [4]), ([9, 10], 11, [2, 9])),
+    block_tokens=BLOCK_TOKENS,
+    num_decodes=3,
+)
+SOME_ROWS = replace(decodes(4, 2), logit_rows=np.array([3, 1], dtype=np.int32))
+SHAPES = [(3, 4), (1, 2), (6, 1), (2, 4), (5, 3)]
+"""The numbers of rows and of columns."""
+
+
+@pytest.mark.gpu
+@torch.inference_mode()
+def test_a_captured_step_computes_what_the_model_does(device: torch.device) -> None:
+    model = tiny_model(device, config=replace(CONFIG, has_predictor=True))
+    capture = CudaCapture(device) if device.type == "cuda" else FakeCapture()
+    graphed = GraphedDecoder(model, capture)
+    ours, theirs = (kv_of(graphed, 5) for _ in range(2))
+    graphed.capture(ours, max_rows=6, context_tokens=30)
+    for again, fresh in zip(ours.layers, theirs.layers, strict=True):
+        again.entries.copy_(fresh.entries)  # capturing wrote to the first blocks
+    found = []
+    steps = [*(decodes(*shape, seed) for seed, shape in enumerate(SHAPES)), DRAFTS, SOME_ROWS]
+    assert DRAFTS.has_runs
+    for step in steps:
+        logits, hidden = graphed.forward_with_hidden(step, ours)
+        wanted, wanted_hidden = model.forward_with_hidden(step, theirs)
+        assert logits.shape == wanted.shape
+        assert torch.allclose(logits, wanted, atol=1e-4)
+        found.append((hidden, wanted_hidden))
+    assert all(torch.allclose(*pair, atol=1e-4) for pair in found), "they outlive later steps"
+    before_scratch = slice(0, ours.scratch_slot)
+    for written, expected in zip(ours.layers, theirs.layers, strict=True):
+        kept = expected.entries[before_scratch]
+        assert torch.allclose(written.entries[before_scratch], kept, atol=1e-4)
+    if isinstance(capture, FakeCapture):
+        assert len(capture.replayed) == len(steps)
+    # Rows that fill a step up change nothing, whatever they read.
+    step = decodes(3, 4)
+    others = [n for n in range(NUM_BLOCKS + 1) if n not in step.block_table.flatten()]
+    for layer in ours.layers:
+        layer.entries.view(-1, BLOCK_TOKENS, *layer.entries.shape[1:])[others] = float("nan")
+    graphed._steps._buffers.block_table.fill_(others[0])  # type: ignore[union-attr]
+    assert torch.allclose(graphed.forward(step, ours), model.forward(step, theirs), atol=1e-4)
+
+
+@torch.inference_mode()
+def test_the_smallest_step_that_holds_the_rows_runs_and_the_model_where_none_does() -> None:
+    cpu, capture = torch.device("cpu"), FakeCapture()
+    graphed = GraphedDecoder(tiny_model(cpu), capture)
+    kv, other = (graphed.new_kv(NUM_BLOCKS, BLOCK_TOKENS) for _ in range(2))
+    graphed.forward(decodes(2, 1), kv)
+    assert graphed.capture_in_words == "no CUDA graphs yet"
+    graphed.capture(kv, max_rows=6, context_tokens=16)
+    assert graphed.capture_in_words == "decode steps of up to 6 rows in CUDA graphs"
+    for num_rows in (1, 2, 3, 4, 5, 6):
+        graphed.forward(decodes(num_rows, 1), kv)
+    largest_first, replayed = [6, 4, 2, 1], list(capture.replayed)
+    assert [largest_first[index] for index in replayed] == [1, 2, 4, 4, 6, 6]
+    queries, size = (([5], 9, [3, 1]), ([6, 7], 0, [4])), {"block_tokens": BLOCK_TOKENS}
+    for step, storage, num_logits in (
+        (step_of(*queries, **size, num_decodes=1, logit_rows=[0, 2]), kv, 2),
+        (decodes(7, 1), kv, 7),
+        (decodes(1, 3), kv, 1),
+        (decodes(1, 1), other, 1),
+    ):
+        assert graphed.forward(step, storage).shape == (num_logits, CONFIG.vocab_size)
+    assert capture.replayed == replayed
+
+    def refuse(forward: Callable[[], None]) -> Replay:
+        forward()
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    graphed = GraphedDecoder(tiny_model(cpu), refuse)
+    graphed.capture(kv, max_rows=2, context_tokens=16)
+    assert graphed.forward(decodes(2, 1), kv).shape == (2, CONFIG.vocab_size)
+    assert graphed.capture_in_words == "no CUDA graphs (RuntimeError)"
+    assert tiny_model(cpu).capture_in_words == ""
+
+
+def test_few_rows_are_wasted() -> None:
+    small = [1, 2, 4, 8, 16, 24, 32]
+    for max_rows, expected in ((1, [1]), (3, [1, 2, 3]), (32, small), (33, [*small, 33])):
+        assert row_buckets(max_rows) == expected
+    buckets = row_buckets(256)
+    assert len(buckets) == 19
+    for smaller, larger in pairwise(buckets):
+        assert larger - smaller <= max(8, larger / 5)
 
 
 @pytest.mark.gpu
