@@ -27,7 +27,7 @@ from inference.models.weight_source import ForwardedWeights
 from tests.cases import each_case
 from tests.inference.models.ranks import MemoryFiles, random_tensors, weights_of
 from tests.inference.models.steps import images_of, logits_of, step_of
-from tests.inference.models.test_rank_forward import PackedFiles
+from tests.inference.models.test_ranks import PackedFiles
 from tests.inference.models.tiny_configs import ALL_FACTS, config_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
