@@ -28,7 +28,7 @@ FACTS: dict[str, dict[str, Any]] = {
     for row in (*ROWS, *LATENT_ROWS.values(), GPT_OSS)
 }
 for case in (CASES[name] for name in MIXTURES):
-    own = {"rope_parameters": ROPE} | case.overrides | {"model_type": case.model_type}
+    own = {"rope_parameters": ROPE} | case.config | {"model_type": case.model_type}
     FACTS[case.model_type] = COMMON | SIZES | own
 FACTS["llama4_text"] |= {"attention_chunk_size": 20}
 FACTS["kimi_k2"] = FACTS["deepseek_v3"] | {"model_type": "kimi_k2"}

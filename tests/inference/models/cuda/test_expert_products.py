@@ -36,7 +36,7 @@ from inference.models.stored_weights import (
 )
 from inference.models.weight_source import DenseProduct
 from tests.cases import each_case
-from tests.inference.models.cuda.random_experts import (
+from tests.inference.models.stored_weights import (
     IN_FEATURES,
     K_KINDS,
     KINDS,

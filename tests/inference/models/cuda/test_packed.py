@@ -39,7 +39,7 @@ from inference.models.stored_weights import (
     with_tensors,
 )
 from tests.cases import each_case
-from tests.inference.models.cuda.random_experts import (
+from tests.inference.models.stored_weights import (
     IN_FEATURES,
     K_KINDS,
     OUT_FEATURES,

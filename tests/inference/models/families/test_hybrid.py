@@ -249,7 +249,7 @@ def test_adapters_and_a_state_in_the_last_layer(
 GGUF: dict[str, Callable[[PreTrainedModel, Path], Path]] = {
     **dict.fromkeys(hybrid_gguf.KINDS, partial(hybrid_gguf.save_gguf, in_8_bits=True)),
     "lfm2": state_gguf.save_lfm2,
-    "lfm2_moe": state_gguf.save_lfm2_moe,
+    "lfm2_moe": state_gguf.save_lfm2,
     "granite4": state_gguf.save_granite4,
     "granite4_dense": state_gguf.save_granite4,
 }

@@ -25,7 +25,7 @@ from tests.inference.loading import conftest
 from tests.inference.models.families import parity
 from tests.inference.models.families.latent_gguf import ROWS as LATENT
 from tests.inference.models.families.mixtures import CASES
-from tests.inference.models.families.rows import CONTEXT_TOKENS, LLAMA4, ROWS, GGUFRow, Row
+from tests.inference.models.families.rows import CONTEXT_TOKENS, LLAMA4, ROWS, Row
 from tests.slow_cases import slow_but
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -71,7 +71,7 @@ ALL_ROWS = (
     | CASES
     | LATENT
     | {
-        "qwen3, in a qwen3vl": Row(model_type="qwen3", gguf=GGUFRow(architecture="qwen3vl")),
+        "qwen3, in a qwen3vl": Row("qwen3", architecture="qwen3vl"),
         "gemma4, sharing": SHARING,
         "gemma4, experts": EXPERTS,
         "as Scout": Row(model_type="llama4_text", config=LLAMA4),
@@ -124,7 +124,7 @@ def test_safetensors(library: ctypes.CDLL, saved: Saver, name: str, tmp_path: Pa
         parity.check_prefix_hits(reference, on_torch)
 
 
-@each_case("name", [name for name, row in ALL_ROWS.items() if row.gguf is not None])
+@each_case("name", [name for name, row in ALL_ROWS.items() if row.architecture])
 def test_gguf(saved: Saver, name: str, tmp_path: Path) -> None:
     reference = saved(name).reference
     path = parity.save_gguf(ALL_ROWS[name], reference, tmp_path / "model.gguf")

@@ -19,7 +19,7 @@ from inference.models.families.registry import family_of
 from tests.inference.models.families import hybrid_gguf, parity
 from tests.inference.models.families import tiny_hybrid as tiny
 from tests.inference.models.families.mixtures import GLM, SIGMOID
-from tests.inference.models.families.rows import row_of
+from tests.inference.models.families.rows import Row
 
 Weights = dict[str, torch.Tensor]
 """The weights by the names that the model has for them."""
@@ -75,7 +75,7 @@ def save_gguf(name: str, directory: Path) -> Path:
     if name != "glm4_moe":
         return hybrid_gguf.save_gguf(tiny.reference_of(name), path, predictor=added)
     keys = SIGMOID | {"block_count": 3, "nextn_predict_layers": 1}
-    row = row_of("glm4_moe", GLM, "glm4moe", keys=keys)
+    row = Row("glm4_moe", GLM, "glm4moe", keys=keys)
     return parity.save_gguf(row, glm4_moe(), path, added=added)
 
 

@@ -10,7 +10,6 @@ import torch
 from transformers.models.bamba.modeling_bamba import mamba2_chunk_scan
 from transformers.models.qwen3_next.modeling_qwen3_next import (
     causal_conv1d_fn,
-    torch_chunk_gated_delta_rule,
     torch_recurrent_gated_delta_rule,
 )
 
@@ -73,35 +72,13 @@ class DeltaRaw:
             beta=self.beta[0, start:end],
         )
 
-    def theirs(self, rule: Callable[..., Scanned] = torch_recurrent_gated_delta_rule) -> Scanned:
+    def theirs(self) -> Scanned:
         own = {"output_final_state": True, "use_qk_l2norm_in_kernel": True}
-        given = self.queries, self.keys, self.values
-        read, state = rule(*given, g=self.log_decay, beta=self.beta, **own)
+        given = {"g": self.log_decay, "beta": self.beta} | own
+        read, state = torch_recurrent_gated_delta_rule(
+            self.queries, self.keys, self.values, **given
+        )
         return read[0], state[0]
-
-    def chunked(self, *ends: int) -> Scanned:
-        found = in_parts(delta_chunks, self.ours, torch.zeros(DELTA_STATE), ends)
-        assert all(tensor.isfinite().all() for tensor in found)
-        return found
-
-
-@each_case("ends", [[1], [2], [63], [64], [65], [1, 150], [64, 150], [63, 65, 66, 149, 150]])
-def test_delta_chunks(ends: list[int]) -> None:
-    """A prompt may be cut anywhere."""
-    raw = DeltaRaw(ends[-1])
-    ours = raw.chunked(*ends)
-    check_close(ours, raw.theirs(torch_chunk_gated_delta_rule))
-    check_close(ours, raw.theirs())
-
-
-def test_delta_extremes() -> None:
-    raw = DeltaRaw(512)  # a prompt that repeats one token
-    for tensor in (raw.queries, raw.keys, raw.values):
-        tensor[:] = tensor[:, :1].clone()
-    raw.log_decay[:], raw.beta[:] = -1e-6, 1 - 1e-6
-    check_close(raw.chunked(512), raw.theirs())
-    raw = DeltaRaw(130, forgets=40.0)
-    check_close(raw.chunked(130), raw.theirs())
 
 
 def test_gates_are_float32_whatever_the_activations() -> None:
@@ -136,17 +113,29 @@ class ScanRaw:
         return read[0], state[0]
 
 
+EDGES = [[1], [2], [63], [64], [65], [1, 150], [64, 150], [63, 65, 66, 149, 150]]
+REPEATED = DeltaRaw(512)
+"""A prompt that repeats one token."""
+for tensor in (REPEATED.queries, REPEATED.keys, REPEATED.values):
+    tensor[:] = tensor[:, :1].clone()
+REPEATED.log_decay[:], REPEATED.beta[:] = -1e-6, 1 - 1e-6
+
+
 @each_case(
-    ("ends", "rate"),
+    ("raw", "ends"),
     [
-        *(([end], 1.0) for end in (1, 63, 64, 65)),
-        *((ends, 1.0) for ends in ([1, 150], [64, 65, 150], [70, 150])),
-        ([150], 1e4),  # heads that forget at once
+        *((DeltaRaw(ends[-1]), ends) for ends in EDGES),
+        (REPEATED, [512]),
+        (DeltaRaw(130, forgets=40.0), [130]),
+        *((ScanRaw(ends[-1]), ends) for ends in (*EDGES, [70, 150])),
+        (ScanRaw(150, rate=1e4), [150]),  # heads that forget at once
     ],
 )
-def test_scan_chunks(ends: list[int], rate: float) -> None:
-    raw = ScanRaw(ends[-1], rate=rate)
-    found = in_parts(scan_chunks, raw.ours, torch.zeros(SCAN_STATE), ends)
+def test_chunks(raw: DeltaRaw | ScanRaw, ends: list[int]) -> None:
+    """A prompt may be cut anywhere."""
+    is_delta = isinstance(raw, DeltaRaw)
+    state = torch.zeros(DELTA_STATE if is_delta else SCAN_STATE)
+    found = in_parts(delta_chunks if is_delta else scan_chunks, raw.ours, state, ends)
     assert found[0].isfinite().all() and found[1].isfinite().all()
     check_close(found, raw.theirs())
 

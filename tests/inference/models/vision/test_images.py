@@ -24,7 +24,7 @@ from inference.protocol.engine import EngineStats
 from tests.cases import each_case
 from tests.inference.engine.speculation.scripted_speculator import ScriptedSpeculator
 from tests.inference.models.families import parity, tiny_hybrid
-from tests.inference.models.families.rows import GGUFRow
+from tests.inference.models.families.rows import Row
 from tests.inference.models.families.tiny_hybrid import BLOCK_TOKENS
 from tests.inference.models.vision import tiny_mmproj
 from tests.inference.models.vision.image_models import IMAGE_MODELS
@@ -206,7 +206,7 @@ def test_norms_add_what_a_file_declares_and_text_models_of_either_architecture(
     tiny = IMAGE_MODELS["mistral3"]
     path, rows = tiny.save_gguf(tmp_path / "mistral3"), []
     for architecture in ("llama", "mistral3"):
-        own = GGUFRow(architecture=architecture, interleaves=True)
+        own = Row(architecture=architecture, interleaves=True)
         tiny_mmproj.save_text(tiny.make(), path, NAMED, own)
         rows.append(rows_of(tiny_hybrid.on_torch(path, tmp_path), tiny))
     assert torch.equal(*rows)

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from transformers.models.gemma3 import Gemma3Config, Gemma3ForConditionalGeneration
 
 from tests.inference.models.families import tiny_hybrid as hybrid
-from tests.inference.models.families.rows import GGUFRow
+from tests.inference.models.families.rows import Row
 from tests.inference.models.vision import tiny_images, tiny_mmproj
 from tests.inference.models.vision.tiny_images import IMAGE_TOKEN, TinyModel, seeded
 
@@ -84,7 +84,7 @@ def _as_published(name: str, tensor: torch.Tensor) -> tuple[str, torch.Tensor]:
     return published, tensor + 1 if "soft_emb_norm" in name else tensor
 
 
-OFFSET = GGUFRow(architecture="gemma3", norm_offset=1.0)
+OFFSET = Row(architecture="gemma3", norm_offset=1.0)
 GEMMA3 = TinyModel(
     make=gemma3,
     processor=PROCESSOR,

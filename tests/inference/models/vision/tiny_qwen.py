@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedMode
 
 from tests.inference.models.families import hybrid_gguf, tiny_gguf
 from tests.inference.models.families import tiny_hybrid as hybrid
-from tests.inference.models.families.rows import GGUFRow
+from tests.inference.models.families.rows import Row
 from tests.inference.models.vision import tiny_images, tiny_mmproj
 from tests.inference.models.vision.tiny_images import IMAGE_TOKEN, Grid, TinyModel, seeded
 
@@ -162,7 +162,7 @@ def _save_text(reference: PreTrainedModel, path: Path, named: dict[int, str]) ->
     if architecture is None:
         return hybrid_gguf.save_gguf(reference, path)
     keys = {"expert_weights_norm": None, "attention.sliding_window": None}
-    row = GGUFRow(architecture=architecture, keys=keys)
+    row = Row(architecture=architecture, keys=keys)
     tokens = {reference.config.image_token_id: "<|image_pad|>"}
     return tiny_mmproj.save_text(reference, path, tokens, row)
 
