@@ -153,14 +153,20 @@ def test_blocks_of_rows_are_exact(library: ctypes.CDLL) -> None:
     check(logits_of(parts, first=images), logits_of(models[0], first=images))
 
 
-@each_case("is_native_first", [True, False])
-def test_native_stages_beside_torchs(library: ctypes.CDLL, is_native_first: bool) -> None:
+def test_native_stages_beside_torchs_and_ranges_that_are_not_the_models(
+    library: ctypes.CDLL,
+) -> None:
     config = config_of("qwen3_next")
     files = MemoryFiles(random_tensors(config))
-    libraries = [library, None] if is_native_first else [None, library]
-    model = Staged(config, files, even_ranges(config, 2), libraries)
     expected = logits_of(whole(config, files))
-    check(logits_of(model), expected, ACROSS_KERNELS)
+    for libraries in ([library, None], [None, library]):
+        model = Staged(config, files, even_ranges(config, 2), libraries)
+        check(logits_of(model), expected, ACROSS_KERNELS)
+    wrong = [ranges_of(1), ranges_of(1, 3), [LayerRange(1, 2)], []]
+    wrong += [[LayerRange(0, 2), LayerRange(*other)] for other in ((1, 2), (2, 2))]
+    for ranges in wrong:
+        with pytest.raises(UnsplittableError, match="each once and in order"):
+            check_ranges(config_of("llama"), ranges)
 
 
 @each_case("is_native", [True, False], ids=["native", "torch"])
@@ -177,19 +183,12 @@ def test_images(library: ctypes.CDLL, is_native: bool) -> None:
 
 
 def adapter(config: ModelConfig, *layers: int) -> AdapterWeights:
-    generator = torch.Generator().manual_seed(4)
-
-    def low_rank(out_features: int, in_features: int) -> LowRank:
-        down = torch.randn(2, in_features, generator=generator)
-        return LowRank(down, torch.randn(out_features, 2, generator=generator), 0.1)
-
-    return AdapterWeights(
-        {
-            name: low_rank(*shape)
-            for name, shape in adaptable_shapes(config).items()
-            if int(name.split(".")[2]) in layers
-        }
-    )
+    generator, found = torch.Generator().manual_seed(4), {}
+    for name, (outputs, inputs) in adaptable_shapes(config).items():
+        if int(name.split(".")[2]) in layers:
+            down = torch.randn(2, inputs, generator=generator)
+            found[name] = LowRank(down, torch.randn(outputs, 2, generator=generator), 0.1)
+    return AdapterWeights(found)
 
 
 @each_case("is_native", [True, False], ids=["native", "torch"])
@@ -217,11 +216,3 @@ def test_adapters(library: ctypes.CDLL, is_native: bool) -> None:
         odd = AdapterWeights({name: LowRank(torch.zeros(1, 64), torch.zeros(96, 1), 1.0)})
         with pytest.raises(UnsupportedAdapterError, match="is not adapted"):
             mixed.prepare_adapter(odd)
-
-
-def test_ranges_that_are_not_the_models_layers() -> None:
-    wrong = [ranges_of(1), ranges_of(1, 3), [LayerRange(1, 2)], []]
-    wrong += [[LayerRange(0, 2), LayerRange(*other)] for other in ((1, 2), (2, 2))]
-    for ranges in wrong:
-        with pytest.raises(UnsplittableError, match="each once and in order"):
-            check_ranges(config_of("llama"), ranges)

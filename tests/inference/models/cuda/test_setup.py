@@ -45,32 +45,24 @@ on_processors = pytest.mark.skipif(
 )
 
 
-@each_case(
-    "changes",
-    [
+def test_what_a_family_asks_for_runs_on_triton_or_is_named(device: torch.device) -> None:
+    for changes in (
         {"sliding_window": 40},
         {"mixers": ("chunked",) * CONFIG.num_layers, "chunk_tokens": 40},
         {"has_sinks": True},
         {"attention_soft_cap": 20.0},
-        {"qk_norm": False},
-        {"is_qk_norm_after_rotation": True},
-        {"rotary_dim": CONFIG.head_dim // 2},
-    ],
-    ids=str,
-)
-def test_what_a_family_asks_for_runs_on_triton_or_is_named(
-    device: torch.device, changes: dict[str, Any]
-) -> None:
-    model = tiny_model(device, config=replace(CONFIG, **changes))
-    if "rotary_dim" in changes:
-        with pytest.raises(setup.NotBuiltError, match="only whole heads are rotated, by halves"):
-            setup.install_rotation(model)
-    elif "qk_norm" in str(changes):
+    ):
+        model = tiny_model(device, config=replace(CONFIG, **changes))
+        (kind,) = model.operators.attention
+        assert isinstance(setup.working_attention(model, kind), TritonAttention), changes
+    for is_after in (False, True):
+        own = {"qk_norm": is_after, "is_qk_norm_after_rotation": is_after}
+        model = tiny_model(device, config=replace(CONFIG, **own))
         setup.install_rotation(model)
         assert model.operators.rotation is triton_rotation
-    else:
-        (kind,) = model.operators.attention
-        assert isinstance(setup.working_attention(model, kind), TritonAttention)
+    model = tiny_model(device, config=replace(CONFIG, rotary_dim=CONFIG.head_dim // 2))
+    with pytest.raises(setup.NotBuiltError, match="only whole heads are rotated, by halves"):
+        setup.install_rotation(model)
 
 
 @each_case(
@@ -242,13 +234,13 @@ def random_rows(device: torch.device, dtype: torch.dtype, *shape: int) -> torch.
 
 @each_case("dtype", [FLOAT, BFLOAT, torch.float16])
 @each_case(("num_rows", "features"), [(1, 64), (3, 576), (2, 2048)])
-def test_a_sum_and_its_norm(
+def test_a_sum_with_its_norm_and_a_gate(
     device: torch.device, dtype: torch.dtype, num_rows: int, features: int
 ) -> None:
+    ours, theirs = TritonPointwise(), TorchPointwise()
     hidden, added = random_rows(device, dtype, 2 * num_rows, features).chunk(2)
     weight, before = random_rows(device, dtype, features), hidden.clone()
-    wanted = TorchPointwise().add_and_norm(hidden, added, weight, EPS)
-    found = TritonPointwise().add_and_norm(hidden, added, weight, EPS)
+    found, wanted = (one.add_and_norm(hidden, added, weight, EPS) for one in (ours, theirs))
     # The interpreter cuts bfloat16 off where a card rounds to the nearest.
     step = torch.finfo(dtype).eps
     if device.type == "cuda" or dtype != BFLOAT:
@@ -257,22 +249,14 @@ def test_a_sum_and_its_norm(
     assert torch.allclose(found[1], wanted[1], rtol=3 * step, atol=3 * step)
     assert torch.equal(hidden, before)
     if dtype == FLOAT:
-        alone, theirs = (
-            one.add_and_norm(hidden, None, weight, EPS)
-            for one in (TritonPointwise(), TorchPointwise())
-        )
-        assert torch.equal(alone[0], theirs[0])
-        torch.testing.assert_close(alone[1], theirs[1])
-
-
-@each_case("dtype", [FLOAT, BFLOAT, torch.float16])
-@each_case("features", [48, 1536])
-def test_a_gate(device: torch.device, dtype: torch.dtype, features: int) -> None:
-    gate_up = random_rows(device, dtype, 3, 2 * features) * 4
+        found, wanted = (one.add_and_norm(hidden, None, weight, EPS) for one in (ours, theirs))
+        assert torch.equal(found[0], wanted[0])
+        torch.testing.assert_close(found[1], wanted[1])
+    gate_up = random_rows(device, dtype, 3, 2 * (features - 16)) * 4
     gate_up[0, :4] = torch.tensor([-1e4, 1e4, 0.0, float("nan")])
     tolerance = torch.finfo(dtype).eps * 2
-    found, wanted = TritonPointwise().gate(gate_up), TorchPointwise().gate(gate_up)
-    assert torch.allclose(found, wanted, rtol=tolerance, atol=tolerance, equal_nan=True)
+    found_gate, wanted_gate = ours.gate(gate_up), theirs.gate(gate_up)
+    assert torch.allclose(found_gate, wanted_gate, tolerance, tolerance, equal_nan=True)
 
 
 @pytest.mark.slow

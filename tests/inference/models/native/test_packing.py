@@ -259,7 +259,7 @@ def test_groups_with_a_far_value_are_finer(library: ctypes.CDLL, format: Format)
 
 
 def test_the_library_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And again where the source is another, or what it is compiled with."""
+    """And again for another source or other flags."""
     if compilation.find_compiler() is None:
         pytest.skip("no C++ compiler")
     source_dir, cache_dir = tmp_path / "source", tmp_path / "cache"

@@ -152,7 +152,7 @@ def test_a_tower_of_either_format(name: str, changes: dict[str, Any], tmp_path: 
         torch.testing.assert_close(rows, of_dense, rtol=1e-5, atol=1e-5)
     else:
         assert torch.equal(rows, of_dense)
-    wanted = features_of(tiny)
+    wanted = tiny.features()
     torch.testing.assert_close(of_dense[:, : wanted.shape[1]], wanted, rtol=1e-4, atol=1e-4)
     logits, of_dense = (tiny_hybrid.logits_of(model, TEXT[:9]) for model in (packed, dense))
     torch.testing.assert_close(logits, of_dense, rtol=1e-4, atol=1e-4)
@@ -178,10 +178,6 @@ def rows_of(model: AnyModel, tiny: TinyModel) -> torch.Tensor:
     return torch.cat((found.embeddings, *found.deepstack), dim=1)
 
 
-def features_of(tiny: TinyModel) -> torch.Tensor:
-    return tiny.features(torch.from_numpy(tiny.pixels_of(b"1", tiny.grid)), tiny.grid)
-
-
 def check_answer(tiny: TinyModel, model: AnyModel) -> None:
     prompt, engine = tiny.prompt(*tiny.parts()["several"]), tiny.engine(model)
     submit(engine, "it", prompt, NUM_OUTPUTS)
@@ -200,7 +196,7 @@ def test_norms_add_what_a_file_declares_and_text_models_of_either_architecture(
     for module in changed.modules():
         if isinstance(module, torch.nn.LayerNorm):
             module.eps = 0.25
-    wanted = features_of(replace(tiny, make=lambda: changed))
+    wanted = replace(tiny, make=lambda: changed).features()
     found = rows_of(tiny_hybrid.on_torch(path, tmp_path), tiny)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
     tiny = IMAGE_MODELS["mistral3"]

@@ -168,8 +168,11 @@ class TinyModel:
     def greedy(self, prompt: Prompt, num_tokens: int) -> list[int]:
         """What transformers answers."""
         grids = [image.grid for image in prompt.images]
-        pixels = [torch.from_numpy(self.pixels_of(one.data, one.grid)) for one in prompt.images]
+        pixels = [self.pixels(one.data, one.grid) for one in prompt.images]
         return self.greedy_of(self.make(), prompt.token_ids, pixels, num_tokens, grids)
+
+    def pixels(self, data: bytes, grid: Grid) -> torch.Tensor:
+        return torch.from_numpy(self.pixels_of(data, grid))
 
     def greedy_of(
         self,
@@ -187,9 +190,9 @@ class TinyModel:
         return greedy.greedy(reference, token_ids, num_tokens, **images)
 
     @torch.no_grad()
-    def features(self, pixels: torch.Tensor, grid: Grid) -> torch.Tensor:
+    def features(self) -> torch.Tensor:
         """The rows of one image that transformers' tower makes, (num_rows, hidden_size)."""
-        inputs = self.inputs_of([pixels], [grid])
+        inputs = self.inputs_of([self.pixels(b"1", self.grid)], [self.grid])
         return torch.cat(tuple(self.make().model.get_image_features(**inputs).pooler_output))
 
 
