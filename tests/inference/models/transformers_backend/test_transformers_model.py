@@ -44,28 +44,17 @@ from tests.inference.loading.conftest import edit_json, opened
 from tests.inference.models.dense_weights import DenseWeights
 from tests.inference.models.families import parity
 from tests.inference.models.families.rows import CONTEXT_TOKENS, Row
-from tests.inference.models.transformers_backend.cached_rows import (
-    LATENT,
-    LOCAL,
-    ROUTED,
-    WHOLE,
-    cached_row,
-)
+from tests.inference.models.transformers_backend.small_rows import small_row
 
-OPT = Row(
-    model_type="opt", config={"ffn_dim": 96, "word_embed_proj_dim": 64, "num_key_value_heads": 4}
-)
+OPT = small_row("opt")
 """Learned positions, and scores that are not scaled."""
-NEOX = Row(model_type="gpt_neox", config={"num_key_value_heads": 4})
+NEOX = small_row("gpt_neox")
 """Parallel layers, one fused projection, a part of each head rotated."""
 LAYERS = ["sliding_attention"] * 3 + ["full_attention"]
-WINDOWS = Row(
-    model_type="ministral",
-    config={"num_hidden_layers": 4, "sliding_window": 20, "layer_types": LAYERS},
-)
-NARROW = Row(model_type="youtu", config=LATENT)
+WINDOWS = small_row("ministral", num_hidden_layers=4, layer_types=LAYERS)
+NARROW = small_row("youtu")
 """Values narrower than keys."""
-ROWS = (OPT, NEOX, WINDOWS, NARROW, Row(model_type="solar_open", config=ROUTED))
+ROWS = (OPT, NEOX, WINDOWS, NARROW, small_row("solar_open", first_k_dense_replace=1))
 
 
 def saved(row: Row, tmp_path: Path) -> tuple[PreTrainedModel, Path]:
@@ -179,7 +168,7 @@ def test_files_that_hold_less_or_more_than_the_module(tmp_path: Path) -> None:
         loaded()
 
 
-@pytest.mark.parametrize("row", [OPT, cached_row("olmo_hybrid")], ids=["paged", "cached"])
+@pytest.mark.parametrize("row", [OPT, small_row("olmo_hybrid")], ids=["paged", "cached"])
 def test_a_whole_load(row: Row, tmp_path: Path) -> None:
     _, folder = saved(row, tmp_path)
     asked = {"dtype": "float32", "max_concurrent_sequences": 2}
@@ -204,7 +193,7 @@ OWN = ("minimax", "recurrent_gemma", "xlstm")
 
 def built(model_type: str, tmp_path: Path) -> tuple[PreTrainedModel, CachedModel]:
     """Opened as an operator would."""
-    reference = parity.build_reference(cached_row(model_type))
+    reference = parity.build_reference(small_row(model_type))
     folder = parity.save_safetensors(reference, tmp_path / "model")
     opened = parity.opened(folder, tmp_path)
     model = build_model(opened.config, opened.weights, CONTEXT_TOKENS)
@@ -250,7 +239,7 @@ def test_memory_is_planned_by_what_the_cache_keeps() -> None:
     latent = inspect_config(parse_config(config_of(NARROW), {}))
     heads = {(c.num_heads, c.num_kv_heads, c.head_dim, c.value_dim) for c in (*calls, *latent)}
     assert heads == {(4, 2, 16, 16), (4, 4, 24, 16)}
-    config = detected_config(parse_config(config_of(cached_row(HYBRID)), {}))
+    config = detected_config(parse_config(config_of(small_row(HYBRID)), {}))
     # One layer of attention, whose two heads of keys and of values are 16 wide.
     assert kv_bytes_per_token(config, "fp32") == 2 * 2 * 16 * 4
     layout = cache_layout(config)
@@ -258,11 +247,11 @@ def test_memory_is_planned_by_what_the_cache_keeps() -> None:
     # Of 128 channels: what a convolution over 4 looks back at, and 8 numbers.
     assert layout.state_bytes_per_slot == (128 * 4 + 128 * 8) * 4
     assert config.vocab_size == 96 and config.max_positions == CONTEXT_TOKENS
-    kept = detected_config(parse_config(config_of(cached_row(INDEXED)), {})).module_cache
+    kept = detected_config(parse_config(config_of(small_row(INDEXED)), {})).module_cache
     assert kept is not None and not kept.states
     assert [entry.part for entry in kept.tokens] == ["attention", "indexer"] * 2
     # Groups of several tokens lie in blocks as well.
-    kept = detected_config(parse_config(config_of(cached_row("deepseek_v4")), {})).module_cache
+    kept = detected_config(parse_config(config_of(small_row("deepseek_v4")), {})).module_cache
     assert kept is not None
     assert [(entry.layer, entry.part) for entry in kept.tokens] == [
         *((0, "attention"), (1, "attention"), (1, "compressor"), (1, "indexer")),
@@ -275,24 +264,10 @@ def test_memory_is_planned_by_what_the_cache_keeps() -> None:
 
 
 def test_what_transformers_does_not_build_is_refused_before_the_weights(tmp_path: Path) -> None:
-    config = config_of(cached_row("gptj")) | {"n_head": 5}
+    config = config_of(small_row("gptj")) | {"n_head": 5}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UnknownArchitectureError, match="transformers builds no 'gptj' of this"):
         check_directory_config(tmp_path)
-
-
-CONFIGS: dict[str, dict[str, Any]] = {
-    "cwm": {"eos_token_id": 0},  # its own lies outside of a small vocabulary
-    **dict.fromkeys(("biogpt", "ctrl", "gpt-sw3", "gpt2", "gpt_neox", "persimmon"), WHOLE),
-    **dict.fromkeys(("granitemoe", "granitemoe_swa", "phimoe"), LOCAL),
-    "modernbert-decoder": WHOLE | {"local_attention": 40},
-    "opt": WHOLE | {"ffn_dim": 96, "word_embed_proj_dim": 64},
-    "flex_olmo": {"num_experts": 4, "num_experts_per_tok": 2},
-    "granitemoeshared": LOCAL | {"shared_intermediate_size": 32},
-    "minicpm3": LATENT,
-    "youtu": LATENT,
-}
-"""What differs from the sizes of ``rows``."""
 
 
 @pytest.mark.slow
@@ -300,9 +275,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 def test_every_listed_decoder(model_type: str, tmp_path: Path) -> None:
     """Which is what puts a name into ``transformers_types.py``."""
     is_paged = model_type in PAGED_TYPES
-    config = {"sliding_window": 20} | CONFIGS.get(model_type, {})
-    row = Row(model_type=model_type, config=config) if is_paged else cached_row(model_type)
-    reference = parity.build_reference(row)
+    reference = parity.build_reference(small_row(model_type))
     reference.save_pretrained(tmp_path)
     kind = TransformersModel if is_paged else CachedModel
     tensors = load_file(tmp_path / "model.safetensors")
@@ -324,7 +297,7 @@ TOWERS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("model_type", TOWERS)
 def test_a_text_model_beside_a_tower_is_read_as_such(model_type: str, tmp_path: Path) -> None:
     is_tied = {"tie_word_embeddings": model_type == "gemma4_unified"}
-    text = cached_row(NESTED_TYPES[model_type]).sizes | is_tied
+    text = small_row(NESTED_TYPES[model_type]).sizes | is_tied
     config = AutoConfig.for_model(model_type, text_config=text, **TOWERS[model_type], **is_tied)
     torch.manual_seed(7)
     reference = AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
