@@ -17,16 +17,7 @@ from inference.loading.formats import FORMATS, GGUF_FORMATS
 from inference.loading.gguf import quants
 from inference.models.cuda import packed_batch
 from inference.models.cuda.packed import PackedLinear
-from inference.models.cuda.packed_batch import (
-    BATCH_TILES,
-    ROWS,
-    BatchTile,
-    batch_product,
-    batch_tile,
-    is_copy_faster,
-    num_splits,
-    tile_rows,
-)
+from inference.models.cuda.packed_batch import BATCH_TILES, BatchTile, num_splits
 from inference.models.cuda.trials import LARGEST_ERROR, PackedTrials, captured_ms
 from inference.models.layers.linear import LinearFactory, QuantizedLinear
 from inference.models.stored_weights import (
@@ -246,7 +237,7 @@ def short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
 def multiply(
     linear: PackedLinear, x: torch.Tensor, tile: BatchTile = TILE, num_processors: int = SPLIT
 ) -> torch.Tensor:
-    return batch_product(linear.packed, x, linear.out_features, tile, num_processors)
+    return packed_batch.batch_product(linear.packed, x, linear.out_features, tile, num_processors)
 
 
 def check_batch(
@@ -315,7 +306,7 @@ def test_a_row_has_the_same_sums_in_a_tile_of_any_size(device: torch.device, nam
     bits = linear.packed.layout["bits"]
     found = [
         multiply(linear, row.repeat(rows, 1).to(device), BATCH_TILES[bits, rows], SPLIT)
-        for rows in ROWS
+        for rows in packed_batch.ROWS
     ]
     for one in found:
         assert torch.equal(one, found[0][:1].expand_as(one))
@@ -324,10 +315,10 @@ def test_a_row_has_the_same_sums_in_a_tile_of_any_size(device: torch.device, nam
 
 
 def test_which_tile_a_batch_gets(device: torch.device) -> None:
-    chosen = [batch_tile(4, rows) for rows in (8, 9, 32, 33, 100)]
+    chosen = [packed_batch.batch_tile(4, rows) for rows in (8, 9, 32, 33, 100)]
     assert chosen == [None, *(BATCH_TILES[4, rows] for rows in (16, 32, 64, 64))]
-    assert [batch_tile(8, rows) for rows in (8, 9)] == [None, BATCH_TILES[8, 16]]
-    assert batch_tile(6, 1) == BATCH_TILES[6, 16]
+    assert [packed_batch.batch_tile(8, rows) for rows in (8, 9)] == [None, BATCH_TILES[8, 16]]
+    assert packed_batch.batch_tile(6, 1) == BATCH_TILES[6, 16]
     weight = WEIGHTS["Q4"]
     assert weight.bias is not None
     linear = PackedLinear(weight, device, FLOAT)
@@ -356,7 +347,9 @@ def test_which_tile_a_batch_gets(device: torch.device) -> None:
 def test_a_copy_is_taken_where_it_is_the_faster(
     bits: int, rows: int, millions: int, is_faster: bool
 ) -> None:
-    assert is_copy_faster(bits, num_rows=rows, num_weights=millions * 10**6) == is_faster
+    assert (
+        packed_batch.is_copy_faster(bits, num_rows=rows, num_weights=millions * 10**6) == is_faster
+    )
 
 
 def test_splits_occupy_the_card_and_none_is_empty_or_short(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,4 +362,4 @@ def test_splits_occupy_the_card_and_none_is_empty_or_short(monkeypatch: pytest.M
         splits = num_splits(1000, num_steps, 132)
         steps = -(-num_steps // splits)
         assert (splits - 1) * steps < num_steps <= splits * steps
-    assert [tile_rows(rows) for rows in (1, 16, 17, 64, 90)] == [16, 16, 32, 64, 64]
+    assert [packed_batch.tile_rows(rows) for rows in (1, 16, 17, 64, 90)] == [16, 16, 32, 64, 64]

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
-from safetensors.torch import save_file
 from transformers import Glm4MoeConfig, OlmoeConfig, Qwen2MoeConfig
 from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeTopkRouter
 from transformers.models.olmoe.modeling_olmoe import OlmoeSparseMoeBlock
@@ -13,7 +10,6 @@ from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBl
 
 from inference.loading.weights.named_files import by_expert
 from inference.loading.weights.opened_weights import OpenedWeights
-from inference.loading.weights.tensor_files import SafetensorsFiles
 from inference.models.layer_configs import ExpertsConfig
 from inference.models.layers.experts import (
     Routes,
@@ -23,8 +19,8 @@ from inference.models.layers.experts import (
     load_mixture,
     route,
 )
-from inference.models.layers.linear import LinearFactory
 from tests.cases import each_case
+from tests.inference.models.ranks import MemoryFiles, weights_of
 
 HIDDEN, INNER, SHARED_INNER, NUM_EXPERTS, PER_TOKEN, NUM_ROWS = 32, 16, 48, 6, 3, 40
 CPU = torch.device("cpu")
@@ -49,29 +45,25 @@ def random_block(config: ExpertsConfig) -> torch.nn.Module:
     return block
 
 
-def opened(block: torch.nn.Module, folder: Path, stacked: bool) -> OpenedWeights:
+def opened(block: torch.nn.Module, stacked: bool) -> OpenedWeights:
     """Opens the experts as files hold them: in stacks, or each by its own name."""
     state = {f"{PREFIX}.{key}": value for key, value in block.state_dict().items()}
     if not stacked:
         gate_up = state.pop(f"{PREFIX}.experts.gate_up_proj")
         down = state.pop(f"{PREFIX}.experts.down_proj")
         for expert in range(NUM_EXPERTS):
-            own = f"{PREFIX}.experts.{expert}"
             gate, up = gate_up[expert].chunk(2)
             for part, weight in (("gate", gate), ("up", up), ("down", down[expert])):
-                state[f"{own}.{part}_proj.weight"] = weight.contiguous()
-    file = folder / f"experts-{stacked}.safetensors"
-    save_file(state, file)
-    files = by_expert(SafetensorsFiles([file]))
-    return OpenedWeights(files, LinearFactory(CPU, torch.float32, exact=True), lambda _: None)
+                state[f"{PREFIX}.experts.{expert}.{part}_proj.weight"] = weight
+    return weights_of(by_expert(MemoryFiles(state)))
 
 
 @torch.inference_mode()
-def test_rows_in_both_phases_and_grouped_are_as_the_reference_has_them(tmp_path: Path) -> None:
+def test_rows_in_both_phases_and_grouped_are_as_the_reference_has_them() -> None:
     x = torch.randn(NUM_ROWS, HIDDEN)
     for config, stacked in ((SHARED, False), (SHARED, True), (UNSHARED, True)):
         block = random_block(config)
-        expected, weights = block(x.unsqueeze(0)).squeeze(0), opened(block, tmp_path, stacked)
+        expected, weights = block(x.unsqueeze(0)).squeeze(0), opened(block, stacked)
         mlp = load_mixture(config, weights, PREFIX)
         for phase in (mlp.prefill, mlp.decode):
             torch.testing.assert_close(phase(x), expected, rtol=1e-4, atol=1e-5)

@@ -18,11 +18,10 @@ from inference.models.adapter import AdapterWeights, LowRank
 from inference.models.layer_configs import ExpertsConfig
 from inference.models.layers.experts import load_mixture
 from inference.models.native.adapters import AdaptedStack, NativeAdapter, native_adapter
-from inference.models.native.layers import NativeLayer
-from inference.models.native.load_layer import load_experts
-from inference.models.native.packing import Format, Packer
+from inference.models.native.model import NativeModel
+from inference.models.native.packing import Format
 from tests.cases import each_case
-from tests.inference.models.dense_weights import DenseWeights, random_weights
+from tests.inference.models.dense_weights import random_weights
 from tests.inference.models.native.packed_decoder import (
     CONFIG,
     FORMATS,
@@ -34,10 +33,7 @@ from tests.inference.models.native.packed_decoder import (
     TOLERANCE,
     VOCAB_SIZE,
     Sequences,
-    build,
     decoder,
-    norm,
-    pack_dense,
     relative_error,
     run,
 )
@@ -204,7 +200,6 @@ def test_adapters_change_their_own_rows_alone(library: ctypes.CDLL, is_packed: b
         assert relative_error(together[0], floats[0]) < TOLERANCE
 
 
-PREFIX = "model.layers.0.mlp"
 SIZES = {"num_experts": 6, "experts_per_token": 2, "intermediate_size": 256}
 FINE = {"num_experts": 24, "experts_per_token": 4, "intermediate_size": 16}
 MIXTURES = {
@@ -219,38 +214,35 @@ MIXTURES = {
 }
 
 
-def normed_sums(
-    library: ctypes.CDLL, config: ExpertsConfig, weights: DenseWeights, table: torch.Tensor
-) -> torch.Tensor:
-    """A layer whose attention adds nothing, and a head of ones and zeros: logits are the normalised
-    rows."""
-    sparse = {"experts": config, "mlps": ("sparse",)}
-    layer = NativeLayer(
-        qkv=[pack_dense(torch.zeros(2 * HIDDEN, HIDDEN))],
-        output=[pack_dense(torch.zeros(HIDDEN, HIDDEN))],
-        input_norm=norm(),
-        mlp_norm=norm(),
-        experts=load_experts(replace(CONFIG, **sparse), weights, PREFIX, Packer(library)),
-    )
-    native = build(library, pack_dense(table), pack_dense(torch.eye(HIDDEN)), layer, **sparse)
-    return run(native, range(VOCAB_SIZE), [0] * 25 + [1] * 25)
-
-
 @torch.inference_mode()
 @each_case("name", MIXTURES)
 def test_the_sum_of_experts_is_torchs(library: ctypes.CDLL, name: str) -> None:
-    """What is no number stays in its row."""
+    """What is no number stays in its row. Attention adds nothing, and the head is of ones and
+    zeros: logits are the normalised rows."""
     config = MIXTURES[name]
-    sparse = {"experts": config, "mlps": ("sparse",), "num_layers": 1}
-    weights = random_weights(replace(CONFIG, architecture="qwen2_moe", **sparse))
-    table = torch.randn(VOCAB_SIZE, HIDDEN, generator=torch.Generator().manual_seed(2))
-    actual = normed_sums(library, config, weights, table)
-    mlp = load_mixture(config, weights, PREFIX)
-    summed = table + mlp.prefill(rms_norm(table, (HIDDEN,), eps=1e-5))
+    own = {"experts": config, "mlps": ("sparse",), "num_layers": 1, "vocab_size": HIDDEN}
+    whole = replace(CONFIG, architecture="qwen2_moe", **own)
+    weights = random_weights(whole)
+    for key, tensor in weights.tensors.items():
+        if tensor.ndim == 1:
+            tensor.fill_(1)
+        elif "self_attn" in key:
+            tensor.zero_()
+    weights.tensors["lm_head.weight"].copy_(torch.eye(HIDDEN))
+    table = weights.tensors["model.embed_tokens.weight"]
+    table.copy_(torch.randn(HIDDEN, HIDDEN, generator=torch.Generator().manual_seed(2)))
+
+    def normed_sums() -> torch.Tensor:
+        native = NativeModel(library, whole, weights, CONFIG.max_positions, "fp32").decoder
+        return run(native, range(VOCAB_SIZE), [0] * 25 + [1] * 25)
+
+    actual, rows = normed_sums(), table[:VOCAB_SIZE]
+    mlp = load_mixture(config, weights, "model.layers.0.mlp")
+    summed = rows + mlp.prefill(rms_norm(rows, (HIDDEN,), eps=1e-5))
     expected = rms_norm(summed, (HIDDEN,), eps=1e-5)
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
     table[24, 3] = torch.nan  # the last of its sequence
-    damaged = normed_sums(library, config, weights, table)
+    damaged = normed_sums()
     assert damaged[24].isnan().all()
     others = [row for row in range(VOCAB_SIZE) if row != 24]
     assert torch.equal(damaged[others], actual[others])

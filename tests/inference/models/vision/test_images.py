@@ -27,11 +27,11 @@ from tests.inference.models.families import parity, tiny_hybrid
 from tests.inference.models.families.rows import Row
 from tests.inference.models.families.tiny_hybrid import BLOCK_TOKENS
 from tests.inference.models.vision import tiny_mmproj
-from tests.inference.models.vision.image_models import IMAGE_MODELS
 from tests.inference.models.vision.tiny_gemma3 import OLD_NAMES
 from tests.inference.models.vision.tiny_idefics3 import SIDE
 from tests.inference.models.vision.tiny_images import TEXT, Part, TinyModel, submit
 from tests.inference.models.vision.tiny_pixtral import NAMED
+from tests.inference.models.vision.tiny_qwen import IMAGE_MODELS
 from tests.slow_cases import slow_but
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -33,9 +33,8 @@ from tests.cases import each_case
 from tests.inference.loading import conftest
 from tests.inference.models.families import tiny_hybrid
 from tests.inference.models.families.test_configs import PUBLISHED, QWEN3_5
-from tests.inference.models.vision.image_models import IMAGE_MODELS
 from tests.inference.models.vision.tiny_images import IMAGE_TOKEN
-from tests.inference.models.vision.tiny_qwen import QWEN3_VL
+from tests.inference.models.vision.tiny_qwen import IMAGE_MODELS, QWEN3_VL
 
 Facts = dict[str, Any]
 QWEN2_5_VL_3B, QWEN3_VL_8B = PUBLISHED["qwen2.5-vl-3b"], PUBLISHED["qwen3-vl-8b"]

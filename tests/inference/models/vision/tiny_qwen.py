@@ -17,7 +17,10 @@ from tests.inference.models.families import hybrid_gguf, tiny_gguf
 from tests.inference.models.families import tiny_hybrid as hybrid
 from tests.inference.models.families.rows import Row
 from tests.inference.models.vision import tiny_images, tiny_mmproj
+from tests.inference.models.vision.tiny_gemma3 import GEMMA3
+from tests.inference.models.vision.tiny_idefics3 import IDEFICS3, SMOLVLM
 from tests.inference.models.vision.tiny_images import IMAGE_TOKEN, Grid, TinyModel, seeded
+from tests.inference.models.vision.tiny_pixtral import MISTRAL3, PIXTRAL
 
 START_TOKEN, END_TOKEN = 121, 122
 PATCH_PX, MERGE = 2, 2
@@ -182,3 +185,12 @@ QWEN = {
     for model_type in CONFIGS
 }
 QWEN3_VL = QWEN["qwen3_vl"]
+IMAGE_MODELS: dict[str, TinyModel] = {
+    "gemma3": GEMMA3,
+    "idefics3": IDEFICS3,
+    "llava": PIXTRAL,
+    "mistral3": MISTRAL3,
+    **QWEN,
+    "smolvlm": SMOLVLM,
+}
+"""All tiny models with images, by the type of their checkpoints."""
