@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import json
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from inference.loading.weights.named_files import unpacked
 from inference.models.registry import unsupported_reason
 from inference.models.stored_weights import GroupedWeight
 from inference.protocol.load_errors import BadFileError
+from tests.inference.loading.conftest import edit_json
 from tests.inference.models.families import parity, tiny_gguf
 from tests.inference.models.families.rows import YARN, Row
 
@@ -94,9 +94,7 @@ def save_mxfp4(reference: PreTrainedModel, folder: Path) -> Path:
             del tensors[stack]
             tensors |= {f"{stack}_blocks": blocks, f"{stack}_scales": scales}
     save_file(tensors, folder / "model.safetensors")
-    config = json.loads((folder / "config.json").read_bytes())
-    config["quantization_config"] = {"quant_method": "mxfp4"}
-    (folder / "config.json").write_text(json.dumps(config))
+    edit_json(folder / "config.json", quantization_config={"quant_method": "mxfp4"})
     return folder
 
 

@@ -10,7 +10,6 @@ import gguf
 import torch
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
 
-from tests.inference.models.families import tiny_hybrid as hybrid
 from tests.inference.models.vision import tiny_images, tiny_mmproj
 from tests.inference.models.vision.tiny_images import IMAGE_TOKEN, Grid, TinyModel, seeded
 
@@ -26,8 +25,6 @@ NAMED = {IMAGE_TOKEN: "<image>", AROUND: "<fake_token_around_image>", WHOLE: "<g
 VISION = tiny_images.TOWER | {"image_size": IMAGE_PX, "patch_size": PATCH_PX}
 TEXT = tiny_images.TEXT_MODEL | {
     "model_type": "llama",
-    "num_hidden_layers": 3,
-    "vocab_size": hybrid.VOCAB_SIZE,
 }
 PROCESSOR = tiny_images.NORMALISED | {
     "size": {"longest_edge": LONGEST_PX},

@@ -35,6 +35,8 @@ TOWER = {
     "num_attention_heads": 2,
 }
 TEXT_MODEL = {
+    "vocab_size": hybrid.VOCAB_SIZE,
+    "num_hidden_layers": 3,
     "hidden_size": 32,
     "intermediate_size": 48,
     "num_attention_heads": 4,

@@ -12,7 +12,6 @@ import torch
 from torch.nn.functional import pad
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
 
-from tests.inference.models.families import tiny_hybrid as hybrid
 from tests.inference.models.families.tiny_gguf import in_pairs
 from tests.inference.models.vision import tiny_images, tiny_mmproj
 from tests.inference.models.vision.tiny_images import IMAGE_TOKEN, Grid, TinyModel, seeded
@@ -31,8 +30,6 @@ VISION = tiny_images.TOWER | {
 }
 TEXT = tiny_images.TEXT_MODEL | {
     "model_type": "mistral",
-    "vocab_size": hybrid.VOCAB_SIZE,
-    "num_hidden_layers": 3,
     "sliding_window": None,
     "rms_norm_eps": 1e-5,
 }

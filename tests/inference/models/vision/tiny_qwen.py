@@ -46,8 +46,6 @@ COMMON: dict[str, Any] = {
 }
 ROPE = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [4, 2, 2]}
 VL_TEXT = tiny_images.TEXT_MODEL | {
-    "vocab_size": hybrid.VOCAB_SIZE,
-    "num_hidden_layers": 3,
     "rope_parameters": ROPE | {"mrope_interleaved": True},
 }
 PROCESSOR = {
