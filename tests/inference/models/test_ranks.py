@@ -54,9 +54,7 @@ def ranks() -> Iterator[TwoRanks]:
 
 
 def whole_model(config: ModelConfig, files: TensorFiles) -> DecoderModel:
-    model = build_model(config, weights_of(files), CONTEXT_TOKENS, "fp32")
-    assert isinstance(model, DecoderModel)
-    return model
+    return build_model(config, weights_of(files), CONTEXT_TOKENS, "fp32")
 
 
 def rank_model(config: ModelConfig, files: TensorFiles, group: TorchRankGroup) -> DecoderModel:
@@ -235,7 +233,6 @@ def test_stacked_weights_are_cut_part_by_part() -> None:
     found = cuts["model.layers.0.mlp.gate_up_proj.weight"].ranges
     assert found == ((inner // 2, inner), (inner + inner // 2, 2 * inner))
     config = config_of("qwen3_5")
-    assert config.delta is not None
     tiled = replace(config, delta=replace(config.delta, are_value_heads_tiled=True))
     cut = rank_cuts(tiled, rank_share(tiled, 1, 2)).cuts["model.layers.0.linear_attn.dt_bias"]
     assert cut.ranges == ((1, 2), (3, 4)), "value heads 1 and 3 belong to key head 1"

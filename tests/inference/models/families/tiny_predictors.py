@@ -37,7 +37,6 @@ NEXTN = {
 
 def weights_of(directory: Path, config: ModelConfig) -> Weights:
     family = family_of(config)
-    assert family.predictor_name is not None
     return {
         family.predictor_name(family.hub_name(name), config): weight
         for name, weight in load_file(directory / "model.safetensors").items()

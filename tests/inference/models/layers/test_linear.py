@@ -56,7 +56,6 @@ def grouped(
     bits: int, out_features: int, in_features: int, *, bias: bool = False, seed: int = 0
 ) -> GroupedWeight:
     stored = stored_as(FORMATS[bits], out_features, in_features, seed)
-    assert isinstance(stored, GroupedWeight)
     generator = torch.Generator().manual_seed(seed)
     return replace(stored, bias=torch.randn(out_features, generator=generator) if bias else None)
 

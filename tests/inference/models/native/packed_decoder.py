@@ -46,7 +46,6 @@ def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def dense(stored: StoredWeight) -> DenseWeight:
-    assert not isinstance(stored, DenseWeight)
     return DenseWeight(weight=stored.dequantize())
 
 

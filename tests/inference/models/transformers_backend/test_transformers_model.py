@@ -181,7 +181,6 @@ def test_a_whole_load(row: Row, tmp_path: Path) -> None:
     else:
         assert "OlmoHybridForCausalLM with its own cache" in report.compiled
         assert "much slower" in report.compiled and "states of 2 sequences" in report.context_reason
-    assert loaded.sleeper is not None
     loaded.sleeper.fall_asleep()
     loaded.sleeper.wake()  # which runs its first steps
 
@@ -207,7 +206,6 @@ def test_the_engine_answers_over_a_cache_of_its_own(model_type: str, tmp_path: P
     """A state is found again with its prefix, and a step leaves the one that it read."""
     reference, model = built(model_type, tmp_path)
     kept = model.config.module_cache
-    assert kept is not None
     if model_type in (PLAIN, INDEXED, "rwkv"):
         parity.check_batch_mates(reference, model)
         parity.check_preemption(reference, model)
@@ -252,7 +250,6 @@ def test_memory_is_planned_by_what_the_cache_keeps() -> None:
     assert [entry.part for entry in kept.tokens] == ["attention", "indexer"] * 2
     # Groups of several tokens lie in blocks as well.
     kept = detected_config(parse_config(config_of(small_row("deepseek_v4")), {})).module_cache
-    assert kept is not None
     assert [(entry.layer, entry.part) for entry in kept.tokens] == [
         *((0, "attention"), (1, "attention"), (1, "compressor"), (1, "indexer")),
         *((2, "attention"), (2, "compressor")),

@@ -76,7 +76,6 @@ def test_batch_mates_in_chunks_preemption_drafts_and_prefixes(
 ) -> None:
     library = request.getfixturevalue("library") if is_native else None
     subject = Subject(name, tmp_path, library)
-    assert subject.model.tower is not None
     subject.check(prefill_tokens_per_step=7)
     if not is_native:
         chosen = "several", "one"
@@ -166,14 +165,12 @@ NOT_OF_BOTH = {"image_mean", "image_std", "has_norm_plus_one", "has_swapped_mlp_
 def config_of(model: AnyModel) -> dict[str, Any]:
     """The vision config, as float32 holds its numbers."""
     vision = model.config.vision
-    assert vision is not None
     fields = {name: getattr(vision, name) for name in VisionConfig.__slots__}
     kept = {name: value for name, value in fields.items() if name not in NOT_OF_BOTH}
     return kept | {name: round(value, 9) for name, value in kept.items() if type(value) is float}
 
 
 def rows_of(model: AnyModel, tiny: TinyModel) -> torch.Tensor:
-    assert model.tower is not None
     found = model.tower(torch.from_numpy(tiny.patches(b"1", tiny.grid)), tiny.grid)
     return torch.cat((found.embeddings, *found.deepstack), dim=1)
 
@@ -241,7 +238,6 @@ def test_a_trial_runs_a_tile_or_a_part_of_an_image(
 ) -> None:
     """``num_blocks``: how many rows' products the trial may compute; ``None``: as many as usual."""
     model = tiny_hybrid.on_torch(IMAGE_MODELS[name].save(tmp_path / "model"), tmp_path)
-    assert model.tower is not None
     if num_blocks is not None:
         operations = num_blocks * trial.block_weights(model.tower.config)
         monkeypatch.setattr(trial, "LARGEST_TRIAL_OPERATIONS", operations)

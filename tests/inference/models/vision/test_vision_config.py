@@ -20,7 +20,7 @@ from inference.loading.sources.sources import path_files
 from inference.loading.weights.named_files import without_absent_tower
 from inference.models.families.registry import family_of
 from inference.models.families.tower import with_pixels
-from inference.models.vision_config import KEPT_ROWS_BYTES, VisionConfig
+from inference.models.vision_config import KEPT_ROWS_BYTES
 from inference.protocol.images import image_layout
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import (
@@ -111,7 +111,6 @@ READ: list[tuple[Facts, Facts, Facts]] = [
 def test_directories_with_and_without_a_processor_or_a_tower(tmp_path: Path) -> None:
     for config, processor, read in READ:
         vision = read_directory_config(write_configs(tmp_path, config, processor)).vision
-        assert vision is not None
         assert {key: attrgetter(key)(vision) for key in read} == read
         found = image_layout(1920, 1080, vision)
         if config is IDEFICS3:
@@ -199,12 +198,6 @@ def described(path: Path, file: str | None = None) -> DescribedModel:
     return found
 
 
-def vision_of(path: Path) -> VisionConfig:
-    found = described(path).config.vision
-    assert found is not None
-    return found
-
-
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return QWEN3_VL.save_gguf(tmp_path_factory.mktemp("qwen3_vl"))
@@ -233,11 +226,11 @@ def test_a_file_beside_the_model_is_found_unless_there_are_to_be_no_images(
 def test_what_a_file_or_a_vocabulary_leaves_out(tmp_path: Path) -> None:
     gemma3, idefics3 = IMAGE_MODELS["gemma3"], IMAGE_MODELS["idefics3"]
     unused = {120: "120", 99: "<unused7>", 101: "<unused8>"}
-    vision = vision_of(gemma3.save_gguf(tmp_path / "gemma3", tokens=unused))
+    vision = described(gemma3.save_gguf(tmp_path / "gemma3", tokens=unused)).config.vision
     assert vision.image_token_id == 101 and vision.text is not None
     assert vision.text.written == "\n\n<start_of_image><unused8><end_of_image>\n\n"
     changes = {"vision.preproc_image_size": None}
-    vision = vision_of(idefics3.save_gguf(tmp_path / "idefics3", **changes))
+    vision = described(idefics3.save_gguf(tmp_path / "idefics3", **changes)).config.vision
     assert vision.division == "none" and vision.most_tiles == 1
 
 
