@@ -30,7 +30,6 @@ from inference.models.step_input import (
     Query,
     StepInput,
     aligned,
-    block_table_of,
 )
 from tests.cases import each_case
 from tests.inference.models.dense_weights import TINY
@@ -40,23 +39,14 @@ CPU = torch.device("cpu")
 BLOCK_TOKENS = 4
 
 
-def mixed_step(**changes: object) -> StepInput:
-    """A sequence with two drafts, one that decodes alone, and a chunk of a prompt."""
-    fields: dict[str, object] = {
-        "token_ids": [10, 11, 12, 20, 30, 31, 32, 33, 34],
-        "starts": [6, 2, 3],
-        "query_lens": [3, 1, 5],
-        "block_table": block_table_of([[5, 2, 7, 9], [3], [1, 4, 6]]),
-        "block_tokens": BLOCK_TOKENS,
-        "num_decodes": 2,
-        "logit_rows": [0, 1, 2, 3, 8],
-        "state_slots": ([2, 3, 0], [4, 5, 6]),
-    }
-    return StepInput.of_queries(**(fields | changes))  # type: ignore[arg-type]
+QUERIES = ([10, 11, 12], 6, [5, 2, 7, 9]), ([20], 2, [3]), (range(30, 35), 3, [1, 4, 6])
+"""A sequence with two drafts, one that decodes alone, and a chunk of a prompt."""
+SLOTS = [2, 3, 0], [4, 5, 6]
 
 
 def test_a_step_and_what_a_device_gets_of_it() -> None:
-    given = mixed_step()
+    size: dict[str, Any] = {"block_tokens": BLOCK_TOKENS, "num_decodes": 2}
+    given = step_of(*QUERIES, **size, logit_rows=[0, 1, 2, 3, 8], state_slots=SLOTS)
     assert given.positions.tolist() == [6, 7, 8, 2, 3, 4, 5, 6, 7]
     assert given.slots.tolist() == [10, 11, 28, 14, 7, 16, 17, 18, 19]
     assert given.query_start.tolist() == [0, 3, 4, 9]
@@ -83,12 +73,10 @@ def test_a_step_and_what_a_device_gets_of_it() -> None:
     assert step.logit_rows is None and step.state_reads is None
     assert step.states_of(step.prompts[0]) == (EMPTY_STATE, LONE_STATE)
     # Tokens that only the device knows come first.
-    plain = {"query_lens": [1, 1, 5], "token_ids": [0, 0, 30, 31, 32, 33, 34], "logit_rows": None}
-    unread = torch.tensor([77, 78])
-    step = DeviceStep.of(mixed_step(**plain, unread_ids=unread), CPU)
+    decodes, unread = (([0], 6, [5, 2]), ([0], 2, [3])), torch.tensor([77, 78])
+    step = DeviceStep.of(step_of(*decodes, QUERIES[2], **size, unread_ids=unread), CPU)
     assert step.token_ids.tolist() == [77, 78, 30, 31, 32, 33, 34]
-    queries = ([0], 6, [1, 2]), ([0], 2, [3])
-    alone = step_of(*queries, block_tokens=4, num_decodes=2, unread_ids=unread)
+    alone = step_of(*decodes, **size, unread_ids=unread)
     assert DeviceStep.of(alone, CPU).token_ids is unread
 
 
@@ -128,13 +116,8 @@ def test_adapters_together_or_one_by_one_are_the_same_sums(
     adapters: tuple[TorchAdapter | None, ...], groups: list[tuple[TorchAdapter, object]]
 ) -> None:
     """Of five rows that decode, and a prompt of three."""
-    lens = [1] * NUM_DECODES + [3]
-    table = np.zeros((len(lens), 1), dtype=np.int32)
-    step = StepInput.of_queries(
-        *([0] * NUM_ROWS, [0] * len(lens), lens, table, 4),
-        num_decodes=NUM_DECODES,
-        adapters=adapters,
-    )
+    queries = [([0], 0, [0])] * NUM_DECODES + [([0] * 3, 0, [0])]
+    step = step_of(*queries, block_tokens=4, num_decodes=NUM_DECODES, adapters=adapters)
     assert row_groups(step, together=True) == groups
     x = torch.randn(NUM_ROWS, 8, generator=torch.Generator().manual_seed(7))
     one_by_one, together = (

@@ -291,13 +291,15 @@ def answered(engine: Engine) -> dict[str, list[int]]:
 
 @pytest.mark.usefixtures("made")
 @pytest.mark.parametrize("name", slow_but(NAMES, "qwen3_5_moe", "glm4_moe"))
-def test_answers_from_packed_weights(name: str, data_dir: Path, tmp_path: Path) -> None:
+def test_answers_from_packed_weights(name: str, native_cache_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "data" / "cache").mkdir(parents=True)
+    (tmp_path / "data" / "cache" / "native").symlink_to(native_cache_dir)
     file = save_gguf(name, save(name, tmp_path / "saved"))
     found = []
     for speculation in ("off", "auto", "mtp"):
         own = {"quantization": "q8", "kv_memory_bytes": 4_000_000, "speculation": speculation}
         spec = LoadSpec(job_id="1", model="m", source=f"path:{file}", devices=["cpu"], **own)
-        loaded = load_engine(spec, data_dir, lambda progress: None, check_when_idle=True)
+        loaded = load_engine(spec, tmp_path / "data", lambda progress: None, check_when_idle=True)
         if not loaded.report.compiled.startswith("native decoder"):
             pytest.skip(loaded.report.compiled)
         found.append(answered(loaded.engine))
