@@ -315,9 +315,8 @@ class Packer:
 
     def each(self, work: Callable[[Item, Packer], Result], items: Sequence[Item]) -> list[Result]:
         """``work`` on every item, each by one thread with a packer of its own."""
+        assert self._threads is not None, "no thread's own packer"
         packer = Packer(self._library)
-        if self._threads is None:
-            return [work(item, packer) for item in items]
         return list(self._threads.map(lambda item: work(item, packer), items))
 
     def finish(self) -> None:

@@ -1,5 +1,5 @@
-"""What tests of models run in: the native decoder's library, a load's data directory, and how many
-threads they compute with."""
+"""What tests of models run in: the native decoder's library, and how many threads they compute
+with."""
 
 from __future__ import annotations
 
@@ -19,15 +19,6 @@ def library(native_cache_dir: Path) -> ctypes.CDLL:
     if find_compiler() is None:
         pytest.skip("no C++ compiler")
     return load_library(native_cache_dir)
-
-
-@pytest.fixture
-def data_dir(tmp_path: Path, native_cache_dir: Path) -> Path:
-    """The data directory of a load, where the native decoder is compiled already."""
-    directory = tmp_path / "data"
-    (directory / "cache").mkdir(parents=True)
-    (directory / "cache" / "native").symlink_to(native_cache_dir)
-    return directory
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from inference.models.config import ModelConfig
 from inference.models.families.registry import family_of
 from inference.models.layers.linear import LinearFactory
 from inference.models.ranks import TorchRankGroup
-from inference.models.stored_weights import GroupedWeight, StoredWeight
+from inference.models.stored_weights import DenseWeight, PackedWeight, StoredWeight
 
 CPU = torch.device("cpu")
 TIMEOUT_S = 300.0
@@ -55,7 +55,7 @@ class TwoRanks:
 
 
 class MemoryTensor(FileTensor):
-    def __init__(self, tensor: torch.Tensor, packed: GroupedWeight | None = None) -> None:
+    def __init__(self, tensor: torch.Tensor, packed: PackedWeight | None = None) -> None:
         """``packed``: the weight as ``stored`` gives it."""
         self._tensor, self._packed = tensor, packed
         self.shape, self.num_bytes = tuple(tensor.shape), tensor.nbytes
@@ -65,7 +65,7 @@ class MemoryTensor(FileTensor):
         return self._tensor
 
     def stored(self) -> StoredWeight:
-        return self._packed or super().stored()
+        return self._packed or DenseWeight(weight=self._tensor.flatten(0, -2))
 
 
 class MemoryFiles(TensorFiles):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ import torch
 
 from inference.loading.weights.tensor_files import TensorFiles
 from inference.models.adapter import AdapterWeights, LowRank, adaptable_shapes
-from inference.models.backend import AnyModel, KVStorage, PlainBackend
+from inference.models.backend import AnyModel
 from inference.models.config import ModelConfig
 from inference.models.decoder import DecoderLayers, DecoderModel
 from inference.models.errors import UnsplittableError, UnsupportedAdapterError
@@ -21,20 +21,13 @@ from inference.models.kv_format import KVFormat
 from inference.models.native.model import NativeModel
 from inference.models.registry import build_model, unsupported_reason
 from inference.models.splits import LayerRange, check_ranges, stage_config
-from inference.models.stage import (
-    AnyFirstStage,
-    BuiltStage,
-    Stage,
-    adapter_of_stage,
-    as_first_stage,
-    step_of_stage,
-)
-from inference.models.step_input import ImageEmbeddings, StepImages, StepInput
+from inference.models.stage import adapter_of_stage, as_first_stage, step_of_stage
+from inference.models.step_input import StepInput
 from inference.models.weight_source import ForwardedWeights
 from tests.cases import each_case
 from tests.inference.models.ranks import MemoryFiles, random_tensors, weights_of
-from tests.inference.models.steps import step_of
-from tests.inference.models.test_rank_forward import PackedFiles
+from tests.inference.models.steps import images_of, logits_of, step_of
+from tests.inference.models.test_ranks import PackedFiles
 from tests.inference.models.tiny_configs import ALL_FACTS, config_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -70,84 +63,32 @@ def whole(
     return NativeModel(library, config, weights, CONTEXT_TOKENS, kv_format)
 
 
-def staged(
-    config: ModelConfig,
-    files: TensorFiles,
-    ranges: Sequence[LayerRange],
-    libraries: Sequence[ctypes.CDLL | None],
-    kv_format: KVFormat = "fp32",
-) -> StagesInProcess:
-    """``libraries``: of each stage, as of ``whole``."""
-    check_ranges(config, ranges)
-    stages: list[BuiltStage] = []
-    for layers, library in zip(ranges, libraries, strict=True):
-        weights = ForwardedWeights(weights_of(files), layers.whole_name)
-        given = stage_config(config, layers), weights, CONTEXT_TOKENS, kv_format
-        if library is not None:
-            stages.append(NativeModel(library, *given, has_outer=layers.is_first))
-        else:
-            stages.append((DecoderModel if layers.is_first else DecoderLayers)(*given))
-    return StagesInProcess(config, as_first_stage(stages[0]), stages[1:], ranges)
+class Staged:
+    """Stages in this process, each with its own storage."""
 
-
-@torch.inference_mode()
-def logits_of(model: AnyModel, images: StepImages | None = None) -> list[torch.Tensor]:
-    """A prompt in two chunks over a block's end, the second beside another sequence that decodes;
-    a third one starts from the first one's block; then two decode, one of them with a draft."""
-    kv = model.new_kv(8, BLOCK_TOKENS, 8)
-    tokens = [token * 7 % model.config.vocab_size for token in range(3, 3 + 60)]
-
-    def forward(step_images: StepImages | None = None, **given: object) -> torch.Tensor:
-        step = step_of(*queries, block_tokens=BLOCK_TOKENS, **given)
-        return model.forward(replace(step, images=step_images), kv)
-
-    found = []
-    queries = [(tokens[:32], 0, [0])]
-    found.append(forward(images, logit_rows=[31], state_slots=([0], [1])))
-    queries = [(tokens[40:45], 0, [4, 5])]
-    found.append(forward(logit_rows=[], state_slots=([0], [2])))
-    queries = [(tokens[45:46], 5, [4, 5]), (tokens[32:38], 32, [0, 1])]
-    found.append(forward(num_decodes=1, logit_rows=[0, 6], state_slots=([2, 1], [4, 3])))
-    queries = [(tokens[50:53], 32, [0, 6])]
-    found.append(forward(state_slots=([1], [6])))
-    queries = [(tokens[46:47], 6, [4, 5]), (tokens[38:40], 38, [0, 1])]
-    found.append(forward(num_decodes=2, state_slots=([4, 3], [2, 5])))
-    return found
-
-
-@dataclass(frozen=True, slots=True)
-class StoragesInProcess:
-    stages: tuple[KVStorage, ...]
-
-    @property
-    def block_tokens(self) -> int:
-        return self.stages[0].block_tokens
-
-    def block(self, block_id: int) -> dict[str, torch.Tensor]:
-        raise NotImplementedError
-
-
-class StagesInProcess(PlainBackend):
     def __init__(
         self,
         config: ModelConfig,
-        first: AnyFirstStage,
-        others: Sequence[Stage[Any]],
+        files: TensorFiles,
         ranges: Sequence[LayerRange],
+        libraries: Sequence[ctypes.CDLL | None],
+        kv_format: KVFormat = "fp32",
     ) -> None:
-        self.config = config
-        self.first = first
-        self.stages: tuple[Stage[Any], ...] = (first, *others)
-        self.ranges = tuple(ranges)
-        self.dtype, self.device = first.dtype, first.device
-        self.kv_format: KVFormat = first.kv_format
-        self.copies_context = any(stage.copies_context for stage in self.stages)
+        """``libraries``: of each stage, as of ``whole``."""
+        check_ranges(config, ranges)
+        self.config, self.ranges = config, ranges
+        self.stages: list[Any] = []
+        for layers, library in zip(ranges, libraries, strict=True):
+            weights = ForwardedWeights(weights_of(files), layers.whole_name)
+            given = stage_config(config, layers), weights, CONTEXT_TOKENS, kv_format
+            if library is not None:
+                stage: Any = NativeModel(library, *given, has_outer=layers.is_first)
+            else:
+                stage = (DecoderModel if layers.is_first else DecoderLayers)(*given)
+            self.stages.append(stage if self.stages else as_first_stage(stage))
 
-    def new_kv(
-        self, num_blocks: int, block_tokens: int, num_state_slots: int = 0
-    ) -> StoragesInProcess:
-        sizes = num_blocks, block_tokens, num_state_slots
-        return StoragesInProcess(tuple(stage.new_kv(*sizes) for stage in self.stages))
+    def new_kv(self, *sizes: int) -> list[Any]:
+        return [stage.new_kv(*sizes) for stage in self.stages]
 
     def prepare_adapter(self, weights: AdapterWeights) -> tuple[Any, ...]:
         parts = (adapter_of_stage(weights, layers) for layers in self.ranges)
@@ -156,25 +97,17 @@ class StagesInProcess(PlainBackend):
             for stage, part in zip(self.stages, parts, strict=True)
         )
 
-    def forward(self, step: StepInput, kv: StoragesInProcess) -> torch.Tensor:
+    def forward(self, step: StepInput, kv: list[Any]) -> torch.Tensor:
         last, hidden = len(self.stages) - 1, None
         for index, stage in enumerate(self.stages):
             own = step_of_stage(step, self.ranges[index], index, is_last=index == last)
             if hidden is not None:
                 hidden = hidden.to(stage.device, stage.dtype)
-            hidden = stage.forward_rows(own, hidden, kv.stages[index])
-        assert hidden is not None, "there are stages"
-        return self.first.head_logits(hidden)
+            hidden = stage.forward_rows(own, hidden, kv[index])
+        return self.stages[0].head_logits(hidden)
 
 
-def check(
-    found: list[torch.Tensor],
-    expected: list[torch.Tensor],
-    *,
-    exactly: bool,
-    tolerance: float = TOLERANCE,
-) -> None:
-    tolerance = 0 if exactly else tolerance
+def check(found: list[torch.Tensor], expected: list[torch.Tensor], tolerance: float = 0.0) -> None:
     pairs = zip(found, expected, strict=True)
     for ours, right in ((a.log_softmax(-1), b.log_softmax(-1)) for a, b in pairs):
         torch.testing.assert_close(ours, right, atol=tolerance, rtol=0)
@@ -187,8 +120,8 @@ def test_every_family_on_torch(name: str) -> None:
     files = MemoryFiles(random_tensors(config))
     expected = logits_of(whole(config, files))
     num_stages = min(3, config.num_layers)
-    model = staged(config, files, even_ranges(config, num_stages), [None] * num_stages)
-    check(logits_of(model), expected, exactly=False)
+    model = Staged(config, files, even_ranges(config, num_stages), [None] * num_stages)
+    check(logits_of(model), expected, TOLERANCE)
 
 
 @each_case("name", NATIVE)
@@ -200,9 +133,9 @@ def test_native_stages_are_exact(name: str, library: ctypes.CDLL) -> None:
     for kv_format in ("fp32", "int8"):
         expected = logits_of(whole(config, files, library, kv_format))
         ranges = even_ranges(config, num_stages)
-        model = staged(config, files, ranges, [library] * num_stages, kv_format)
-        assert model.first.sampler is not None
-        check(logits_of(model), expected, exactly=True)
+        model = Staged(config, files, ranges, [library] * num_stages, kv_format)
+        assert model.stages[0].sampler is not None
+        check(logits_of(model), expected)
 
 
 def test_blocks_of_rows_are_exact(library: ctypes.CDLL) -> None:
@@ -211,62 +144,51 @@ def test_blocks_of_rows_are_exact(library: ctypes.CDLL) -> None:
     torch.set_num_threads(2)
     tokens = [7 * i % config.vocab_size for i in range(90)]
     step = StepInput.of_sequence(tokens, BLOCK_TOKENS, logit_rows=slice(40, None))
-    parts = staged(config, files, ranges_of(1, 3, 4), [library] * 3)
+    parts = Staged(config, files, ranges_of(1, 3, 4), [library] * 3)
     models = whole(config, files, library), parts
     found = [model.forward(step, model.new_kv(3, BLOCK_TOKENS, 2)) for model in models]
     torch.set_num_threads(1)
     assert torch.equal(*found)
-    images = images_of(config, num_deep=2)  # of stages that do not attend
-    check(logits_of(parts, images), logits_of(models[0], images), exactly=True)
+    images = {"images": images_of(config, num_deep=2)}  # of stages that do not attend
+    check(logits_of(parts, first=images), logits_of(models[0], first=images))
 
 
-@each_case("is_native_first", [True, False])
-def test_native_stages_beside_torchs(library: ctypes.CDLL, is_native_first: bool) -> None:
+def test_native_stages_beside_torchs_and_ranges_that_are_not_the_models(
+    library: ctypes.CDLL,
+) -> None:
     config = config_of("qwen3_next")
     files = MemoryFiles(random_tensors(config))
-    libraries = [library, None] if is_native_first else [None, library]
-    model = staged(config, files, even_ranges(config, 2), libraries)
     expected = logits_of(whole(config, files))
-    check(logits_of(model), expected, exactly=False, tolerance=ACROSS_KERNELS)
-
-
-def images_of(config: ModelConfig, num_deep: int) -> StepImages:
-    generator = torch.Generator().manual_seed(3)
-    rows = [torch.randn(4, config.hidden_size, generator=generator) for _ in range(1 + num_deep)]
-    return StepImages(
-        rotary=torch.arange(32).repeat(3, 1).index_fill(1, torch.tensor([3, 4]), 2),
-        row_ids=torch.tensor([2, 3, 4, 5]),
-        rows=ImageEmbeddings(rows[0], tuple(rows[1:])),
-    )
+    for libraries in ([library, None], [None, library]):
+        model = Staged(config, files, even_ranges(config, 2), libraries)
+        check(logits_of(model), expected, ACROSS_KERNELS)
+    wrong = [ranges_of(1), ranges_of(1, 3), [LayerRange(1, 2)], []]
+    wrong += [[LayerRange(0, 2), LayerRange(*other)] for other in ((1, 2), (2, 2))]
+    for ranges in wrong:
+        with pytest.raises(UnsplittableError, match="each once and in order"):
+            check_ranges(config_of("llama"), ranges)
 
 
 @each_case("is_native", [True, False], ids=["native", "torch"])
 def test_images(library: ctypes.CDLL, is_native: bool) -> None:
     text = ALL_FACTS["qwen3_vl"]["text_config"] | {"num_hidden_layers": 4}
     config = config_of("qwen3_vl", text_config=text)
-    files, images = MemoryFiles(random_tensors(config)), images_of(config, num_deep=2)
+    files, images = MemoryFiles(random_tensors(config)), {"images": images_of(config, 2)}
     kind = library if is_native else None
-    expected = logits_of(whole(config, files, kind), images)
+    expected = logits_of(whole(config, files, kind), first=images)
     assert (expected[0] - logits_of(whole(config, files, kind))[0]).abs().max() > 0.1
     for ends in ((1, 4), (2, 4), (1, 2, 4)):
-        model = staged(config, files, ranges_of(*ends), [kind] * len(ends))
-        check(logits_of(model, images), expected, exactly=is_native)
+        model = Staged(config, files, ranges_of(*ends), [kind] * len(ends))
+        check(logits_of(model, first=images), expected, 0.0 if is_native else TOLERANCE)
 
 
 def adapter(config: ModelConfig, *layers: int) -> AdapterWeights:
-    generator = torch.Generator().manual_seed(4)
-
-    def low_rank(out_features: int, in_features: int) -> LowRank:
-        down = torch.randn(2, in_features, generator=generator)
-        return LowRank(down, torch.randn(out_features, 2, generator=generator), 0.1)
-
-    return AdapterWeights(
-        {
-            name: low_rank(*shape)
-            for name, shape in adaptable_shapes(config).items()
-            if int(name.split(".")[2]) in layers
-        }
-    )
+    generator, found = torch.Generator().manual_seed(4), {}
+    for name, (outputs, inputs) in adaptable_shapes(config).items():
+        if int(name.split(".")[2]) in layers:
+            down = torch.randn(2, inputs, generator=generator)
+            found[name] = LowRank(down, torch.randn(outputs, 2, generator=generator), 0.1)
+    return AdapterWeights(found)
 
 
 @each_case("is_native", [True, False], ids=["native", "torch"])
@@ -274,7 +196,7 @@ def test_adapters(library: ctypes.CDLL, is_native: bool) -> None:
     config = config_of("qwen3_5")
     files = MemoryFiles(random_tensors(config))
     kind = library if is_native else None
-    model, stages = whole(config, files, kind), staged(config, files, ranges_of(2, 4), [kind] * 2)
+    model, stages = whole(config, files, kind), Staged(config, files, ranges_of(2, 4), [kind] * 2)
     queries = (range(12), 0, [0]), (range(12, 20), 0, [1])
     slots = [0, 0], [1, 2]
     step = step_of(*queries, block_tokens=BLOCK_TOKENS, num_decodes=0, state_slots=slots)
@@ -285,20 +207,12 @@ def test_adapters(library: ctypes.CDLL, is_native: bool) -> None:
             adapters = (one.prepare_adapter(adapter(config, *layers)), None)
             kv = one.new_kv(2, BLOCK_TOKENS, 3)
             found.append(one.forward(replace(step, adapters=adapters), kv))
-        check([found[1]], [found[0]], exactly=is_native)
+        check([found[1]], [found[0]], 0.0 if is_native else TOLERANCE)
         assert not torch.allclose(found[0][:12], plain[:12], atol=0.01)
         torch.testing.assert_close(found[1][12:], plain[12:], atol=TOLERANCE, rtol=0)
     config = config_of("llama")
-    mixed = staged(config, MemoryFiles(random_tensors(config)), ranges_of(1, 2), [library, None])
+    mixed = Staged(config, MemoryFiles(random_tensors(config)), ranges_of(1, 2), [library, None])
     for name in ("lm_head", "model.layers.1.self_attn.rotary"):
         odd = AdapterWeights({name: LowRank(torch.zeros(1, 64), torch.zeros(96, 1), 1.0)})
         with pytest.raises(UnsupportedAdapterError, match="is not adapted"):
             mixed.prepare_adapter(odd)
-
-
-def test_ranges_that_are_not_the_models_layers() -> None:
-    wrong = [ranges_of(1), ranges_of(1, 3), [LayerRange(1, 2)], []]
-    wrong += [[LayerRange(0, 2), LayerRange(*other)] for other in ((1, 2), (2, 2))]
-    for ranges in wrong:
-        with pytest.raises(UnsplittableError, match="each once and in order"):
-            check_ranges(config_of("llama"), ranges)

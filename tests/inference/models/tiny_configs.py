@@ -13,7 +13,7 @@ from tests.inference.models.families.latent_gguf import ROWS as LATENT_ROWS
 from tests.inference.models.families.mixtures import CASES
 from tests.inference.models.families.rows import ROWS, SIZES
 from tests.inference.models.families.test_gpt_oss import ROW as GPT_OSS
-from tests.inference.models.vision.image_models import IMAGE_MODELS
+from tests.inference.models.vision.tiny_qwen import IMAGE_MODELS
 
 COMMON: dict[str, Any] = {"rms_norm_eps": 1e-6, "layer_norm_eps": 1e-5, "norm_epsilon": 1e-5}
 ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
@@ -28,7 +28,7 @@ FACTS: dict[str, dict[str, Any]] = {
     for row in (*ROWS, *LATENT_ROWS.values(), GPT_OSS)
 }
 for case in (CASES[name] for name in MIXTURES):
-    own = {"rope_parameters": ROPE} | case.overrides | {"model_type": case.model_type}
+    own = {"rope_parameters": ROPE} | case.config | {"model_type": case.model_type}
     FACTS[case.model_type] = COMMON | SIZES | own
 FACTS["llama4_text"] |= {"attention_chunk_size": 20}
 FACTS["kimi_k2"] = FACTS["deepseek_v3"] | {"model_type": "kimi_k2"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
@@ -22,7 +22,6 @@ from tests.cases import each_case
 
 pytestmark = pytest.mark.slow
 
-NUM_BLOCKS = 24
 TUNING = Tuning(
     decode_tile_tokens=16,
     decode_smallest_part=16,
@@ -52,14 +51,18 @@ class Case:
         self.device, self.block_tokens, self.lengths = device, block_tokens, lengths
         self.num_heads, num_kv_heads = heads
         counts = [-(-length // block_tokens) for length in lengths]
-        ids = torch.randperm(max(NUM_BLOCKS, sum(counts)), generator=generator).tolist()
+        num_blocks = max(24, sum(counts))
+        ids = torch.randperm(num_blocks, generator=generator).tolist()
         self.blocks = [[ids.pop() for _ in range(count)] for count in counts]
-        num_slots = (max(NUM_BLOCKS, sum(counts)) + 1) * block_tokens
+        num_slots = (num_blocks + 1) * block_tokens
         self.layer = new_layer(num_slots, num_kv_heads, head_dim, kv_format, device)
-        slots = [slot for row in range(len(lengths)) for slot in self._slots(row)]
-        pairs = torch.randn(2, len(slots), num_kv_heads, head_dim, generator=generator)
-        keys, values = pairs.to(device, dtype)
-        self.layer.write(torch.tensor(slots, device=device), keys, values)
+        self.written = [
+            blocks[position // block_tokens] * block_tokens + position % block_tokens
+            for blocks, length in zip(self.blocks, lengths, strict=True)
+            for position in range(length)
+        ]
+        pairs = torch.randn(2, len(self.written), num_kv_heads, head_dim, generator=generator)
+        self.layer.write(torch.tensor(self.written, device=device), *pairs.to(device, dtype))
         shape = sum(lengths), self.num_heads, head_dim
         self.queries = (torch.randn(shape, generator=generator) * 2).to(device, dtype)
 
@@ -75,15 +78,10 @@ class Case:
 
     def poison_the_rest(self) -> None:
         """What no sequence has written is not a number."""
-        written = [slot for row in range(len(self.lengths)) for slot in self._slots(row)]
         numbers = self.layer.entries if self.layer.scales is None else self.layer.scales
-        kept = numbers[written].clone()
+        kept = numbers[self.written].clone()
         numbers.fill_(math.nan)
-        numbers[written] = kept
-
-    def _slots(self, row: int) -> list[int]:
-        size, blocks = self.block_tokens, self.blocks[row]
-        return [blocks[p // size] * size + p % size for p in range(self.lengths[row])]
+        numbers[self.written] = kept
 
 
 def exact(layer: LayerKV) -> LayerKV:
@@ -92,64 +90,54 @@ def exact(layer: LayerKV) -> LayerKV:
     return LayerKV(layer.gather(num_blocks, 1, torch.float32).contiguous())
 
 
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """What a family does to scores beyond multiplying queries and keys."""
-
-    window: int | None = None
-    soft_cap: float | None = None
-    sinks: torch.Tensor | None = None
-    sees_ahead: bool = False
-    is_chunked: bool = False
-
-    def triton(self, tuning: Tuning) -> TritonAttention:
-        return TritonAttention(
-            *(self.window, 2, tuning, self.soft_cap),
-            sees_ahead=self.sees_ahead,
-            is_chunked=self.is_chunked,
-        )
-
-    @property
-    def torch(self) -> TorchAttention:
-        return TorchAttention(self.window, torch.float32, self.soft_cap, is_chunked=self.is_chunked)
-
-
-PLAIN = Scores()
 SINKS = torch.tensor([-2.0, 0.0, 3.0, 30.0])
 
 
-def attended(case: Case, step: DeviceStep, tuning: Tuning, scores: Scores) -> torch.Tensor:
+def attended(
+    case: Case,
+    step: DeviceStep,
+    tuning: Tuning = TUNING,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    **own: bool,
+) -> torch.Tensor:
+    attention = TritonAttention(window, 2, tuning, soft_cap, **own)
     queries = case.queries[: len(step.positions)]
-    return scores.triton(tuning).of_step(step)(queries, None, None, case.layer, scores.sinks)
+    return attention.of_step(step)(queries, None, None, case.layer, sinks)
 
 
-def check(case: Case, scores: Scores, *steps: DeviceStep) -> None:
+def check(case: Case, scores: dict[str, Any], *steps: DeviceStep) -> None:
+    """``scores``: what a family does to them beyond multiplying queries and keys."""
+    window, soft_cap = scores.get("window"), scores.get("soft_cap")
+    is_chunked = scores.get("is_chunked", False)
+    torchs = TorchAttention(window, torch.float32, soft_cap, is_chunked=is_chunked)
+    if (sinks := scores.get("sinks")) is not None:
+        scores = scores | {"sinks": (sinks := sinks.to(case.device))}
     for step in (case.decodes(), *steps):
         queries, layer = case.queries[: len(step.positions)], exact(case.layer)
         # Of a prompt from its start the reference takes the rows' own; here they are in the blocks.
         keys, values = layer.gather(step.slots, 1, torch.float32).unbind(1)
-        wanted = scores.torch.of_step(step)(queries.float(), keys, values, layer, scores.sinks)
-        error = (attended(case, step, TUNING, scores).float() - wanted).abs().max()
+        wanted = torchs.of_step(step)(queries.float(), keys, values, layer, sinks)
+        error = (attended(case, step, **scores).float() - wanted).abs().max()
         assert float(error) < TOLERANCE[queries.dtype]
 
 
-SCORES = {
-    "plain": Scores(),
-    "within a window": Scores(9),
-    **{f"within chunks of {n}": Scores(n, is_chunked=True) for n in (8, 13, 64)},
-    "with sinks": Scores(sinks=SINKS),
-    "with sinks in a window": Scores(9, sinks=SINKS),
-    "capped": Scores(soft_cap=2.0),
-    "capped in a window": Scores(9, soft_cap=2.0),
-}
-
-
-@each_case("name", SCORES)
-def test_a_step_of_decodes_drafts_and_prompts(device: torch.device, name: str) -> None:
+@each_case(
+    "scores",
+    [
+        {},
+        {"window": 9},
+        *({"window": n, "is_chunked": True} for n in (8, 13, 64)),
+        {"sinks": SINKS},
+        {"sinks": SINKS, "window": 9},
+        {"soft_cap": 2.0},
+        {"soft_cap": 2.0, "window": 9},
+    ],
+    ids=str,
+)
+def test_a_step_of_decodes_drafts_and_prompts(device: torch.device, scores: dict[str, Any]) -> None:
     """Slots that nobody wrote are not read."""
-    scores = SCORES[name]
-    if scores.sinks is not None:
-        scores = replace(scores, sinks=scores.sinks.to(device))
     case = Case(device, [21, 40, 19, 33])
     case.poison_the_rest()
     check(case, scores, case.step([20, 36, 0, 17], num_decodes=2), case.step([0, 1, 18, 32]))
@@ -164,7 +152,7 @@ def test_rows_that_see_those_behind_them(device: torch.device, window: int | Non
         rows = slice(first_row + seen.start - start, first_row + seen.stop - start)
         last_seen[rows] = seen.stop - 1
     ahead = replace(step, host=replace(step.host, last_seen=last_seen))
-    check(case, Scores(window, sees_ahead=True), ahead, step)
+    check(case, {"window": window, "sees_ahead": True}, ahead, step)
 
 
 @each_case(
@@ -184,20 +172,18 @@ def test_rows_that_see_those_behind_them(device: torch.device, window: int | Non
 def test_heads_and_formats(device: torch.device, given: dict[str, Any]) -> None:
     case = Case(device, [19, 3], **given)
     case.poison_the_rest()
-    check(case, PLAIN, case.step([17, 0]))
+    check(case, {}, case.step([17, 0]))
 
 
 @settings(max_examples=20, deadline=None)
 @drawn(data=st.data())
-def test_shapes_at_random(data: st.DataObject) -> None:
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def test_shapes_at_random(device: torch.device, data: st.DataObject) -> None:
     lengths = data.draw(st.lists(st.integers(1, 70), min_size=1, max_size=3))
     kinds: dict[str, Any] = {"heads": [(2, 2), (4, 2), (3, 1)], "head_dim": [16, 24, 72]}
     kinds |= {"block_tokens": [4, 8, 32], "kv_format": ["fp32", "int8"], "seed": range(100)}
-    given = {name: data.draw(st.sampled_from(values)) for name, values in kinds.items()}
-    case = Case(device, lengths, **given)
-    window = data.draw(st.none() | st.integers(1, 40))
-    scores = Scores(window, soft_cap=data.draw(st.sampled_from([None, 5.0])))
+    case = Case(device, lengths, **{k: data.draw(st.sampled_from(kinds[k])) for k in kinds})
+    window, soft_cap = data.draw(st.none() | st.integers(1, 40)), st.sampled_from([None, 5.0])
+    scores = {"window": window, "soft_cap": data.draw(soft_cap)}
     check(case, scores, case.step([data.draw(st.integers(0, n - 1)) for n in lengths]))
 
 
@@ -205,7 +191,7 @@ def test_a_row_is_the_same_whoever_is_beside_it(device: torch.device) -> None:
     case = Case(device, [70, 9, 33, 50, 64, 2, 16, 41])
 
     def decoded(tuning: Tuning = TUNING) -> torch.Tensor:
-        return attended(case, case.decodes(), tuning, PLAIN)
+        return attended(case, case.decodes(), tuning)
 
     among, whole = decoded(), decoded(replace(TUNING, decode_smallest_part=256))
     assert torch.allclose(among, whole, atol=1e-6), "one part or many are the same sum"
@@ -215,9 +201,6 @@ def test_a_row_is_the_same_whoever_is_beside_it(device: torch.device) -> None:
     assert not bool(found[[0, *range(2, 8)]].isnan().any())
     case.lengths, case.blocks = case.lengths[:1], case.blocks[:1]
     assert torch.equal(decoded()[0], among[0])
-
-
-def test_tiles_cover_every_row_once_and_start_with_the_deepest(device: torch.device) -> None:
-    case = Case(device, [37, 20])
-    tiles = row_tiles(case.step([0, 15]).host, 16)
+    # Tiles cover every row once, and the deepest come first.
+    tiles = row_tiles(Case(device, [37, 20]).step([0, 15]).host, 16)
     assert tiles == [(32, 5, 32, 0), (16, 16, 16, 0), (37, 5, 15, 1), (0, 16, 0, 0)]

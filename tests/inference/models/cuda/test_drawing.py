@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,11 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.engine.drawing import TorchDrawer, TritonDrawer
-from inference.engine.sampler import Sampler
-from inference.engine.sequence import Sequence
+from inference.engine.drawing import TorchDrawer
 from inference.models.cuda.drawing import draw_tokens, find_likeliest
-from inference.protocol.engine import SamplingParams
 from tests.cases import each_case
 
 pytestmark = pytest.mark.slow
@@ -28,8 +25,7 @@ LARGEST_UNIFORM = 1 - 2**-24
 BLOCK_TOKENS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class DrawParams:
+class DrawParams(NamedTuple):
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
@@ -37,10 +33,7 @@ class DrawParams:
 
 
 ALL_PARAMS = (
-    DrawParams(),
-    DrawParams(top_k=3),
-    DrawParams(top_p=0.7),
-    DrawParams(min_p=0.2),
+    *(DrawParams(), DrawParams(top_k=3), DrawParams(top_p=0.7), DrawParams(min_p=0.2)),
     DrawParams(temperature=0.6, top_k=40, top_p=0.9, min_p=0.01),
 )
 
@@ -75,11 +68,9 @@ def is_right(token_id: int, scores: Doubles, params: DrawParams, uniform: float)
     """What lies at a border within rounding may fall on either side."""
     for tilt in (1 - ROUNDING, 1, 1 + ROUNDING):
         kept = kept_weights(scores, params, tilt)
-        end = kept.cumsum() / kept.sum()
-        begin = end - kept / kept.sum()
-        if kept[token_id] > 0 and (
-            begin[token_id] - ROUNDING <= uniform <= end[token_id] + ROUNDING
-        ):
+        end = float(kept[: token_id + 1].sum() / kept.sum()) + ROUNDING
+        begin = float(kept[:token_id].sum() / kept.sum()) - ROUNDING
+        if kept[token_id] > 0 and begin <= uniform <= end:
             return True
     return False
 
@@ -141,7 +132,7 @@ def test_what_is_no_number_gets_some_token(
 @given(
     seed=st.integers(0, 100),
     vocab_size=st.sampled_from([1, 64, 65, 300]),
-    num_rows=st.sampled_from([1, 3]),
+    num_rows=st.integers(1, 3),
 )
 def test_the_likeliest_is_the_first_of_equals(
     device: torch.device, seed: int, vocab_size: int, num_rows: int
@@ -156,22 +147,3 @@ def test_the_likeliest_is_the_first_of_equals(
     scores[3] = -math.inf
     wanted = TorchDrawer().likeliest(scores)[1]
     assert find_likeliest(scores.to(device), BLOCK_TOKENS)[1].tolist() == wanted.tolist()
-
-
-def test_a_sampler_draws_the_same_with_one_launch(device: torch.device) -> None:
-    logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(2)) * 2
-    found = []
-    for drawer, to in ((TorchDrawer(), torch.device("cpu")), (TritonDrawer(device), device)):
-        sequences = [
-            Sequence(
-                f"row-{seed}",
-                [1],
-                SamplingParams(max_tokens=9, temperature=0.8, seed=seed, top_p=0.9, top_k=20),
-                context_tokens=100,
-                arrival=1,
-                deadline_s=0.0,
-            )
-            for seed in range(4)
-        ]
-        found.append(Sampler(50, drawer).sample(sequences, logits.to(to)).token_ids)
-    assert found[0] == found[1]

@@ -36,7 +36,7 @@ from inference.models.stored_weights import (
 )
 from inference.models.weight_source import DenseProduct
 from tests.cases import each_case
-from tests.inference.models.cuda.random_experts import (
+from tests.inference.models.stored_weights import (
     IN_FEATURES,
     K_KINDS,
     KINDS,
@@ -132,80 +132,65 @@ def test_codes_times_scales_are_numbers_of_float16() -> None:
     assert float(largest) * 255 < torch.finfo(torch.float16).max
 
 
-HIDDEN, INNER, NUM_ROWS = 64, 32, 5
+HIDDEN, INNER = 64, 32
 PREFIX = "model.layers.0.mlp"
 CONFIG = ExpertsConfig(num_experts=NUM_EXPERTS, experts_per_token=2, intermediate_size=INNER)
-BLOCK = 32, 32
-CPU = torch.device("cpu")
 
 
-def fp8(rows: int, columns: int) -> dict[str, torch.Tensor]:
-    scales = torch.rand(-(-rows // BLOCK[0]), -(-columns // BLOCK[1])) / 2000 + 1e-4
-    codes = (torch.randn(rows, columns) * 100).to(torch.float8_e4m3fn)
-    return {"weight": codes, "weight_scale_inv": scales}
+def opened(folder: Path, device: torch.device | None, *, gates_in_int8: bool) -> OpenedWeights:
+    """In fp8; on a card that has the kernel, which Triton's interpreter runs where there is none.
+    ``None``: for products one expert after the other."""
+    generator = torch.Generator().manual_seed(1)
 
+    def weight(rows: int, columns: int, in_int8: bool = False) -> dict[str, torch.Tensor]:
+        if in_int8:
+            codes = torch.randint(-128, 128, (rows, columns), generator=generator).to(torch.int8)
+            return {"weight": codes, "weight_scale": torch.full((rows, 1), 0.0005)}
+        scales = torch.rand(rows // 32, columns // 32, generator=generator) / 2000 + 1e-4
+        codes = (torch.randn(rows, columns, generator=generator) * 100).to(torch.float8_e4m3fn)
+        return {"weight": codes, "weight_scale_inv": scales}
 
-def int8(rows: int, columns: int) -> dict[str, torch.Tensor]:
-    codes = torch.randint(-128, 128, (rows, columns), dtype=torch.int8)
-    return {"weight": codes, "weight_scale": torch.rand(rows, 1) / 1000}
-
-
-FORMATS = {"fp8": (fp8, fp8), "gates otherwise than the rest": (int8, fp8)}
-"""The formats of gates, and of the other weights."""
-
-
-def opened(folder: Path, formats: str, factory: LinearFactory) -> OpenedWeights:
-    torch.manual_seed(1)
-    gate, others = FORMATS[formats]
-    tensors = {f"{PREFIX}.gate.weight": torch.randn(NUM_EXPERTS, HIDDEN)}
+    tensors = {f"{PREFIX}.gate.weight": torch.randn(NUM_EXPERTS, HIDDEN, generator=generator)}
     for expert in range(NUM_EXPERTS):
-        parts = {"gate": gate(INNER, HIDDEN), "up": others(INNER, HIDDEN)}
-        for name, part in (parts | {"down": others(HIDDEN, INNER)}).items():
+        parts = {"gate": weight(INNER, HIDDEN, gates_in_int8), "up": weight(INNER, HIDDEN)}
+        for name, part in (parts | {"down": weight(HIDDEN, INNER)}).items():
             own = f"{PREFIX}.experts.{expert}.{name}_proj"
             tensors |= {f"{own}.{key}": tensor for key, tensor in part.items()}
-    file = folder / "mixture.safetensors"
-    save_file(tensors, file)
-    quantization = Quantization(method="fp8", block=BLOCK)
-    files = PackedFiles(SafetensorsFiles([file], is_quantized=True), quantization)
+    save_file(tensors, folder / "mixture.safetensors")
+    quantization = Quantization(method="fp8", block=(32, 32))
+    read = SafetensorsFiles([folder / "mixture.safetensors"], is_quantized=True)
+    factory = LinearFactory(device or torch.device("cpu"), torch.float32, exact=device is None)
+    if device is not None:
+        factory.expert_trials = ExpertTrials(device, torch.float32)
+    files = PackedFiles(read, quantization)
     return OpenedWeights(by_expert(files), factory, lambda _: None)
 
 
-def card_factory(device: torch.device) -> LinearFactory:
-    """Of a card that has the kernel, which Triton's interpreter runs where there is none."""
-    factory = LinearFactory(device, torch.float32)
-    factory.expert_trials = ExpertTrials(device, torch.float32)
-    return factory
-
-
 @torch.inference_mode()
-@each_case("formats", FORMATS)
+@each_case("gates_in_int8", [False, True])
 def test_rows_are_as_one_expert_after_the_other_has_them(
-    device: torch.device, tmp_path: Path, formats: str
+    device: torch.device, tmp_path: Path, gates_in_int8: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    x = torch.randn(NUM_ROWS, HIDDEN, generator=torch.Generator().manual_seed(2))
-    exact = opened(tmp_path, formats, LinearFactory(CPU, torch.float32, exact=True))
+    x = torch.randn(5, HIDDEN, generator=torch.Generator().manual_seed(2))
+    exact = opened(tmp_path, None, gates_in_int8=gates_in_int8)
     loop = load_mixture(CONFIG, exact, PREFIX)
     routes = loop.routes(x)
     wanted = loop.experts.prefill(x, routes)
-    weights = opened(tmp_path, formats, card_factory(device))
+    weights = opened(tmp_path, device, gates_in_int8=gates_in_int8)
     experts = load_grouped(CONFIG, weights, PREFIX)
     on_device = Routes(routes.experts.to(device), routes.weights.to(device))
     found = experts.decode(x.to(device), on_device).cpu()
     # fp8 that is multiplied out on the way in is rounded to bfloat16.
     assert float((found - wanted).abs().max() / wanted.abs().max()) < 2**-7
-    if formats == "gates otherwise than the rest":
+    if gates_in_int8:
         int8_words, fp8_words = sorted(weights.report().split("; "))
         assert int8_words.startswith("4 x INT8 8-bit codes in a Triton kernel for experts")
         assert fp8_words.startswith("8 x F8_E4M3 fp8 codes in a Triton kernel for experts")
-
-
-def test_a_kernel_that_fails_leaves_dense_experts_and_reports_it(
-    device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("inference.models.cuda.experts.stacked_product", None)
-    weights = opened(tmp_path, "fp8", card_factory(device))
-    load_grouped(CONFIG, weights, PREFIX)
-    assert weights.report().endswith("dense in torch's grouped product: Triton: TypeError")
+    else:  # a kernel that fails leaves dense experts, and is reported
+        monkeypatch.setattr("inference.models.cuda.experts.stacked_product", None)
+        weights = opened(tmp_path, device, gates_in_int8=False)
+        load_grouped(CONFIG, weights, PREFIX)
+        assert weights.report().endswith("dense in torch's grouped product: Triton: TypeError")
 
 
 KIND_OF = {"Q4_1": "Q4", "Q5_0": "Q5", "Q5_1": "Q5 with minimums", "Q8_0": "Q8"}

@@ -8,7 +8,7 @@ from typing import Any
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tests.inference.models.families import parity
-from tests.inference.models.families.rows import THETA, Row, row_of
+from tests.inference.models.families.rows import THETA, Row
 
 EXPERTS: dict[str, Any] = {
     "num_experts_per_tok": 2,
@@ -53,20 +53,20 @@ SIGMOID = {"expert_gating_func": 2}
 UNSCALED = {"routed_scaling_factor": 1.5, "norm_topk_prob": False}
 
 CASES = {
-    "qwen3_moe": row_of("qwen3_moe", QWEN3, "qwen3moe"),
-    "qwen3_moe, one layer dense": row_of("qwen3_moe", QWEN3 | {"decoder_sparse_step": 2}),
-    "qwen2_moe": row_of("qwen2_moe", QWEN | {"shared_expert_intermediate_size": 48}, "qwen2moe"),
-    "mixtral": row_of(
+    "qwen3_moe": Row("qwen3_moe", QWEN3, "qwen3moe"),
+    "qwen3_moe, one layer dense": Row("qwen3_moe", QWEN3 | {"decoder_sparse_step": 2}),
+    "qwen2_moe": Row("qwen2_moe", QWEN | {"shared_expert_intermediate_size": 48}, "qwen2moe"),
+    "mixtral": Row(
         "mixtral", EXPERTS | NARROW | {"num_local_experts": 5}, "llama", interleaves=True
     ),
-    "glm4_moe": row_of("glm4_moe", GLM | {"attention_bias": True}, "glm4moe", keys=SIGMOID),
-    "glm4_moe, groups": row_of("glm4_moe", GROUPS | UNSCALED, "glm4moe", keys=SIGMOID),
-    "dots1": row_of("dots1", GROUPS | DOTS, "dots1", keys=SIGMOID),
-    "minimax_m2": row_of("minimax_m2", MINIMAX, "minimax-m2", keys=SIGMOID),
-    "ernie4_5_moe": row_of("ernie4_5_moe", ERNIE, "ernie4_5-moe"),
-    "llama4_text": row_of("llama4_text", LLAMA4, "llama4", transposes=True),
-    "hunyuan_v1_moe": row_of("hunyuan_v1_moe", HUNYUAN, "hunyuan-moe"),
-    "olmoe": row_of("olmoe", QWEN | NARROW | {"num_key_value_heads": 4}, "olmoe"),
+    "glm4_moe": Row("glm4_moe", GLM | {"attention_bias": True}, "glm4moe", keys=SIGMOID),
+    "glm4_moe, groups": Row("glm4_moe", GROUPS | UNSCALED, "glm4moe", keys=SIGMOID),
+    "dots1": Row("dots1", GROUPS | DOTS, "dots1", keys=SIGMOID),
+    "minimax_m2": Row("minimax_m2", MINIMAX, "minimax-m2", keys=SIGMOID),
+    "ernie4_5_moe": Row("ernie4_5_moe", ERNIE, "ernie4_5-moe"),
+    "llama4_text": Row("llama4_text", LLAMA4, "llama4", transposes=True),
+    "hunyuan_v1_moe": Row("hunyuan_v1_moe", HUNYUAN, "hunyuan-moe"),
+    "olmoe": Row("olmoe", QWEN | NARROW | {"num_key_value_heads": 4}, "olmoe"),
 }
 
 reference_of = parity.build_reference

@@ -36,7 +36,7 @@ from inference.protocol.images import SequenceImage
 from tests.inference.greedy import check_greedy
 from tests.inference.loading import conftest
 from tests.inference.models.families import tiny_gguf
-from tests.inference.models.families.rows import CONTEXT_TOKENS, VOCAB_SIZE, GGUFRow, Row
+from tests.inference.models.families.rows import CONTEXT_TOKENS, VOCAB_SIZE, Row
 
 BLOCK_TOKENS = 8
 
@@ -74,13 +74,12 @@ def save_gguf(
 ) -> Path:
     """Saves a GGUF by the gguf package's own names, which are llama.cpp's. ``types``: see
     ``tiny_gguf.in_types``. ``added``: beside the model's own tensors."""
-    assert row.gguf is not None
     state = reference.state_dict() | dict(added or {})
-    return save_text(row.gguf, reference.config, state, path, encode=tiny_gguf.in_types(types))
+    return save_text(row, reference.config, state, path, encode=tiny_gguf.in_types(types))
 
 
 def save_text(
-    own: GGUFRow, config: Any, state: Mapping[str, torch.Tensor], path: Path, **given: Any
+    own: Row, config: Any, state: Mapping[str, torch.Tensor], path: Path, **given: Any
 ) -> Path:
     """``config``: of the text model, whose names ``state`` has; ``given``: see
     ``tiny_gguf.write``."""
@@ -139,17 +138,6 @@ def natively(
     native = NativeModel(library, model.config, model.weights, context_tokens, kv_format)
     model.close()
     return native
-
-
-def check_both(
-    library: ctypes.CDLL, reference: PreTrainedModel, folder: Path, cache_dir: Path
-) -> AnyModel:
-    """Checks the layers on torch's operators, which it returns, and on the native decoder."""
-    on_torch = built_on_torch(folder, cache_dir)
-    check_batch_mates(reference, on_torch)
-    native = natively(library, folder, cache_dir)
-    check_batch_mates(reference, native)
-    return on_torch
 
 
 LAYER_MLP = re.compile(r"model\.layers\.(\d+)\.mlp\.")

@@ -25,35 +25,26 @@ SIZES: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GGUFRow:
-    """``keys``: metadata of its own, by name under the architecture."""
-
-    architecture: str
+@dataclass(frozen=True, slots=True)
+class Row:
+    model_type: str = ""
+    config: dict[str, Any] = field(default_factory=dict)
+    """What differs from ``SIZES``, and what a whole model of the family declares."""
+    architecture: str = ""
+    """GGUF's, where llama.cpp has one."""
     keys: dict[str, Any] = field(default_factory=dict)
+    """Metadata of its own, by name under the architecture."""
     interleaves: bool = False
     """Whether the converter writes rotary rows in pairs."""
     norm_offset: float = 0.0
     """What the converter adds to the weights of norms."""
     transposes: bool = False
     """Whether transformers' stacks of experts have their inputs first."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    model_type: str
-    config: dict[str, Any] = field(default_factory=dict)
-    """What differs from ``SIZES``, and what a whole model of the family declares."""
-    gguf: GGUFRow | None = None
     without: tuple[str, ...] = ()
     """The names in ``SIZES`` that the family's config does not take."""
     louder: dict[str, float] = field(default_factory=dict)
     """Factors by which parameters are larger than transformers initialises them, by a part of their
     name: for models whose answers would not depend on their state otherwise."""
-
-    @property
-    def overrides(self) -> dict[str, Any]:
-        return self.config
 
     @property
     def sizes(self) -> dict[str, Any]:
@@ -108,30 +99,22 @@ WINDOW = {"sliding_window": 20}
 MINISTRAL3_KEYS = {"attention.temperature_scale": 0.5, "rope.scaling.yarn_log_multiplier": 1.0}
 
 
-def row_of(
-    model_type: str, config: dict[str, Any] | None = None, architecture: str = "", **own: Any
-) -> Row:
-    """``architecture``: GGUF's, where llama.cpp has one; ``own``: see ``GGUFRow``."""
-    gguf = GGUFRow(architecture=architecture, **own) if architecture else None
-    return Row(model_type=model_type, config=config or {}, gguf=gguf)
-
-
 ROWS = (
-    row_of("llama", {}, "llama", interleaves=True),
-    row_of("mistral", WINDOW),
-    row_of(
+    Row("llama", {}, "llama", interleaves=True),
+    Row("mistral", WINDOW),
+    Row(
         *("ministral3", {"rope_parameters": MINISTRAL3_ROPE}, "mistral3"),
         interleaves=True,
         keys=MINISTRAL3_KEYS,
     ),
-    row_of("qwen2", {}, "qwen2"),
-    row_of("qwen3", {}, "qwen3"),
-    row_of("gemma", TIED, "gemma", norm_offset=1.0),
-    row_of(
+    Row("qwen2", {}, "qwen2"),
+    Row("qwen3", {}, "qwen3"),
+    Row("gemma", TIED, "gemma", norm_offset=1.0),
+    Row(
         *("gemma2", GEMMA2 | FOUR_LAYERS | TIED | {"query_pre_attn_scalar": 16}, "gemma2"),
         norm_offset=1.0,
     ),
-    row_of(
+    Row(
         "gemma3_text",
         WINDOW
         | TIED
@@ -139,26 +122,26 @@ ROWS = (
         "gemma3",
         norm_offset=1.0,
     ),
-    row_of("phi3", WINDOW | {"rope_parameters": HALF}, "phi3"),
-    row_of("glm", GLM),
-    row_of("glm4", GLM, "glm4"),
-    row_of("granite", MULTIPLIERS, "granite", interleaves=True),
-    row_of("granitemoehybrid", GRANITE4 | MULTIPLIERS),
-    row_of("smollm3", FOUR_LAYERS | {"rope_parameters": THETA}, "smollm3", interleaves=True),
-    row_of("olmo2", {}, "olmo2"),
-    row_of("olmo3", FOUR_LAYERS | WINDOW | {"rope_parameters": OLMO3_ROPE}, "olmo2"),
-    row_of("exaone4", FOUR_LAYERS | WINDOW | {"rope_parameters": THETA}, "exaone4"),
-    row_of("seed_oss", {}, "seed_oss"),
-    row_of("ernie4_5", TIED, "ernie4_5"),
-    row_of("cohere", TIED | {"logit_scale": 0.5}, "command-r"),
-    row_of("cohere2", FOUR_LAYERS | WINDOW | TIED, "cohere2"),
-    row_of(
+    Row("phi3", WINDOW | {"rope_parameters": HALF}, "phi3"),
+    Row("glm", GLM),
+    Row("glm4", GLM, "glm4"),
+    Row("granite", MULTIPLIERS, "granite", interleaves=True),
+    Row("granitemoehybrid", GRANITE4 | MULTIPLIERS),
+    Row("smollm3", FOUR_LAYERS | {"rope_parameters": THETA}, "smollm3", interleaves=True),
+    Row("olmo2", {}, "olmo2"),
+    Row("olmo3", FOUR_LAYERS | WINDOW | {"rope_parameters": OLMO3_ROPE}, "olmo2"),
+    Row("exaone4", FOUR_LAYERS | WINDOW | {"rope_parameters": THETA}, "exaone4"),
+    Row("seed_oss", {}, "seed_oss"),
+    Row("ernie4_5", TIED, "ernie4_5"),
+    Row("cohere", TIED | {"logit_scale": 0.5}, "command-r"),
+    Row("cohere2", FOUR_LAYERS | WINDOW | TIED, "cohere2"),
+    Row(
         "hunyuan_v1_dense",
         {"rope_parameters": STRETCHED, "eos_token_id": 2},
         "hunyuan-dense",
         keys={"rope.freq_base": 1_000.0 * 50.0 ** (16 / 14)},
     ),
-    row_of("starcoder2", TIED | WINDOW, "starcoder2"),
+    Row("starcoder2", TIED | WINDOW, "starcoder2"),
 )
 LLAMA4: dict[str, Any] = {
     "num_hidden_layers": 4,

@@ -14,16 +14,13 @@ from tests.inference.models.families import tiny_gguf
 
 
 def save_lfm2(reference: PreTrainedModel, path: Path) -> Path:
-    (width,) = {layer.feed_forward.w1.out_features for layer in reference.model.layers}
-    own = _heads(reference.config) | {"feed_forward_length": width}
-    tensors = _lfm2_tensors(reference)
-    return tiny_gguf.write(path, gguf.MODEL_ARCH.LFM2, reference.config, tensors, own)
-
-
-def save_lfm2_moe(reference: PreTrainedModel, path: Path) -> Path:
-    own = _heads(reference.config) | {"expert_gating_func": gguf.ExpertGatingFuncType.SIGMOID.value}
-    tensors = _lfm2_tensors(reference)
-    return tiny_gguf.write(path, gguf.MODEL_ARCH.LFM2MOE, reference.config, tensors, own)
+    own, kind = _heads(reference.config), gguf.MODEL_ARCH.LFM2
+    if reference.config.model_type == "lfm2_moe":
+        kind = gguf.MODEL_ARCH.LFM2MOE
+        own["expert_gating_func"] = gguf.ExpertGatingFuncType.SIGMOID.value
+    else:
+        own["feed_forward_length"] = reference.model.layers[0].feed_forward.w1.out_features
+    return tiny_gguf.write(path, kind, reference.config, _lfm2_tensors(reference), own)
 
 
 def save_granite4(reference: PreTrainedModel, path: Path) -> Path:

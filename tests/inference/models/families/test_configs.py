@@ -123,77 +123,42 @@ def unfused(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 HALVES = ["full_attention"] * 2 + ["linear_attention"] * 62
 
 
-@each_case(
-    ("name", "changes", "read"),
-    [
-        (
-            "qwen3.5-27b",
-            {},
-            {
-                "architecture": "qwen3_5",
-                "mixer_kinds": (("delta",) * 3 + ("attention",)) * 16,
-                "rotary_dim": 64,
-                "rope_theta": 1e7,
-                "norm": "rms_plus_one",
-                "qk_norm": True,
-                "has_output_gate": True,
-            },
-        ),
-        (
-            "qwen3.5-27b",
-            {"layer_types": HALVES, "full_attention_interval": 4},
-            {"mixer_kinds": ("attention",) * 2 + ("delta",) * 62},
-        ),
-        *(
-            (
-                name,
-                {},
-                {
-                    "mlp_kinds": ("sparse",) * num_layers,
-                    "rotary_dim": 64,
-                    "experts.normalizes": True,
-                    "experts.shared_intermediate_size": 512,
-                },
-            )
-            for name, num_layers in (("qwen3.5-35b-a3b", 40), ("qwen3-next-80b-a3b", 48))
-        ),
-        (
-            "hunyuan-a13b",
-            {},
-            {
-                "rope_theta": pytest.approx(10_000.0 * 1000.0 ** (128 / 126)),
-                "rope_scaling": None,
-            },
-        ),
-        (
-            "hunyuan-a13b",
-            {"moe_intermediate_size": 1536, "num_shared_expert": 2},
-            {"experts.intermediate_size": 1536, "experts.shared_intermediate_size": 2 * 3072},
-        ),
-        (
-            "llama 4",
-            {},
-            {
-                "mixers": ("chunked", "chunked", "chunked", "unrotated"),
-                "mlps": ("dense", "sparse", "dense", "sparse"),
-            },
-        ),
-        (
-            "gemma 4",
-            {},
-            {"layer_kv": (((1, 256),) * 4 + ((1, 512),)) * 2 + ((0, 256),) * 4 + ((0, 512),)},
-        ),
-        (
-            "deepseek-v2-lite",
-            {},
-            {
-                "attention_scale": pytest.approx(192**-0.5 * (0.0707 * math.log(40) + 1) ** 2),
-                "rope_scaling.attention_factor": 1.0,
-            },
-        ),
-        ("phi-4", {"rope_scaling": LONGROPE}, {"rope_scaling.kind": "longrope"}),
-    ],
-)
+MOE = {"experts.normalizes": True, "experts.shared_intermediate_size": 512, "rotary_dim": 64}
+DEEPSEEK_SCALE = 192**-0.5 * (0.0707 * math.log(40) + 1) ** 2
+READ: list[tuple[str, Facts, Facts]] = [
+    (
+        *("qwen3.5-27b", {}),
+        {"mixer_kinds": (("delta",) * 3 + ("attention",)) * 16, "rotary_dim": 64}
+        | {"rope_theta": 1e7, "norm": "rms_plus_one", "qk_norm": True, "has_output_gate": True},
+    ),
+    (
+        *("qwen3.5-27b", {"layer_types": HALVES, "full_attention_interval": 4}),
+        {"mixer_kinds": ("attention",) * 2 + ("delta",) * 62},
+    ),
+    ("qwen3.5-35b-a3b", {}, MOE | {"mlp_kinds": ("sparse",) * 40}),
+    ("qwen3-next-80b-a3b", {}, MOE | {"mlp_kinds": ("sparse",) * 48}),
+    (
+        *("hunyuan-a13b", {"moe_intermediate_size": 1536, "num_shared_expert": 2}),
+        {"experts.intermediate_size": 1536, "experts.shared_intermediate_size": 2 * 3072}
+        | {"rope_theta": pytest.approx(10_000.0 * 1000.0 ** (128 / 126)), "rope_scaling": None},
+    ),
+    (
+        *("llama 4", {}),
+        {"mixers": ("chunked",) * 3 + ("unrotated",), "mlps": ("dense", "sparse") * 2},
+    ),
+    (
+        *("gemma 4", {}),
+        {"layer_kv": (((1, 256),) * 4 + ((1, 512),)) * 2 + ((0, 256),) * 4 + ((0, 512),)},
+    ),
+    (
+        *("deepseek-v2-lite", {}),
+        {"attention_scale": pytest.approx(DEEPSEEK_SCALE), "rope_scaling.attention_factor": 1.0},
+    ),
+    ("phi-4", {"rope_scaling": LONGROPE}, {"rope_scaling.kind": "longrope"}),
+]
+
+
+@each_case(("name", "changes", "read"), READ)
 def test_what_is_read(name: str, changes: Facts, read: Facts) -> None:
     config = parse_config(changed(BASES[name], changes), {})
     assert {key: attrgetter(key)(config) for key in read} == read
@@ -337,25 +302,20 @@ def test_an_unknown_architecture_is_refused_with_those_that_are_spelt_like_it(
     assert refused.value.failure.suggestion == ""
 
 
-@each_case(
-    ("architecture", "name", "expected"),
-    [
-        ("bamba", "output.weight", "lm_head.weight"),
-        ("bamba", "blk.12.attn_q.bias", "model.layers.12.self_attn.q_proj.bias"),
-        ("bamba", "blk.3.ssm_d", "model.layers.3.mamba.D"),
-        ("bamba", "blk.3.attn_other.weight", None),
-        ("bamba", "attn_q.weight", None),
-        (
-            "glm4_moe",
-            "blk.3.post_attention_norm.weight",
-            "model.layers.3.post_attention_layernorm.weight",
-        ),
-        (
-            "glm4_moe",
-            "blk.3.exp_probs_b.bias",
-            "model.layers.3.mlp.gate.e_score_correction_bias",
-        ),
-    ],
-)
-def test_names_of_gguf(architecture: str, name: str, expected: str | None) -> None:
-    assert check_architecture(architecture).gguf_name(name) == expected
+BAMBA_NAMES = {
+    "output.weight": "lm_head.weight",
+    "blk.12.attn_q.bias": "model.layers.12.self_attn.q_proj.bias",
+    "blk.3.ssm_d": "model.layers.3.mamba.D",
+    "blk.3.attn_other.weight": None,
+    "attn_q.weight": None,
+}
+GLM_NAMES = {
+    "blk.3.post_attention_norm.weight": "model.layers.3.post_attention_layernorm.weight",
+    "blk.3.exp_probs_b.bias": "model.layers.3.mlp.gate.e_score_correction_bias",
+}
+
+
+@each_case(("architecture", "names"), [("bamba", BAMBA_NAMES), ("glm4_moe", GLM_NAMES)])
+def test_names_of_gguf(architecture: str, names: dict[str, str | None]) -> None:
+    family = check_architecture(architecture)
+    assert {name: family.gguf_name(name) for name in names} == names

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from inference.loading.weights.named_files import unpacked
 from inference.models.registry import unsupported_reason
 from inference.models.stored_weights import GroupedWeight
 from inference.protocol.load_errors import BadFileError
+from tests.inference.loading.conftest import edit_json
 from tests.inference.models.families import parity, tiny_gguf
 from tests.inference.models.families.rows import YARN, Row
 
@@ -36,11 +35,6 @@ ROW = Row(
 )
 
 
-@pytest.fixture
-def reference() -> PreTrainedModel:
-    return reference_of(ROW)
-
-
 def reference_of(row: Row) -> PreTrainedModel:
     model = parity.build_reference(row)
     with torch.no_grad():
@@ -50,8 +44,9 @@ def reference_of(row: Row) -> PreTrainedModel:
     return model
 
 
-def test_dense_files(reference: PreTrainedModel, tmp_path: Path) -> None:
-    folder = parity.save_safetensors(reference, tmp_path / "model")
+def test_dense_files_and_files_in_mxfp4(tmp_path: Path) -> None:
+    reference = reference_of(ROW)
+    folder = parity.save_safetensors(reference, tmp_path / "dense")
     parity.check_source(reference, folder, tmp_path)
     model = parity.opened(folder, tmp_path)
     held = load_file(folder / "model.safetensors")
@@ -59,9 +54,6 @@ def test_dense_files(reference: PreTrainedModel, tmp_path: Path) -> None:
     reason = unsupported_reason(model.config, ctypes.CDLL(None))
     assert reason is not None and reason.startswith("the native decoder has no")
     model.close()
-
-
-def test_files_in_mxfp4(reference: PreTrainedModel, tmp_path: Path) -> None:
     folder = save_mxfp4(reference, tmp_path / "model")
     parity.check_source(reference, folder, tmp_path)
     held = load_file(folder / "model.safetensors")
@@ -70,14 +62,10 @@ def test_files_in_mxfp4(reference: PreTrainedModel, tmp_path: Path) -> None:
     save_file(held, folder / "model.safetensors")
     with pytest.raises(BadFileError, match=r"lack model.layers.0.mlp.experts.0.down_proj.weight"):
         parity.opened(folder, tmp_path)
-
-
-def test_gguf_in_mxfp4(reference: PreTrainedModel, tmp_path: Path) -> None:
     path = tmp_path / "x.gguf"
     save_gguf(reference, path)
     parity.check_source(reference, path, tmp_path)
-    tensors = gguf.GGUFReader(path).tensors
-    check_packed(path, tmp_path, sum(tensor.n_bytes for tensor in tensors))
+    check_packed(path, tmp_path, sum(tensor.n_bytes for tensor in gguf.GGUFReader(path).tensors))
 
 
 def check_packed(source: Path, cache_dir: Path, num_bytes: int) -> None:
@@ -106,9 +94,7 @@ def save_mxfp4(reference: PreTrainedModel, folder: Path) -> Path:
             del tensors[stack]
             tensors |= {f"{stack}_blocks": blocks, f"{stack}_scales": scales}
     save_file(tensors, folder / "model.safetensors")
-    config = json.loads((folder / "config.json").read_bytes())
-    config["quantization_config"] = {"quant_method": "mxfp4"}
-    (folder / "config.json").write_text(json.dumps(config))
+    edit_json(folder / "config.json", quantization_config={"quant_method": "mxfp4"})
     return folder
 
 
@@ -117,38 +103,33 @@ def save_gguf(reference: PreTrainedModel, path: Path) -> None:
     """Experts as llama.cpp's converter stacks them, in MXFP4, whose values ``reference`` gets; the
     rest as it is."""
 
-    def tensors() -> Iterator[tuple[str, torch.Tensor]]:
-        for name, weight in reference.state_dict().items():
-            if ".experts." not in name:
-                yield name.replace(".sinks", ".sinks.weight"), weight
-        for index, layer in enumerate(reference.model.layers):
-            for part, stack, kind in stacks_of(layer.mlp.experts):
-                if kind == "weight":
-                    codes = gguf.quantize(stack.float().contiguous().numpy(), MXFP4_TYPE)
-                    stack.copy_(torch.from_numpy(gguf.dequantize(codes, MXFP4_TYPE)))
-                yield f"blk.{index}.ffn_{part}_exps.{kind}", stack
-
+    tensors = {
+        name.replace(".sinks", ".sinks.weight"): weight
+        for name, weight in reference.state_dict().items()
+        if ".experts." not in name
+    }
+    for index, layer in enumerate(reference.model.layers):
+        for name, stack in stacks_of(layer.mlp.experts):
+            if name.endswith("weight"):
+                codes = gguf.quantize(stack.float().contiguous().numpy(), MXFP4_TYPE)
+                stack.copy_(torch.from_numpy(gguf.dequantize(codes, MXFP4_TYPE)))
+            tensors[f"blk.{index}.ffn_{name}"] = stack
     own = {"expert_feed_forward_length": reference.config.intermediate_size}
-
-    def encode(name: str, numbers: Any) -> Any:
-        is_stack = name.endswith("_exps.weight")
-        return (gguf.quantize(numbers, MXFP4_TYPE), MXFP4_TYPE) if is_stack else None
-
-    tiny_gguf.write(
-        *(path, gguf.MODEL_ARCH.GPT_OSS, reference.config, tensors(), own), encode=encode
-    )
+    encode = tiny_gguf.in_types({"_exps.weight": MXFP4_TYPE})
+    kind = gguf.MODEL_ARCH.GPT_OSS
+    tiny_gguf.write(path, kind, reference.config, tensors.items(), own, encode=encode)
 
 
-def stacks_of(experts: Any) -> list[tuple[str, torch.Tensor, str]]:
+def stacks_of(experts: Any) -> list[tuple[str, torch.Tensor]]:
     """Views of gates and the rest apart, with outputs first: (E, out, in), and biases (E, out)."""
     both, bias = experts.gate_up_proj, experts.gate_up_proj_bias
     return [
-        ("gate", both[..., ::2].transpose(1, 2), "weight"),
-        ("up", both[..., 1::2].transpose(1, 2), "weight"),
-        ("down", experts.down_proj.transpose(1, 2), "weight"),
-        ("gate", bias[:, ::2], "bias"),
-        ("up", bias[:, 1::2], "bias"),
-        ("down", experts.down_proj_bias, "bias"),
+        ("gate_exps.weight", both[..., ::2].transpose(1, 2)),
+        ("up_exps.weight", both[..., 1::2].transpose(1, 2)),
+        ("down_exps.weight", experts.down_proj.transpose(1, 2)),
+        ("gate_exps.bias", bias[:, ::2]),
+        ("up_exps.bias", bias[:, 1::2]),
+        ("down_exps.bias", experts.down_proj_bias),
     ]
 
 

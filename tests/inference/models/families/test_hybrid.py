@@ -1,10 +1,14 @@
-"""Hybrids of attention and layers that keep a state through the engine: token for token what
-transformers answers, in float32, whatever happens to a sequence between its tokens."""
+"""Hybrids of attention and layers that keep a state: through the engine token for token what
+transformers answers, in float32, whatever happens to a sequence between its tokens; and on the
+native decoder a row's numbers to the bit, whatever rows are beside it."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -14,12 +18,12 @@ import torch
 from transformers import PreTrainedModel
 
 from inference.engine.engine import Engine
-from inference.engine.executor import TensorExecutor
+from inference.models.adapter import AdapterWeights, LowRank, adaptable_shapes
 from inference.models.backend import AnyModel
-from inference.models.decoder import DecoderModel
 from inference.models.graphed import GraphedDecoder
 from inference.models.native.model import NativeModel
 from inference.models.paged_kv import LayerState
+from inference.models.registry import build_model
 from inference.models.step_input import NUM_LONE_STATES
 from inference.protocol.engine import CancelSequence
 from tests.cases import each_case
@@ -28,7 +32,7 @@ from tests.inference.greedy import check_greedy
 from tests.inference.models.families import hybrid_gguf, parity, state_gguf
 from tests.inference.models.families import tiny_hybrid as tiny
 from tests.inference.models.families import tiny_states as states
-from tests.inference.models.steps import FakeCapture
+from tests.inference.models.steps import FakeCapture, Sequences
 from tests.slow_cases import slow_but
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -43,20 +47,7 @@ SAME_LAYERS = {"biased_lfm2", "granite4_dense"}
 KINDS = ("qwen3_5_moe", "lfm2", "granite4")
 """One model for every kind of state. What the engine makes of states is the same for all."""
 NATIVE = (*KINDS, "qwen3_5", "qwen3_next")
-each_model = pytest.mark.parametrize(
-    "subject",
-    [
-        *slow_but(REFERENCES, *(REFERENCES.keys() - SAME_LAYERS)),
-        *(f"{name} natively" for name in NATIVE),
-    ],
-    indirect=True,
-)
-each_kind_and_native = pytest.mark.parametrize(
-    "subject", (*KINDS, *(f"{name} natively" for name in NATIVE)), indirect=True
-)
-each_kind = pytest.mark.parametrize("subject", KINDS, indirect=True)
-one_kind = pytest.mark.parametrize("subject", KINDS[:1], indirect=True)
-"""For what is the same whatever the state's kind."""
+subjects = partial(pytest.mark.parametrize, "subject", indirect=True)
 
 
 @pytest.fixture(scope="module")
@@ -70,13 +61,12 @@ def reference(subject: str) -> PreTrainedModel:
 
 
 @pytest.fixture(scope="module")
-def model(
-    subject: str,
-    reference: PreTrainedModel,
-    request: pytest.FixtureRequest,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> AnyModel:
-    directory = tiny.save(reference, tmp_path_factory.mktemp("hybrid"))
+def directory(reference: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.save(reference, tmp_path_factory.mktemp("hybrid"))
+
+
+@pytest.fixture(scope="module")
+def model(subject: str, directory: Path, request: pytest.FixtureRequest) -> AnyModel:
     if not subject.endswith(" natively"):
         return tiny.on_torch(directory, directory / "cache")
     library = request.getfixturevalue("library")
@@ -103,20 +93,47 @@ def check(reference: PreTrainedModel, prompts: Answers, answers: Answers) -> Non
         check_greedy(reference, prompt, answers[sequence_id])
 
 
-def check_answers(reference: PreTrainedModel, engine: Engine, prompts: Answers) -> None:
+def check_answers(
+    reference: PreTrainedModel, engine: Engine, prompts: Answers
+) -> tuple[Answers, dict[str, int]]:
     submit(engine, prompts)
-    check(reference, prompts, tiny.run(engine)[0])
+    answers, cached = tiny.run(engine)
+    check(reference, prompts, answers)
+    return answers, cached
 
 
-@each_model
-def test_chunks_beside_those_who_decode(model: AnyModel, reference: PreTrainedModel) -> None:
+@subjects(
+    [
+        *slow_but(REFERENCES, *(REFERENCES.keys() - SAME_LAYERS)),
+        *(f"{name} natively" for name in NATIVE),
+    ]
+)
+def test_chunks_preemption_and_prefix_hits_from_a_snapshot(
+    subject: str, model: AnyModel, reference: PreTrainedModel
+) -> None:
     check_answers(reference, tiny.engine_of(model, prefill_tokens_per_step=17), PROMPTS)
     parity.check_adaptable(reference, model.config)
+    for prompt in ([7] * 120, [7, 9] * 60, *map(prompt_of, (63, 64, 65, 150))):
+        with torch.no_grad():
+            expected = reference(torch.tensor([prompt])).logits[0]
+        torch.testing.assert_close(tiny.logits_of(model, prompt), expected, rtol=1e-3, atol=1e-3)
+    is_native = isinstance(model, NativeModel)
+    engine = tiny.engine_of(model, num_kv_blocks=5 if is_native else 17)
+    check_answers(reference, engine, {"60": prompt_of(60), "62": prompt_of(62)})
+    assert engine.stats().num_preemptions > 0
+    engine, first = tiny.engine_of(model, prefill_tokens_per_step=40), PROMPTS["90"]
+    answer, cached = check_answers(reference, engine, {"first": first})
+    for name, prompt in (
+        ("same", first),
+        ("next", [*first, *answer["first"], *prompt_of(8)]),
+        ("forked", [*first[:60], *prompt_of(8)]),
+    ):
+        cached |= check_answers(reference, engine, {name: prompt})[1]
+    assert cached == {"first": 0, "same": 64 if is_native else 80, "next": 96, "forked": 32}
 
 
-@each_kind
+@subjects(KINDS)
 def test_captured_steps(model: AnyModel, reference: PreTrainedModel) -> None:
-    assert isinstance(model, DecoderModel)
     capture = FakeCapture()
     graphed = GraphedDecoder(model, capture)
     check_answers(reference, tiny.engine_of(graphed, max_running=4), PROMPTS)
@@ -130,33 +147,22 @@ def test_captured_steps(model: AnyModel, reference: PreTrainedModel) -> None:
     assert graphed.captured_bytes(0) == len(layers) * of_layer
 
 
-@each_kind_and_native
-def test_preemption_and_prefix_hits_from_a_snapshot(
-    model: AnyModel, reference: PreTrainedModel
+@subjects(KINDS[:1])
+@each_case(("kind", "stage"), [(Kind.BAD_SHAPE, "forward"), (Kind.NOT_A_NUMBER, "sampling")])
+def test_no_room_for_snapshots_cancelled_neighbours_and_failed_steps_change_no_answer(
+    model: AnyModel,
+    reference: PreTrainedModel,
+    kind: Kind,
+    stage: Literal["forward", "sampling"],
 ) -> None:
-    is_native = isinstance(model, NativeModel)
-    engine = tiny.engine_of(model, num_kv_blocks=5 if is_native else 17)
-    check_answers(reference, engine, {"60": prompt_of(60), "62": prompt_of(62)})
-    assert engine.stats().num_preemptions > 0
-    first = PROMPTS["90"]
-    prompts = {"first": first, "same": first, "forked": [*first[:60], *prompt_of(8)]}
+    """A step that failed is run again from the same states."""
     engine = tiny.engine_of(model, prefill_tokens_per_step=40)
-    cached: dict[str, int] = {}
-    for sequence_id in ("first", "same", "next", "forked"):
-        prompt = {sequence_id: prompts[sequence_id]}
-        submit(engine, prompt)
-        found, known = tiny.run(engine)
-        check(reference, prompt, found)
-        cached |= known
-        if sequence_id == "first":
-            prompts["next"] = [*first, *found["first"], *prompt_of(8)]
-    assert cached == {"first": 0, "same": 64 if is_native else 80, "next": 96, "forked": 32}
-
-
-@one_kind
-def test_no_room_for_snapshots_and_a_cancelled_neighbour_change_no_answer(
-    model: AnyModel, reference: PreTrainedModel
-) -> None:
+    engine.executor = FaultyExecutor(engine.executor, stage=stage, after=3)
+    submit(engine, PROMPTS)
+    tiny.submit(engine, "faulty", [kind.value, *prompt_of(20)], NUM_TOKENS)
+    found, _, failed = parity.outcomes(engine)
+    assert failed.keys() == {"faulty"}
+    check(reference, PROMPTS, {name: found[name] for name in PROMPTS})
     twice = {f"{turn}-{name}": prompt for turn in range(2) for name, prompt in PROMPTS.items()}
     check_answers(reference, tiny.engine_of(model, max_running=1), twice)
     engine = tiny.engine_of(model, prefill_tokens_per_step=16)
@@ -173,28 +179,74 @@ def test_no_room_for_snapshots_and_a_cancelled_neighbour_change_no_answer(
     check(reference, {name: PROMPTS[name] for name in whole}, whole)
 
 
-@one_kind
-@each_case(("kind", "stage"), [(Kind.BAD_SHAPE, "forward"), (Kind.NOT_A_NUMBER, "sampling")])
-def test_a_step_that_failed_is_run_again_from_the_same_states(
-    model: AnyModel,
-    reference: PreTrainedModel,
-    kind: Kind,
-    stage: Literal["forward", "sampling"],
+TOKENS = prompt_of(150)
+
+
+@contextlib.contextmanager
+def num_threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    yield
+    torch.set_num_threads(before)
+
+
+@subjects([f"{name} natively" for name in NATIVE])
+@torch.inference_mode()
+def test_rows_of_the_native_decoder(
+    library: ctypes.CDLL, directory: Path, model: NativeModel
 ) -> None:
-    engine = tiny.engine_of(model, prefill_tokens_per_step=40)
-    assert isinstance(engine.executor, TensorExecutor)
-    engine.executor = FaultyExecutor(engine.executor, stage=stage, after=3)
-    submit(engine, PROMPTS)
-    tiny.submit(engine, "faulty", [kind.value, *prompt_of(20)], NUM_TOKENS)
-    found, _, failed = parity.outcomes(engine)
-    assert failed.keys() == {"faulty"}
-    check(reference, PROMPTS, {name: found[name] for name in PROMPTS})
+    rows = Sequences(model, 1)
+    one_by_one = torch.cat([rows.run([(0, [token])]) for token in TOKENS])
+    for threads in (1, 3):
+        with num_threads(threads):
+            own = tiny.natively(library, directory, directory / "cache")
+        assert torch.equal(Sequences(own, 1).run([(0, TOKENS)]), one_by_one)
+        rows, parts = Sequences(own, 4), []
+        for first, end in ((0, 1), (1, 38), (38, 40), (40, 113), (113, 150)):
+            mates = [(1, prompt_of(first + 3)), (3, [first])]
+            found = rows.run([mates[0], (2, TOKENS[first:end]), mates[1]])
+            parts.append(found[first + 3 : first + 3 + end - first])
+        assert torch.equal(torch.cat(parts), one_by_one)
+        own.decoder.close()
+
+
+@subjects([f"{name} natively" for name in NATIVE])
+@torch.inference_mode()
+def test_adapters_and_a_state_in_the_last_layer(
+    library: ctypes.CDLL, directory: Path, model: NativeModel
+) -> None:
+    on_torch = tiny.on_torch(directory, directory / "cache")
+    mixers = (".self_attn.", ".linear_attn.", ".conv.", ".mamba.")
+    modules = {
+        name: LowRank(down=torch.randn(3, inputs), up=torch.randn(outputs, 3), scale=0.1)
+        for name, (outputs, inputs) in adaptable_shapes(model.config).items()
+        if any(mixer in name for mixer in mixers)
+    }
+    assert len(modules) >= 4
+    prompt, adapter = prompt_of(40), AdapterWeights(modules)
+    found, wanted = (tiny.logits_of(one, prompt, adapter) for one in (model, on_torch))
+    assert not torch.allclose(wanted, tiny.logits_of(on_torch, prompt), atol=0.1)
+    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
+    files = tiny.opened(directory, directory / "cache")
+    whole = files.config
+    config = replace(whole, num_layers=3, mixers=whole.mixers[:3], mlps=whole.mlps[:3])
+    given, models = (config, files.weights, tiny.CONTEXT_TOKENS), []
+    for threads in (1, 2):
+        with num_threads(threads):
+            models.append(NativeModel(library, *given, "fp32"))
+    logits = []
+    for one in (*models, build_model(*given)):
+        rows = Sequences(one, 1)
+        logits.append(torch.cat([rows.run([(0, part)]) for part in (TOKENS[:70], TOKENS[70:140])]))
+    files.close()
+    assert torch.equal(*logits[:2])
+    torch.testing.assert_close(logits[0], logits[2], rtol=1e-3, atol=1e-3)
 
 
 GGUF: dict[str, Callable[[PreTrainedModel, Path], Path]] = {
     **dict.fromkeys(hybrid_gguf.KINDS, partial(hybrid_gguf.save_gguf, in_8_bits=True)),
     "lfm2": state_gguf.save_lfm2,
-    "lfm2_moe": state_gguf.save_lfm2_moe,
+    "lfm2_moe": state_gguf.save_lfm2,
     "granite4": state_gguf.save_granite4,
     "granite4_dense": state_gguf.save_granite4,
 }

@@ -25,12 +25,11 @@ from tests.inference.loading.conftest import opened
 from tests.inference.models.families import parity
 from tests.inference.models.families.latent_gguf import ROWS, save_latent
 from tests.inference.models.families.rows import CONTEXT_TOKENS
-from tests.inference.models.steps import Query, step_of
+from tests.inference.models.steps import logits_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 BLOCK = 32
-TOKENS = [3 + 7 * i % 90 for i in range(50)]
 LOOSEST: dict[KVFormat, float] = {"fp32": 1e-3, "bf16": 0.03, "int8": 0.03}
 """Of log probabilities. Where a number lies between two codes either may be kept."""
 
@@ -51,11 +50,10 @@ def test_both_layouts_of_gguf(library: ctypes.CDLL, name: str, tmp_path: Path) -
     for is_split in (True, False):
         path = save_latent(reference, tmp_path / f"{is_split}.gguf", is_split=is_split)
         on_torch = parity.built_on_torch(path, tmp_path)
-        assert on_torch.config.latent is not None
         assert on_torch.config.latent.is_up_split is is_split
         parity.check_batch_mates(reference, on_torch)
         native = parity.natively(library, path, tmp_path)
-        step = StepInput.of_sequence(TOKENS[:8], BLOCK)
+        step = StepInput.of_sequence(range(3, 80, 10), BLOCK)
         found.append(native.forward(step, native.new_kv(2, BLOCK)))
         parity.check_batch_mates(reference, native)
     assert torch.equal(*found), "the same products of the same numbers"
@@ -78,82 +76,66 @@ def both(
     return native, torchs, found.weights.report()
 
 
-@torch.inference_mode()
-def steps_of(model: AnyModel, adapter: AdapterWeights | None = None) -> torch.Tensor:
-    """A prompt in two chunks across a block's end, the second beside another sequence; then a row
-    of one and three of the other, as drafts are verified."""
-    kv = model.new_kv(4, BLOCK)
+def log_probabilities(model: AnyModel, adapter: AdapterWeights | None = None) -> torch.Tensor:
     prepared = None if adapter is None else model.prepare_adapter(adapter)
-
-    def step(*queries: Query, num_decodes: int = 0) -> StepInput:
-        made = step_of(*queries, block_tokens=BLOCK, num_decodes=num_decodes)
-        others: list[Any] = [None] * (len(queries) - 1)
-        return made if adapter is None else replace(made, adapters=[*others, prepared])
-
-    steps = (
-        step((TOKENS[:21], 0, [2, 0])),
-        step((TOKENS[5:6], 0, [1]), (TOKENS[21:40], 21, [2, 0]), num_decodes=1),
-        step((TOKENS[6:9], 1, [1]), (TOKENS[40:41], 40, [2, 0]), num_decodes=2),
-    )
-    return torch.cat([torch.log_softmax(model.forward(step, kv), dim=-1) for step in steps])
+    return torch.cat(logits_of(model, BLOCK, adapter=prepared)).log_softmax(-1)
 
 
 @each_case("kv_format", LOOSEST)
 def test_both_paths_keep_the_same(
     library: ctypes.CDLL, folder: Path, kv_format: KVFormat, tmp_path: Path
 ) -> None:
+    """And adapters change all projections."""
     native, torchs, _ = both(library, folder, tmp_path, kv_format, dtype="float32")
-    error = (steps_of(native) - steps_of(torchs)).abs().max()
+    plain = log_probabilities(native)
+    error = (plain - log_probabilities(torchs)).abs().max()
     assert error <= LOOSEST[kv_format], error
     assert native.new_kv(3, BLOCK).block(0).keys() == {"keys"}
     for model in (native, torchs):
         held = sum(one.nbytes for one in model.new_kv(3, BLOCK).block(0).values())
         assert held == BLOCK * kv_bytes_per_token(native.config, kv_format)
-
-
-def test_adapters_change_all_projections(
-    library: ctypes.CDLL, folder: Path, tmp_path: Path
-) -> None:
-    native, torchs, _ = both(library, folder, tmp_path, "fp32", dtype="float32")
     generator = torch.Generator().manual_seed(5)
-    shapes = adaptable_shapes(native.config)
-    for name in ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"):
+    for name in ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj") * (kv_format == "fp32"):
         own = f"model.layers.1.self_attn.{name}"
-        outputs, inputs = shapes[own]
+        outputs, inputs = adaptable_shapes(native.config)[own]
         down = torch.randn(3, inputs, generator=generator)
         up = torch.randn(outputs, 3, generator=generator)
         adapter = AdapterWeights({own: LowRank(down, up, scale=0.1)})
-        changed = steps_of(native, adapter)
-        torch.testing.assert_close(changed, steps_of(torchs, adapter), atol=1e-3, rtol=0)
-        assert (changed - steps_of(native)).abs().max() > 0.05, name
+        changed = log_probabilities(native, adapter)
+        torch.testing.assert_close(changed, log_probabilities(torchs, adapter), atol=1e-3, rtol=0)
+        assert (changed - plain).abs().max() > 0.05, name
 
 
-@each_case("bits", [4, 8])
+TYPES = {
+    "_exps": GGMLQuantizationType.Q4_1,
+    "_shexp": GGMLQuantizationType.Q8_0,
+    "attn_output": GGMLQuantizationType.Q8_0,
+    "attn_kv_a_mqa": GGMLQuantizationType.Q5_0,
+    "attn_v_b": GGMLQuantizationType.Q8_0,
+    "attn_k_b": GGMLQuantizationType.Q8_0,
+    "attn_q.": GGMLQuantizationType.Q4_1,
+}
+
+
+@each_case(
+    ("changes", "words"),
+    [
+        ({"quantization": "q4"}, ["kept in 4 bits"]),
+        ({"quantization": "q8"}, ["kept in 8 bits"]),
+        ({"dtype": "float32"}, ["Q8_0 kept in 8 bits", "Q4_1 kept in 4 bits"]),
+    ],
+    ids=str,
+)
 def test_projections_and_experts_stay_packed(
-    library: ctypes.CDLL, folder: Path, bits: int, tmp_path: Path
+    library: ctypes.CDLL, folder: Path, changes: dict[str, str], words: list[str], tmp_path: Path
 ) -> None:
-    *models, report = both(library, folder, tmp_path, "fp32", quantization=f"q{bits}")
-    assert f"kept in {bits} bits" in report
-    check_close(*models)
-
-
-def check_close(native: AnyModel, torchs: AnyModel) -> None:
-    error = (steps_of(native).exp() - steps_of(torchs).exp()).abs().sum(dim=-1) / 2
+    """While loading, and from a file of packed types."""
+    source = folder
+    if "dtype" in changes:
+        source, reference = tmp_path / "x.gguf", gguf_reference("V2-Lite")
+        save_latent(reference, source, is_split=True, types=TYPES)
+    *models, report = both(library, source, tmp_path, "fp32", **changes)
+    assert all(one in report for one in words), report
+    native, torchs = (log_probabilities(model).exp() for model in models)
+    error = (native - torchs).abs().sum(dim=-1) / 2
     assert error.median() < 0.15, error
-
-
-def test_packed_types_of_a_file_stay_packed(library: ctypes.CDLL, tmp_path: Path) -> None:
-    types = {
-        "_exps": GGMLQuantizationType.Q4_1,
-        "_shexp": GGMLQuantizationType.Q8_0,
-        "attn_output": GGMLQuantizationType.Q8_0,
-        "attn_kv_a_mqa": GGMLQuantizationType.Q5_0,
-        "attn_v_b": GGMLQuantizationType.Q8_0,
-        "attn_k_b": GGMLQuantizationType.Q8_0,
-        "attn_q.": GGMLQuantizationType.Q4_1,
-    }
-    reference = gguf_reference("V2-Lite")
-    path = save_latent(reference, tmp_path / "x.gguf", is_split=True, types=types)
-    *models, report = both(library, path, tmp_path, "fp32", dtype="float32")
-    assert "Q8_0 kept in 8 bits" in report and "Q4_1 kept in 4 bits" in report
-    check_close(*models)

@@ -7,8 +7,8 @@ import ctypes
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import gguf
 import pytest
@@ -25,7 +25,7 @@ from tests.inference.loading import conftest
 from tests.inference.models.families import parity
 from tests.inference.models.families.latent_gguf import ROWS as LATENT
 from tests.inference.models.families.mixtures import CASES
-from tests.inference.models.families.rows import CONTEXT_TOKENS, LLAMA4, ROWS, GGUFRow, Row
+from tests.inference.models.families.rows import CONTEXT_TOKENS, LLAMA4, ROWS, Row
 from tests.slow_cases import slow_but
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -71,7 +71,7 @@ ALL_ROWS = (
     | CASES
     | LATENT
     | {
-        "qwen3, in a qwen3vl": Row(model_type="qwen3", gguf=GGUFRow(architecture="qwen3vl")),
+        "qwen3, in a qwen3vl": Row("qwen3", architecture="qwen3vl"),
         "gemma4, sharing": SHARING,
         "gemma4, experts": EXPERTS,
         "as Scout": Row(model_type="llama4_text", config=LLAMA4),
@@ -80,8 +80,7 @@ ALL_ROWS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Saved:
+class Saved(NamedTuple):
     reference: PreTrainedModel
     folder: Path
     """The folder of the safetensors."""
@@ -108,26 +107,24 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Saver:
     return save
 
 
-@each_case("name", [name for name in ALL_ROWS if not name.startswith("gemma4")])
-def test_safetensors(library: ctypes.CDLL, saved: Saver, name: str, tmp_path: Path) -> None:
-    reference, folder = saved(name).reference, saved(name).folder
-    on_torch = parity.check_both(library, reference, folder, tmp_path)
-    if name not in LATENT:
-        parity.check_adaptable(reference, on_torch.config)
-
-
 STORAGES = ("llama", "mistral", "gemma3_text", "V3", "as Scout")
 """Whole contexts, windows, both, latents, and chunks."""
 
 
-@each_case("name", STORAGES)
-def test_preemption_and_prefix_hits(saved: Saver, name: str, tmp_path: Path) -> None:
-    model = parity.built_on_torch(saved(name).folder, tmp_path)
-    parity.check_preemption(saved(name).reference, model)
-    parity.check_prefix_hits(saved(name).reference, model)
+@each_case("name", [name for name in ALL_ROWS if not name.startswith("gemma4")])
+def test_safetensors(library: ctypes.CDLL, saved: Saver, name: str, tmp_path: Path) -> None:
+    reference, folder = saved(name).reference, saved(name).folder
+    on_torch = parity.built_on_torch(folder, tmp_path)
+    for model in (on_torch, parity.natively(library, folder, tmp_path)):
+        parity.check_batch_mates(reference, model)
+    if name not in LATENT:
+        parity.check_adaptable(reference, on_torch.config)
+    if name in STORAGES:
+        parity.check_preemption(reference, on_torch)
+        parity.check_prefix_hits(reference, on_torch)
 
 
-@each_case("name", [name for name, row in ALL_ROWS.items() if row.gguf is not None])
+@each_case("name", [name for name, row in ALL_ROWS.items() if row.architecture])
 def test_gguf(saved: Saver, name: str, tmp_path: Path) -> None:
     reference = saved(name).reference
     path = parity.save_gguf(ALL_ROWS[name], reference, tmp_path / "model.gguf")
@@ -219,34 +216,27 @@ PACKED = {
 }
 
 
-def test_stacked_experts_of_a_file_stay_packed(saved: Saver, tmp_path: Path) -> None:
+def test_experts_stay_packed_or_are_quantised_while_loading(saved: Saver, tmp_path: Path) -> None:
     types = {part: type for part, (_, type) in PACKED.items()}
     reference, path = saved("qwen2_moe").reference, tmp_path / "x.gguf"
     found = parity.opened(parity.save_gguf(CASES["qwen2_moe"], reference, path, types), tmp_path)
     tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
     for part, (name, type) in PACKED.items():
         stored = found.weights.stored(f"model.layers.1.mlp.{name}")
-        assert not isinstance(stored, DenseWeight)
         values = gguf.dequantize(tensors[f"blk.1.{part}.weight"].data, type)
         expected = torch.from_numpy(values[4] if values.ndim == 3 else values)
         torch.testing.assert_close(stored.dequantize(), expected)
     assert found.weight_bytes == sum(tensor.n_bytes for tensor in tensors.values())
     found.close()
-
-
-@each_case(("bits", "most"), [(4, 0.22), (5, 0.24), (6, 0.27)])
-def test_experts_are_quantised_while_loading_and_their_router_is_not(
-    saved: Saver, bits: int, most: float, tmp_path: Path
-) -> None:
-    folder = saved("qwen2_moe").folder
+    folder, router = saved("qwen2_moe").folder, "model.layers.0.mlp.gate.weight"
     dense = conftest.opened(folder, tmp_path)
-    found = conftest.opened(folder, tmp_path, quantization=f"q{bits}")
-    expert = found.weights.stored("model.layers.0.mlp.experts.3.up_proj")
-    assert not isinstance(expert, DenseWeight) and expert.bits == bits
-    name = "model.layers.0.mlp.gate.weight"
-    assert torch.equal(found.weights.tensor(name), dense.weights.tensor(name))
     # Codes and scales of 32 weights in 20 to 26 bytes, not 128: nearly all weights are experts'.
-    assert found.weight_bytes < most * dense.weight_bytes
-    assert found.need.weight_bytes < dense.need.weight_bytes
-    for model in (dense, found):
-        model.close()
+    for bits, most in ((4, 0.22), (5, 0.24), (6, 0.27)):
+        found = conftest.opened(folder, tmp_path, quantization=f"q{bits}")
+        expert = found.weights.stored("model.layers.0.mlp.experts.3.up_proj")
+        assert not isinstance(expert, DenseWeight) and expert.bits == bits
+        assert torch.equal(found.weights.tensor(router), dense.weights.tensor(router))
+        assert found.weight_bytes < most * dense.weight_bytes
+        assert found.need.weight_bytes < dense.need.weight_bytes
+        found.close()
+    dense.close()

@@ -85,16 +85,18 @@ CONFIGS: dict[str, tuple[int, dict[str, Any]]] = {
 """Seeds and configs by model type. The first two have a vision tower."""
 
 
+def built(model_type: str, seed: int, own: dict[str, Any]) -> PreTrainedModel:
+    torch.manual_seed(seed)
+    given = {"attn_implementation": "eager", "pad_token_id": 0} | deepcopy(own)
+    config = AutoConfig.for_model(model_type, **given)
+    kind = AutoModelForImageTextToText if "vision_config" in own else AutoModelForCausalLM
+    return randomised(kind.from_config(config, dtype=torch.float32))
+
+
 @functools.cache
 def reference_of(model_type: str) -> PreTrainedModel:
     """Makes a model that must not be changed: it is shared."""
-    seed, own = CONFIGS[model_type]
-    torch.manual_seed(seed)
-    config = AutoConfig.for_model(
-        model_type, **deepcopy(own), attn_implementation="eager", pad_token_id=0
-    )
-    kind = AutoModelForImageTextToText if "vision_config" in own else AutoModelForCausalLM
-    return randomised(kind.from_config(config, dtype=torch.float32))
+    return built(model_type, *CONFIGS[model_type])
 
 
 def maker(build: Callable[[str], PreTrainedModel], name: str) -> Callable[[], PreTrainedModel]:

@@ -6,8 +6,6 @@ from __future__ import annotations
 import copy
 import functools
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -21,7 +19,7 @@ from inference.models.families.registry import family_of
 from tests.inference.models.families import hybrid_gguf, parity
 from tests.inference.models.families import tiny_hybrid as tiny
 from tests.inference.models.families.mixtures import GLM, SIGMOID
-from tests.inference.models.families.rows import row_of
+from tests.inference.models.families.rows import Row
 
 Weights = dict[str, torch.Tensor]
 """The weights by the names that the model has for them."""
@@ -39,7 +37,6 @@ NEXTN = {
 
 def weights_of(directory: Path, config: ModelConfig) -> Weights:
     family = family_of(config)
-    assert family.predictor_name is not None
     return {
         family.predictor_name(family.hub_name(name), config): weight
         for name, weight in load_file(directory / "model.safetensors").items()
@@ -77,7 +74,7 @@ def save_gguf(name: str, directory: Path) -> Path:
     if name != "glm4_moe":
         return hybrid_gguf.save_gguf(tiny.reference_of(name), path, predictor=added)
     keys = SIGMOID | {"block_count": 3, "nextn_predict_layers": 1}
-    row = row_of("glm4_moe", GLM, "glm4moe", keys=keys)
+    row = Row("glm4_moe", GLM, "glm4moe", keys=keys)
     return parity.save_gguf(row, glm4_moe(), path, added=added)
 
 
@@ -101,47 +98,28 @@ def glm4_moe() -> PreTrainedModel:
     return reference.eval()
 
 
-def _glm_layer(weights: Weights) -> torch.nn.Module:
-    return glm4_moe().model.layers[2]
-
-
-def _qwen_layer(weights: Weights) -> torch.nn.Module:
-    """A layer with attention, of these weights."""
-    *_, last = tiny.qwen3_5().model.language_model.layers
-    layer, prefix = copy.deepcopy(last), "model.layers.4."
-    own = {name.removeprefix(prefix): weights[name] for name in weights if prefix in name}
-    layer.load_state_dict(own)
-    return layer
-
-
-@dataclass(frozen=True)
-class Kind:
-    name: str
-    text_model: Callable[[], torch.nn.Module]
-    layer_of: Callable[[Weights], torch.nn.Module]
-    norm_offset: float
-    """Added to the weights of norms."""
-
-    @torch.no_grad()
-    def hidden(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """What transformers' head reads, of token ids (1, num_tokens)."""
-        return self.text_model()(token_ids).last_hidden_state[0]
-
-    @torch.no_grad()
-    def layer(self, weights: Weights, x: torch.Tensor) -> torch.Tensor:
-        """(num_tokens, hidden_size), token i at position i, through the layer."""
-        places = torch.arange(len(x)).unsqueeze(0)
-        later = torch.full((len(x), len(x)), float("-inf")).triu(1)
-        return self.layer_of(weights)(
-            x.unsqueeze(0),
-            attention_mask=later.view(1, 1, len(x), len(x)),
-            position_ids=places,
-            position_embeddings=self.text_model().rotary_emb(x.unsqueeze(0), places),
-        )[0]
-
-
 NAMES = (*tiny.CONFIGS, "glm4_moe")
-KINDS = (
-    Kind("qwen3_5", lambda: tiny.qwen3_5().model.language_model, _qwen_layer, norm_offset=1),
-    Kind("glm4_moe", lambda: glm4_moe().model, _glm_layer, norm_offset=0),
-)
+KINDS = ("qwen3_5", "glm4_moe")
+
+
+def text_model(name: str) -> torch.nn.Module:
+    return glm4_moe().model if name == "glm4_moe" else tiny.qwen3_5().model.language_model
+
+
+@torch.no_grad()
+def run_layer(name: str, weights: Weights, x: torch.Tensor) -> torch.Tensor:
+    """(num_tokens, hidden_size), token i at position i, through transformers' layer."""
+    if name == "glm4_moe":
+        layer = glm4_moe().model.layers[2]
+    else:  # a layer with attention, of these weights
+        layer, prefix = copy.deepcopy(text_model(name).layers[-1]), "model.layers.4."
+        own = {name.removeprefix(prefix): weights[name] for name in weights if prefix in name}
+        layer.load_state_dict(own)
+    places = torch.arange(len(x)).unsqueeze(0)
+    later = torch.full((len(x), len(x)), float("-inf")).triu(1)
+    return layer(
+        x.unsqueeze(0),
+        attention_mask=later.view(1, 1, len(x), len(x)),
+        position_ids=places,
+        position_embeddings=text_model(name).rotary_emb(x.unsqueeze(0), places),
+    )[0]

@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 import functools
-from copy import deepcopy
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
-from tests.inference.models.families.rows import MULTIPLIERS, THETA
+from tests.inference.models.families.rows import MULTIPLIERS, SIZES, THETA
 from tests.inference.models.families.tiny_hybrid import (
     CONTEXT_TOKENS,
     VOCAB_SIZE,
+    built,
     maker,
-    randomised,
 )
 
 COMMON: dict[str, Any] = {
+    name: SIZES[name] for name in SIZES if name[:4] not in ("head", "tie_")
+} | {
     "vocab_size": VOCAB_SIZE,
-    "hidden_size": 64,
     "intermediate_size": 64,
     "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
     "max_position_embeddings": CONTEXT_TOKENS,
     "initializer_range": 0.3,
-    "attn_implementation": "eager",
-    "bos_token_id": 1,
-    "eos_token_id": None,
-    "pad_token_id": 0,
     "rope_parameters": THETA,
 }
 CONVS = {"layer_types": ["conv", "full_attention", "conv", "conv"]}
@@ -45,14 +39,10 @@ MAMBA = {
     "mamba_expand": 2,
     "mamba_chunk_size": 16,
 }
-GRANITE4 = (
-    MAMBA
-    | MULTIPLIERS
-    | {
-        "layer_types": ["mamba", "attention", "mamba", "mamba"],
-        "shared_intermediate_size": 48,
-    }
-)
+GRANITE4 = MAMBA | MULTIPLIERS | {"shared_intermediate_size": 48}
+GRANITE4["layer_types"] = ["mamba", "attention", "mamba", "mamba"]
+ROUTED = {"intermediate_size": 32, "num_local_experts": 6, "num_experts_per_tok": 2}
+DENSE = {"num_local_experts": 0, "num_experts_per_tok": 0, "position_embedding_type": "rope"}
 NEMOTRON_H = {
     "layers_block_type": ["linear_attention", "mlp", "full_attention", "moe", "linear_attention"],
     "head_dim": 16,
@@ -74,27 +64,8 @@ CONFIGS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "biased_lfm2": ("lfm2", 16, CONVS | {"conv_bias": True}),
     "lfm2_moe": ("lfm2_moe", 11, CONVS | MIXTURE | {"num_dense_layers": 1}),
     # A mixture, and what all rows go through beside it. Its attention is not rotated.
-    "granite4": (
-        "granitemoehybrid",
-        12,
-        GRANITE4
-        | {
-            "intermediate_size": 32,
-            "num_local_experts": 6,
-            "num_experts_per_tok": 2,
-            "mamba_n_groups": 1,
-        },
-    ),
-    "granite4_dense": (
-        "granitemoehybrid",
-        13,
-        GRANITE4
-        | {
-            "num_local_experts": 0,
-            "num_experts_per_tok": 0,
-            "position_embedding_type": "rope",
-        },
-    ),
+    "granite4": ("granitemoehybrid", 12, GRANITE4 | ROUTED | {"mamba_n_groups": 1}),
+    "granite4_dense": ("granitemoehybrid", 13, GRANITE4 | DENSE),
     # Half of each head is rotated.
     "bamba": ("bamba", 14, MAMBA | {"attn_layer_indices": [2]}),
     # A layer of each kind, and one with a state behind them.
@@ -109,9 +80,7 @@ RATES = ("A_log", "dt_bias", "D", "conv1d.bias")
 def reference_of(name: str) -> PreTrainedModel:
     """Makes a model that must not be changed: it is shared."""
     model_type, seed, own = CONFIGS[name]
-    torch.manual_seed(seed)
-    config = AutoConfig.for_model(model_type, **deepcopy(COMMON | own))
-    reference = randomised(AutoModelForCausalLM.from_config(config, dtype=torch.float32))
+    reference = built(model_type, seed, COMMON | own)
     for own_name, weight in (*reference.named_parameters(), *reference.named_buffers()):
         if own_name.endswith(RATES):
             torch.nn.init.uniform_(weight, -1.0, 1.0)

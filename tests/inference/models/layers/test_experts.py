@@ -2,30 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import torch
-from safetensors.torch import save_file
-from transformers import (
-    Glm4MoeConfig,
-    MixtralConfig,
-    NemotronHConfig,
-    OlmoeConfig,
-    Qwen2MoeConfig,
-    Qwen3MoeConfig,
-)
+from transformers import Glm4MoeConfig, OlmoeConfig, Qwen2MoeConfig
 from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeTopkRouter
-from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
-from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHTopkRouter
 from transformers.models.olmoe.modeling_olmoe import OlmoeSparseMoeBlock
 from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBlock
-from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
 from inference.loading.weights.named_files import by_expert
 from inference.loading.weights.opened_weights import OpenedWeights
-from inference.loading.weights.tensor_files import SafetensorsFiles
 from inference.models.layer_configs import ExpertsConfig
 from inference.models.layers.experts import (
     Routes,
@@ -35,96 +19,61 @@ from inference.models.layers.experts import (
     load_mixture,
     route,
 )
-from inference.models.layers.linear import LinearFactory
 from tests.cases import each_case
+from tests.inference.models.ranks import MemoryFiles, weights_of
 
 HIDDEN, INNER, SHARED_INNER, NUM_EXPERTS, PER_TOKEN, NUM_ROWS = 32, 16, 48, 6, 3, 40
 CPU = torch.device("cpu")
 PREFIX = "model.layers.0.mlp"
 
-COUNTS = {"hidden_size": HIDDEN, "num_experts": NUM_EXPERTS, "num_experts_per_tok": PER_TOKEN}
-QWEN_SIZES = COUNTS | {"moe_intermediate_size": INNER}
-PLAIN_SIZES = COUNTS | {"intermediate_size": INNER}
 SIZES = {"num_experts": NUM_EXPERTS, "experts_per_token": PER_TOKEN, "intermediate_size": INNER}
-BLOCKS: dict[str, tuple[Callable[[], Any], ExpertsConfig]] = {
-    "qwen3_moe": (
-        lambda: Qwen3MoeSparseMoeBlock(Qwen3MoeConfig(**QWEN_SIZES, norm_topk_prob=True)),
-        ExpertsConfig(**SIZES, normalizes=True),
-    ),
-    "qwen3_moe, weights as they are": (
-        lambda: Qwen3MoeSparseMoeBlock(Qwen3MoeConfig(**QWEN_SIZES, norm_topk_prob=False)),
-        ExpertsConfig(**SIZES),
-    ),
-    "mixtral": (
-        lambda: MixtralSparseMoeBlock(MixtralConfig(**PLAIN_SIZES)),
-        ExpertsConfig(**SIZES, normalizes=True),
-    ),
-    "olmoe": (lambda: OlmoeSparseMoeBlock(OlmoeConfig(**PLAIN_SIZES)), ExpertsConfig(**SIZES)),
-    "qwen2_moe": (
-        lambda: Qwen2MoeSparseMoeBlock(
-            Qwen2MoeConfig(**QWEN_SIZES, shared_expert_intermediate_size=SHARED_INNER)
-        ),
-        ExpertsConfig(**SIZES, shared_intermediate_size=SHARED_INNER),
-    ),
-}
+SHARED = ExpertsConfig(**SIZES, shared_intermediate_size=SHARED_INNER)
+UNSHARED = ExpertsConfig(**SIZES)
 
 
-def random_block(name: str) -> torch.nn.Module:
+def random_block(config: ExpertsConfig) -> torch.nn.Module:
+    """Transformers' own; families' other blocks are held to it by their parity."""
     torch.manual_seed(3)
-    block: torch.nn.Module = BLOCKS[name][0]().eval()
+    sizes = {"hidden_size": HIDDEN, "num_experts": NUM_EXPERTS, "num_experts_per_tok": PER_TOKEN}
+    if config is SHARED:
+        sizes |= {"moe_intermediate_size": INNER, "shared_expert_intermediate_size": SHARED_INNER}
+        block: torch.nn.Module = Qwen2MoeSparseMoeBlock(Qwen2MoeConfig(**sizes)).eval()
+    else:
+        block = OlmoeSparseMoeBlock(OlmoeConfig(**sizes, intermediate_size=INNER)).eval()
     for parameter in block.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return block
 
 
-def opened(block: torch.nn.Module, folder: Path, *, stacked: bool = True) -> OpenedWeights:
+def opened(block: torch.nn.Module, stacked: bool) -> OpenedWeights:
     """Opens the experts as files hold them: in stacks, or each by its own name."""
     state = {f"{PREFIX}.{key}": value for key, value in block.state_dict().items()}
     if not stacked:
         gate_up = state.pop(f"{PREFIX}.experts.gate_up_proj")
         down = state.pop(f"{PREFIX}.experts.down_proj")
         for expert in range(NUM_EXPERTS):
-            own = f"{PREFIX}.experts.{expert}"
             gate, up = gate_up[expert].chunk(2)
             for part, weight in (("gate", gate), ("up", up), ("down", down[expert])):
-                state[f"{own}.{part}_proj.weight"] = weight.contiguous()
-    file = folder / f"experts-{stacked}.safetensors"
-    save_file(state, file)
-    files = by_expert(SafetensorsFiles([file]))
-    return OpenedWeights(files, LinearFactory(CPU, torch.float32, exact=True), lambda _: None)
+                state[f"{PREFIX}.experts.{expert}.{part}_proj.weight"] = weight
+    return weights_of(by_expert(MemoryFiles(state)))
 
 
 @torch.inference_mode()
-@each_case("name", BLOCKS)
-def test_rows_are_as_the_reference_has_them(tmp_path: Path, name: str) -> None:
-    block, x = random_block(name), torch.randn(NUM_ROWS, HIDDEN)
-    expected = block(x.unsqueeze(0)).squeeze(0)
-    for stacked in (False, True):
-        mlp = load_mixture(BLOCKS[name][1], opened(block, tmp_path, stacked=stacked), PREFIX)
+def test_rows_in_both_phases_and_grouped_are_as_the_reference_has_them() -> None:
+    x = torch.randn(NUM_ROWS, HIDDEN)
+    for config, stacked in ((SHARED, False), (SHARED, True), (UNSHARED, True)):
+        block = random_block(config)
+        expected, weights = block(x.unsqueeze(0)).squeeze(0), opened(block, stacked)
+        mlp = load_mixture(config, weights, PREFIX)
         for phase in (mlp.prefill, mlp.decode):
             torch.testing.assert_close(phase(x), expected, rtol=1e-4, atol=1e-5)
             assert phase(x[:0]).shape == (0, HIDDEN), "no expert is hit by no rows"
-
-
-@torch.inference_mode()
-@each_case("name", ["qwen3_moe", "olmoe"])
-def test_grouped_products_are_as_the_loop(tmp_path: Path, name: str) -> None:
-    block, config = random_block(name), BLOCKS[name][1]
-    x = torch.randn(NUM_ROWS, HIDDEN)
-    weights = opened(block, tmp_path)
     experts = load_grouped(config, weights, PREFIX)
-    mlp = SparseMlp(config, weights.tensor(f"{PREFIX}.gate.weight"), experts)
-    expected = block(x.unsqueeze(0)).squeeze(0)
-    torch.testing.assert_close(mlp.decode(x), expected, rtol=1e-4, atol=1e-5)
-
-
-@torch.inference_mode()
-def test_a_decoded_row_does_not_depend_on_its_neighbours(tmp_path: Path) -> None:
-    block, x = random_block("qwen2_moe"), torch.randn(NUM_ROWS, HIDDEN)
-    mlp = load_mixture(BLOCKS["qwen2_moe"][1], opened(block, tmp_path), PREFIX)
-    experts_only = SparseMlp(mlp.config, mlp.router, mlp.experts)
-    alone = torch.cat([experts_only.decode(x[i : i + 1]) for i in range(NUM_ROWS)])
-    routes = route(mlp.config, torch.cat([x[i : i + 1] @ mlp.router.T for i in range(NUM_ROWS)]))
+    grouped = SparseMlp(config, weights.tensor(f"{PREFIX}.gate.weight"), experts)
+    torch.testing.assert_close(grouped.decode(x), expected, rtol=1e-4, atol=1e-5)
+    # A decoded row does not depend on its neighbours.
+    alone = torch.cat([mlp.decode(row) for row in x.split(1)])
+    routes = route(config, torch.cat([row @ mlp.router.T for row in x.split(1)]))
     assert torch.equal(mlp.experts.decode(x, routes), alone)
     expected = mlp.prefill(x)
     x[7, 3] = float("nan")
@@ -158,24 +107,16 @@ def test_rows_are_sorted_by_expert() -> None:
     assert sorted_rows.ends.tolist() == [1, 3, 3, 4, 4]
 
 
-ROUTERS: dict[str, tuple[Callable[[Any], Any], Callable[..., Any]]] = {
-    "glm4_moe": (Glm4MoeTopkRouter, Glm4MoeConfig),
-    "nemotron_h": (NemotronHTopkRouter, NemotronHConfig),
-}
-
-
 @torch.inference_mode()
 @each_case("normalizes", [False, True])
 @each_case(("num_groups", "chosen"), [(1, 1), (2, 1), (4, 3), (6, 2), (12, 12)])
-@each_case("name", ROUTERS)
 def test_experts_of_groups_are_those_of_transformers(
-    name: str, num_groups: int, chosen: int, normalizes: bool
+    num_groups: int, chosen: int, normalizes: bool
 ) -> None:
-    router_class, config_class = ROUTERS[name]
     generator = torch.Generator().manual_seed(num_groups)
     sizes = {"hidden_size": HIDDEN, "n_routed_experts": 24, "num_experts_per_tok": 4}
     sizes |= {"n_group": num_groups, "topk_group": chosen, "norm_topk_prob": normalizes}
-    router = router_class(config_class(**sizes, routed_scaling_factor=1.5))
+    router = Glm4MoeTopkRouter(Glm4MoeConfig(**sizes, routed_scaling_factor=1.5))
     router.weight.copy_(torch.randn(24, HIDDEN, generator=generator) * 0.3)
     router.e_score_correction_bias.copy_(torch.rand(24, generator=generator) - 0.5)
     logits, weights, experts = router(torch.randn(NUM_ROWS, HIDDEN, generator=generator))

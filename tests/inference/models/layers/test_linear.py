@@ -56,7 +56,6 @@ def grouped(
     bits: int, out_features: int, in_features: int, *, bias: bool = False, seed: int = 0
 ) -> GroupedWeight:
     stored = stored_as(FORMATS[bits], out_features, in_features, seed)
-    assert isinstance(stored, GroupedWeight)
     generator = torch.Generator().manual_seed(seed)
     return replace(stored, bias=torch.randn(out_features, generator=generator) if bias else None)
 
@@ -101,6 +100,7 @@ def test_both_phases_match_the_dequantised_weight(
 @requires_int4
 @each_case("bits", [4, 8])
 def test_a_row_alone_equals_the_row_in_a_batch(bits: int) -> None:
+    """And eight bits are exact as two digits."""
     linear, _ = LinearFactory(CPU, torch.float32).linear(grouped(bits, 960, 576))
     x = torch.randn(32, 576)
     x[7] *= 1000.0  # a loud neighbour must not change anybody's scale
@@ -109,10 +109,6 @@ def test_a_row_alone_equals_the_row_in_a_batch(bits: int) -> None:
     assert torch.equal(linear.decode(x[5:11]), alone[5:11])
     prompt = torch.cat([linear.prefill(row) for row in x.split(1)])
     assert torch.allclose(linear.prefill(x), prompt, rtol=0.02, atol=0.02)
-
-
-@requires_int4
-def test_eight_bits_are_exact_as_two_digits() -> None:
     codes = torch.arange(-128, 128, dtype=torch.int8).repeat(16, 1)
     stored = GroupedWeight(bits=8, codes=codes, scales=torch.full((16, 8), 0.25))
     packed, scales_and_zeros = pack_int4(stored, CPU)
@@ -121,17 +117,12 @@ def test_eight_bits_are_exact_as_two_digits() -> None:
 
 
 @each_case(
-    ("weight", "exact", "outcome"),
-    [
-        ((4, 50, 64), False, "dequantised: "),
-        ((4, 48, 64), True, "dequantised: float32 products were asked for"),
-    ],
+    ("out_features", "exact", "outcome"),
+    [(50, False, "dequantised: "), (48, True, "dequantised: float32 products were asked for")],
     ids=["an awkward shape", "exact products"],
 )
-def test_what_is_dequantised_is_reported(
-    weight: tuple[int, int, int], exact: bool, outcome: str
-) -> None:
-    stored, x = grouped(*weight, bias=True), torch.randn(4, 64)
+def test_what_is_dequantised_is_reported(out_features: int, exact: bool, outcome: str) -> None:
+    stored, x = grouped(4, out_features, 64, bias=True), torch.randn(4, 64)
     linear, found = LinearFactory(CPU, torch.float32, exact=exact).linear(stored)
     assert isinstance(linear, DenseLinear) and found.startswith(outcome)
     assert torch.allclose(linear.decode(x).double(), expected(stored, x), atol=1e-5)
@@ -171,50 +162,32 @@ def test_embeddings_are_looked_up_exactly_and_tied_heads_multiply(bits: int | No
         assert isinstance(head, QuantizedLinear) and head.prefill_weight is None
 
 
-FP8_STEP = 2**-4
-"""Half of the distance between fp8's neighbours, at most, as a part of the number."""
-
-
-def test_fp8_rows_keep_each_value_within_half_a_step() -> None:
-    matrix = torch.randn(40, 64, generator=torch.Generator().manual_seed(4)).bfloat16().float()
-    matrix[3] = 0
-    codes, scales = fp8_rows(matrix.bfloat16())
-    assert scales.shape == (40, 1)
-    assert (codes.float().abs().amax(dim=1)[:3] == LARGEST_FP8).all()
-    smallest_step = scales * 2**-9
-    error = (codes.float() * scales - matrix).abs()
-    assert (error <= matrix.abs() * FP8_STEP * 1.01 + smallest_step).all()
-
-
 @pytest.mark.parametrize("device", DEVICES)
 @each_case("bias", [False, True])
 @each_case("num_rows", [1, 3, 33])
 def test_fp8_multiplies_what_it_rounded(device: str, bias: bool, num_rows: int) -> None:
+    """Each value within half a step; other shapes and output heads stay dense."""
     if device == "cuda" and not has_fp8(torch.device(device)):
         pytest.skip("needs compute capability 8.9")
     generator = torch.Generator().manual_seed(6)
-    dense = DenseWeight(
-        weight=torch.randn(48, 64, generator=generator).bfloat16(),
-        bias=torch.randn(48, generator=generator) if bias else None,
-    )
+    weight = torch.randn(48, 64, generator=generator).bfloat16()
+    weight[3] = 0
+    codes, scales = fp8_rows(weight)
+    assert scales.shape == (48, 1)
+    assert (codes.float().abs().amax(dim=1)[:3] == LARGEST_FP8).all()
+    error = (codes.float() * scales - weight.float()).abs()
+    assert (error <= weight.float().abs() * 2**-4 * 1.01 + scales * 2**-9).all()
+    dense = DenseWeight(weight=weight, bias=torch.randn(48, generator=generator) if bias else None)
     factory = LinearFactory(torch.device(device), torch.bfloat16, fp8=True)
     linear, outcome = factory.linear(dense)
     assert isinstance(linear, Fp8Linear) and outcome == "rounded to fp8, fp8 products"
     x = torch.randn(num_rows, 64, generator=generator).bfloat16()
-    rounded = DenseWeight(weight=through_fp8(dense.weight), bias=dense.bias)
+    x_codes, x_scales = fp8_rows(x)
+    rounded = DenseWeight(weight=codes.float() * scales, bias=dense.bias)
     for phase in (linear.decode, linear.prefill):
         found = phase(x.to(device))
         assert found.dtype == torch.bfloat16
-        assert_close(found, expected(rounded, through_fp8(x)))
-
-
-def through_fp8(matrix: torch.Tensor) -> torch.Tensor:
-    codes, scales = fp8_rows(matrix)
-    return codes.float() * scales
-
-
-def test_fp8_leaves_other_shapes_and_output_heads_dense() -> None:
-    factory = LinearFactory(CPU, torch.bfloat16, fp8=True)
+        assert_close(found, expected(rounded, x_codes.float() * x_scales))
     for shape, prefills in (((40, 64), True), ((48, 64), False)):
         linear, _ = factory.linear(DenseWeight(weight=torch.zeros(shape)), prefills=prefills)
         assert isinstance(linear, DenseLinear)

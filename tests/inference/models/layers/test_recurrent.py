@@ -1,18 +1,14 @@
-"""Gated DeltaNet, Mamba-2's scan and the causal convolution beside transformers' functions:
-in parts and row by row, at shapes of a few numbers."""
+"""Gated DeltaNet, Mamba-2's scan and the causal convolution: a span at once is as row by row, at
+every cut and at extremes. That rows are as transformers computes them is tried by models of these
+layers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
-from transformers.models.bamba.modeling_bamba import mamba2_chunk_scan
-from transformers.models.qwen3_next.modeling_qwen3_next import (
-    causal_conv1d_fn,
-    torch_chunk_gated_delta_rule,
-    torch_recurrent_gated_delta_rule,
-)
 
 from inference.models.layers.delta_net import (
     DeltaInputs,
@@ -25,87 +21,66 @@ from inference.models.layers.mamba import ScanInputs, scan_chunks, scan_step
 from inference.models.layers.state_rows import conv_span, conv_step
 from tests.cases import each_case
 
-CHANNELS, KERNEL = 5, 4
-KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM = 2, 4, 8, 6
-DELTA_STATE = (VALUE_HEADS, KEY_DIM, VALUE_DIM)
-HEADS, GROUPS, HEAD_DIM, STATE_SIZE = 4, 2, 6, 8
-SCAN_STATE = (HEADS, HEAD_DIM, STATE_SIZE)
-Scanned = tuple[torch.Tensor, torch.Tensor]
+Inputs = tuple[torch.Tensor, ...]
+Kind = tuple[Callable[..., Inputs], Callable[..., Inputs], Callable[..., Any], tuple[int, ...]]
+DELTA: Kind = delta_chunks, delta_step, DeltaInputs, (4, 8, 6)
+SCAN: Kind = scan_chunks, scan_step, ScanInputs, (4, 6, 8)
+"""A span, a step, their inputs, and the shape of a state."""
 
 
-def in_parts(advance: Callable[..., Scanned], part: Any, state: torch.Tensor, ends: Any) -> Scanned:
-    """Advances the state over the parts until each end; it leaves each state as it was."""
-    start, read = 0, []
-    for end in ends:
+def normal(num_tokens: int, *shape: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(num_tokens + sum(shape))
+    return torch.randn(num_tokens, *shape, generator=generator)
+
+
+def delta_inputs(num_tokens: int, forgets: float = 1.0) -> Inputs:
+    keys = unit_length(normal(num_tokens, 2, 8))
+    queries = unit_length(normal(num_tokens, 2, 8).flip(0)) * 8**-0.5
+    decay = -forgets * normal(num_tokens, 4).sigmoid()
+    return queries, keys, normal(num_tokens, 4, 6), decay, normal(num_tokens, 4).sigmoid()
+
+
+def scan_inputs(num_tokens: int, rate: float = 1.0) -> Inputs:
+    steps, keys = normal(num_tokens, 4).exp(), normal(num_tokens, 2, 8)
+    values = normal(num_tokens, 4, 6) * steps.unsqueeze(-1)
+    return values, keys, keys.flip(0), -rate * torch.linspace(0.1, 2.0, 4) * steps
+
+
+REPEATED = tuple(tensor[:1].expand(512, *tensor.shape[1:]) for tensor in delta_inputs(2)[:3])
+REPEATED += torch.full((512, 4), -1e-6), torch.full((512, 4), 1 - 1e-6)
+EDGES = [[1], [2], [63], [64], [65], [1, 150], [64, 150], [70, 150], [63, 65, 66, 149, 150]]
+
+
+@each_case(
+    ("kind", "inputs", "ends"),
+    [
+        *((DELTA, delta_inputs(ends[-1]), ends) for ends in EDGES),
+        (DELTA, REPEATED, [512]),  # a prompt that repeats one token
+        (DELTA, delta_inputs(130, forgets=40.0), [130]),
+        *((SCAN, scan_inputs(ends[-1]), ends) for ends in EDGES),
+        (SCAN, scan_inputs(150, rate=1e4), [150]),  # heads that forget at once
+    ],
+)
+def test_a_span_is_as_its_rows_one_by_one(kind: Kind, inputs: Inputs, ends: list[int]) -> None:
+    """A prompt may be cut anywhere, and each state is left as it was. The rows of a step are
+    sequences of their own."""
+    chunks, step, inputs_of, shape = kind
+    found, wanted, state, states = [], [], torch.zeros(shape), torch.zeros(2, *shape)
+    for start, end in pairwise([0, *ends]):
         before = state.clone()
-        of_part, following = advance(part(start, end), state)
-        assert torch.equal(state, before)
-        read.append(of_part)
-        start, state = end, following
-    return torch.cat(read), state
-
-
-def check_close(ours: Scanned, theirs: Scanned) -> None:
-    for mine, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-4)
-
-
-class DeltaRaw:
-    """Holds what transformers takes: queries and keys of any length, a batch of one."""
-
-    def __init__(self, num_tokens: int, *, forgets: float = 1.0) -> None:
-        generator = torch.Generator().manual_seed(num_tokens)
-
-        def normal(*shape: int) -> torch.Tensor:
-            return torch.randn(1, num_tokens, *shape, generator=generator)
-
-        self.queries, self.keys = normal(KEY_HEADS, KEY_DIM), normal(KEY_HEADS, KEY_DIM)
-        self.values = normal(VALUE_HEADS, VALUE_DIM)
-        self.log_decay = -forgets * torch.rand(1, num_tokens, VALUE_HEADS, generator=generator)
-        self.beta = normal(VALUE_HEADS).sigmoid()
-
-    def ours(self, start: int = 0, end: int | None = None) -> DeltaInputs:
-        return DeltaInputs(
-            queries=unit_length(self.queries[0, start:end]) * KEY_DIM**-0.5,
-            keys=unit_length(self.keys[0, start:end]),
-            values=self.values[0, start:end],
-            log_decay=self.log_decay[0, start:end],
-            beta=self.beta[0, start:end],
-        )
-
-    def theirs(self, rule: Callable[..., Scanned] = torch_recurrent_gated_delta_rule) -> Scanned:
-        own = {"output_final_state": True, "use_qk_l2norm_in_kernel": True}
-        given = self.queries, self.keys, self.values
-        read, state = rule(*given, g=self.log_decay, beta=self.beta, **own)
-        return read[0], state[0]
-
-    def chunked(self, *ends: int) -> Scanned:
-        found = in_parts(delta_chunks, self.ours, torch.zeros(DELTA_STATE), ends)
-        assert all(tensor.isfinite().all() for tensor in found)
-        return found
-
-
-@each_case("ends", [[1], [2], [63], [64], [65], [1, 150], [64, 150], [63, 65, 66, 149, 150]])
-def test_delta_chunks(ends: list[int]) -> None:
-    """A prompt may be cut anywhere."""
-    raw = DeltaRaw(ends[-1])
-    ours = raw.chunked(*ends)
-    check_close(ours, raw.theirs(torch_chunk_gated_delta_rule))
-    check_close(ours, raw.theirs())
-
-
-def test_delta_steps_and_extremes() -> None:
-    raw = DeltaRaw(70)
-    states = torch.zeros(1, *DELTA_STATE)
-    read, states = in_parts(delta_step, raw.ours, states, range(1, 71))
-    check_close((read, states[0]), raw.theirs())
-    raw = DeltaRaw(512)  # a prompt that repeats one token
-    for tensor in (raw.queries, raw.keys, raw.values):
-        tensor[:] = tensor[:, :1].clone()
-    raw.log_decay[:], raw.beta[:] = -1e-6, 1 - 1e-6
-    check_close(raw.chunked(512), raw.theirs())
-    raw = DeltaRaw(130, forgets=40.0)
-    check_close(raw.chunked(130), raw.theirs())
+        read, following = chunks(inputs_of(*(part[start:end] for part in inputs)), state)
+        assert torch.equal(state, before) and read.isfinite().all()
+        found.append(read)
+        state = following
+    for row in range(ends[-1]):
+        other = (row * 7) % ends[-1]
+        before = states.clone()
+        read, following = step(inputs_of(*(part[[row, other]] for part in inputs)), states)
+        assert torch.equal(states, before)
+        wanted.append(read[:1])
+        states = following
+    torch.testing.assert_close(torch.cat(found), torch.cat(wanted), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(state, states[0], rtol=1e-4, atol=1e-4)
 
 
 def test_gates_are_float32_whatever_the_activations() -> None:
@@ -117,79 +92,18 @@ def test_gates_are_float32_whatever_the_activations() -> None:
     torch.testing.assert_close(beta[0], torch.tensor([2.0, -2.0]).sigmoid())
 
 
-class ScanRaw:
-    def __init__(self, num_tokens: int, *, rate: float = 1.0) -> None:
-        generator = torch.Generator().manual_seed(num_tokens)
-
-        def normal(*shape: int) -> torch.Tensor:
-            return torch.randn(num_tokens, *shape, generator=generator)
-
-        self.values, self.steps = normal(HEADS, HEAD_DIM), normal(HEADS).exp()
-        self.keys, self.queries = normal(GROUPS, STATE_SIZE), normal(GROUPS, STATE_SIZE)
-        self.rates = rate * torch.linspace(0.1, 2.0, HEADS)
-
-    def ours(self, start: int = 0, end: int | None = None) -> ScanInputs:
-        part, steps = slice(start, end), self.steps[start:end]
-        values = self.values[part] * steps.unsqueeze(-1)
-        return ScanInputs(values, self.keys[part], self.queries[part], -self.rates * steps)
-
-    def theirs(self) -> Scanned:
-        given = self.values[None], self.steps[None], -self.rates, self.keys[None]
-        own = {"chunk_size": 16, "return_final_states": True}
-        read, state = mamba2_chunk_scan(*given, self.queries[None], **own)
-        return read[0], state[0]
-
-
-@each_case(
-    ("ends", "rate"),
-    [
-        *(([end], 1.0) for end in (1, 63, 64, 65)),
-        *((ends, 1.0) for ends in ([1, 150], [64, 65, 150], [70, 150])),
-        ([150], 1e4),  # heads that forget at once
-    ],
-)
-def test_scan_chunks(ends: list[int], rate: float) -> None:
-    raw = ScanRaw(ends[-1], rate=rate)
-    found = in_parts(scan_chunks, raw.ours, torch.zeros(SCAN_STATE), ends)
-    assert found[0].isfinite().all() and found[1].isfinite().all()
-    check_close(found, raw.theirs())
-
-
-def test_scan_steps() -> None:
-    raw = ScanRaw(40)
-    states = torch.zeros(1, *SCAN_STATE)
-    read, states = in_parts(scan_step, raw.ours, states, range(1, 41))
-    check_close((read, states[0]), raw.theirs())
-
-
-@each_case(
-    ("step", "raw", "shape"),
-    [(delta_step, DeltaRaw(5), DELTA_STATE), (scan_step, ScanRaw(5), SCAN_STATE)],
-    ids=["delta", "scan"],
-)
-def test_rows_of_a_step_are_sequences_of_their_own(
-    step: Callable[..., Scanned], raw: Any, shape: tuple[int, ...]
-) -> None:
-    states = torch.randn(5, *shape, generator=torch.Generator().manual_seed(3))
-    before = states.clone()
-    read, after = step(raw.ours(), states)
-    assert torch.equal(states, before)
-    for row in range(5):
-        alone = step(raw.ours(row, row + 1), states[row : row + 1])
-        check_close((read[row], after[row]), (alone[0][0], alone[1][0]))
-
-
-@each_case("ends", [[20], [1, 2, 20], [3, 4, 20], [19, 20], range(1, 21)])
+@each_case("ends", [[20], [1, 2, 20], [3, 4, 20], [19, 20]])
 def test_convolution(ends: list[int]) -> None:
-    generator = torch.Generator().manual_seed(9)
-    inputs = torch.randn(20, CHANNELS, generator=generator)
-    weight = torch.randn(KERNEL, CHANNELS, generator=generator)
-    wanted = causal_conv1d_fn(inputs.t().unsqueeze(0), weight.t(), activation=None)[0].t()
-    by_row = len(ends) == len(inputs)
-    state = torch.zeros(*([1] if by_row else []), KERNEL - 1, CHANNELS)
-    advance = conv_step if by_row else conv_span
-    found, state = in_parts(
-        lambda part, state: advance(part, state, weight), lambda a, b: inputs[a:b], state, ends
-    )
-    torch.testing.assert_close(found, wanted)
-    assert torch.equal(state[0] if by_row else state, inputs[-KERNEL + 1 :])
+    inputs, weight = normal(20, 5), normal(4, 5)
+    padded = torch.cat((torch.zeros(3, 5), inputs))
+    wanted = sum(padded[at : at + 20] * weight[at] for at in range(4))
+    state, rows, found = torch.zeros(3, 5), torch.zeros(1, 3, 5), []
+    for start, end in pairwise([0, *ends]):
+        read, state = conv_span(inputs[start:end], state, weight)
+        found.append(read)
+    torch.testing.assert_close(torch.cat(found), wanted)
+    assert torch.equal(state, inputs[-3:])
+    for row in range(20):
+        read, rows = conv_step(inputs[row : row + 1], rows, weight)
+        torch.testing.assert_close(read[0], wanted[row])
+    assert torch.equal(rows[0], state)

@@ -9,17 +9,20 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-import numpy as np
 import torch
 
+from inference.loading.weights.tensor_files import FileTensor, TensorFiles
+from inference.models.families.registry import family_of
 from inference.models.layer_configs import ExpertsConfig
-from inference.models.native.adapters import NativeAdapter
 from inference.models.native.decoder import NativeDecoder, NativeKV
-from inference.models.native.layers import Angles, NativeExperts, NativeLayer, NativeNorm
+from inference.models.native.layers import NativeLayer, NativeNorm
+from inference.models.native.model import NativeModel
 from inference.models.native.packing import Format, PackedLinear, pack
 from inference.models.stored_weights import DenseWeight, StoredWeight
+from tests.inference.models import steps
 from tests.inference.models.dense_weights import TINY
-from tests.inference.models.steps import step_of
+from tests.inference.models.ranks import MemoryTensor, weights_of
+from tests.inference.models.steps import BLOCKS_EACH
 from tests.inference.models.stored_weights import stored_as
 
 HIDDEN, INTERMEDIATE, VOCAB_SIZE, HEAD_DIM = 256, 512, 50, 64
@@ -43,7 +46,6 @@ def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def dense(stored: StoredWeight) -> DenseWeight:
-    assert not isinstance(stored, DenseWeight)
     return DenseWeight(weight=stored.dequantize())
 
 
@@ -71,6 +73,9 @@ def build(
     return NativeDecoder(library, config, **own)
 
 
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
 def decoder(
     library: ctypes.CDLL,
     *formats: Format,
@@ -78,89 +83,50 @@ def decoder(
     threads: int = 2,
     experts: ExpertsConfig | None = None,
 ) -> NativeDecoder:
-    """Parts of projections take the formats in turns. With ``experts`` the first layer is sparse;
-    its router is of floats."""
-
-    def packed(out_features: int, in_features: int, seed: int, turn: int = 0) -> PackedLinear:
-        format = formats[(turn or seed) % len(formats)]
-        stored = stored_as(format, out_features, in_features, seed)
-        return pack(dense(stored) if dequantized else stored, library)
-
-    def mixture(config: ExpertsConfig) -> NativeExperts:
-        sizes = [config.intermediate_size] * config.num_experts
-        if config.shared_intermediate_size is not None:
-            sizes.append(config.shared_intermediate_size)
-        generator = torch.Generator().manual_seed(500)
-        num_scores = len(sizes) if config.gates_shared else config.num_experts
-        gate_up = [
-            [packed(size, HIDDEN, 600 + 2 * i + part, part + 1) for part in (0, 1)]
-            for i, size in enumerate(sizes)
-        ]
-        return NativeExperts(
-            config=config,
-            router=pack_dense(torch.randn(num_scores, HIDDEN, generator=generator) * 0.1),
-            gate_up=gate_up,
-            down=[[packed(HIDDEN, size, 800 + i, 3)] for i, size in enumerate(sizes)],
-        )
-
-    turns = torch.outer(
-        torch.arange(float(CONFIG.max_positions)), 10_000 ** (-torch.arange(0, 1, 2 / HEAD_DIM))
-    )
-    layers = [
-        NativeLayer(
-            qkv=[packed(width, HIDDEN, 7 * i + n) for n, width in enumerate((QUERIES, KEYS, KEYS))],
-            output=[packed(HIDDEN, QUERIES, 7 * i + 3)],
-            gate_up=[packed(INTERMEDIATE, HIDDEN, 7 * i + part) for part in (4, 5)],
-            down=[packed(HIDDEN, INTERMEDIATE, 7 * i + 6)],
-            input_norm=norm(),
-            mlp_norm=norm(),
-            angles=Angles(turns.cos().contiguous(), turns.sin().contiguous()),
-            experts=mixture(experts) if experts is not None and i == 0 else None,
-        )
-        for i in range(NUM_LAYERS)
-    ]
-    table = packed(VOCAB_SIZE, HIDDEN, 99)
-    mlps = ("sparse", "dense") if experts else ()
-    return build(library, table, table, *layers, threads=threads, experts=experts, mlps=mlps)
+    """Projections take the formats in turns. With ``experts`` the first layer is sparse; its router
+    is of floats."""
+    sparse: dict[str, Any] = {"architecture": "qwen2_moe", "mlps": ("sparse", "dense")}
+    config = replace(CONFIG, tie_embeddings=True, experts=experts, **(sparse if experts else {}))
+    generator, files = torch.Generator().manual_seed(500), dict[str, FileTensor]()
+    for tensor in family_of(config).tensors(config):
+        if len(tensor.shape) == 1:
+            files[tensor.name] = MemoryTensor(torch.ones(tensor.shape))
+        elif tensor.name.endswith("gate.weight"):
+            router = torch.randn(tensor.shape, generator=generator) * 0.1
+            files[tensor.name] = MemoryTensor(router)
+        else:
+            for name in tensor.parts or [tensor.name]:
+                turn = next((i for i, own in enumerate(PROJECTIONS) if own in name), 0)
+                format = formats[(turn + 7 * ("layers.1." in name)) % len(formats)]
+                stored = stored_as(format, *tensor.shape[-2:], seed=len(files))
+                files[name] = MemoryTensor(stored.dequantize(), None if dequantized else stored)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    given = weights_of(TensorFiles(files)), CONFIG.max_positions, "fp32"
+    native = NativeModel(library, config, *given).decoder
+    torch.set_num_threads(before)
+    return native
 
 
-class Sequences:
-    """Keys and values of some sequences, and how far each has come."""
+class Sequences(steps.Sequences):
+    """Of a decoder without a model around it."""
 
     def __init__(self, native: NativeDecoder, num_sequences: int) -> None:
-        self._native = native
-        self._lengths = [0] * num_sequences
-        self._blocks_each = CONFIG.max_positions // BLOCK_TOKENS
-        num_blocks = num_sequences * self._blocks_each
-        shape = (NUM_LAYERS, num_blocks, NUM_KV_HEADS, HEAD_DIM * BLOCK_TOKENS)
-        self.kv = NativeKV(torch.zeros(shape), torch.zeros(shape), BLOCK_TOKENS)
+        shape = NUM_LAYERS, num_sequences * BLOCKS_EACH, NUM_KV_HEADS, HEAD_DIM * BLOCK_TOKENS
+        kv = NativeKV(torch.zeros(shape), torch.zeros(shape), BLOCK_TOKENS)
+        super().__init__(native, num_sequences, BLOCK_TOKENS, kv)
 
-    def run(
-        self,
-        token_ids: Sequence[int],
-        sequences: Sequence[int],
-        logit_rows: list[int] | None = None,
-        adapters: Sequence[NativeAdapter | None] = (),
-        last_seen: Sequence[int] | None = None,
+    def rows(
+        self, token_ids: Sequence[int], sequences: Sequence[int], **given: Any
     ) -> torch.Tensor:
-        """All rows at once, each the next token of its sequence; the logits of ``logit_rows``, or
-        of every row. ``adapters`` of the sequences, in their order; ``last_seen``: the last
-        positions that rows see."""
-        queries = []
-        for sequence, rows in groupby(zip(sequences, token_ids, strict=True), key=itemgetter(0)):
-            ids, first = [token_id for _, token_id in rows], sequence * self._blocks_each
-            blocks = range(first, first + self._blocks_each)
-            queries.append((ids, self._lengths[sequence], blocks))
-            self._lengths[sequence] += len(ids)
-        given = {"adapters": tuple(adapters)} if any(adapters) else {}
-        step = step_of(*queries, block_tokens=BLOCK_TOKENS, logit_rows=logit_rows, **given)
-        if last_seen is not None:
-            step = replace(step, last_seen=np.array(last_seen, dtype=np.int32))
-        return self._native.forward(step, self.kv)
+        """All rows at once, each the next token of its sequence."""
+        alike = groupby(zip(sequences, token_ids, strict=True), key=itemgetter(0))
+        spans = [(sequence, [token for _, token in rows]) for sequence, rows in alike]
+        return self.run(spans, **{"state_slots": None} | given)
 
 
 def run(
     native: NativeDecoder, token_ids: Sequence[int], sequences: Sequence[int], **given: Any
 ) -> torch.Tensor:
     """All rows at once as prompts from position 0; the logits of every row."""
-    return Sequences(native, max(sequences) + 1).run(token_ids, sequences, **given)
+    return Sequences(native, max(sequences) + 1).rows(token_ids, sequences, **given)

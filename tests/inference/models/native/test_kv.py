@@ -9,13 +9,11 @@ from typing import Any
 import torch
 from torch.nn.functional import cosine_similarity
 
-from inference.models.config import ModelConfig
 from inference.models.kv_format import NATIVE_FORMATS, KVFormat, kv_bytes_per_block
 from inference.models.native.model import NativeModel
-from inference.models.step_input import StepInput, block_table_of
 from tests.cases import each_case
-from tests.inference.models.dense_weights import TINY, DenseWeights, random_weights
-from tests.inference.models.steps import step_of
+from tests.inference.models.dense_weights import TINY, random_weights
+from tests.inference.models.steps import Sequences
 
 CONFIG = replace(
     TINY,
@@ -27,58 +25,47 @@ CONFIG = replace(
     tie_embeddings=True,
     qkv_bias=True,
 )
-BLOCK_TOKENS = 32
-NUM_TOKENS = 75
+TOKENS = [(position * 7 + 3) % 64 for position in range(75)]
 LEAST_COSINE: dict[KVFormat, float] = {"fp32": 1 - 1e-6, "bf16": 0.9998, "int8": 0.998}
-
-
-def weights(config: ModelConfig, key_outlier: float = 0.0) -> DenseWeights:
-    """``key_outlier``: the bias of every eighth feature of a key, others' being 0."""
-    made = random_weights(config)
-    for name, tensor in made._tensors.items():
-        if name.endswith("bias"):
-            tensor.zero_()
-        if name.endswith("k_proj.bias"):
-            tensor[::8] = key_outlier
-    return made
 
 
 def build(
     library: ctypes.CDLL,
     kv_format: KVFormat,
-    head_dim: int = 64,
     key_outlier: float = 0.0,
+    nan: tuple[str, int] | None = None,
     **changes: Any,
 ) -> NativeModel:
-    config = replace(CONFIG, head_dim=head_dim, **changes)
-    return NativeModel(library, config, weights(config, key_outlier), 256, kv_format)
-
-
-def token_at(position: int) -> int:
-    return (position * 7 + 3) % 64
-
-
-def step(*queries: tuple[int, int, list[int]]) -> StepInput:
-    """(start, end, blocks) of sequences whose token ids follow from their positions."""
-    given = [([*map(token_at, range(a, b))], a, blocks) for a, b, blocks in queries]
-    return step_of(*given, block_tokens=BLOCK_TOKENS)
+    """``key_outlier``: the bias of every eighth feature of a key, others' being 0. ``nan``: of a
+    projection in the first layer, the feature whose bias is no number."""
+    config = replace(CONFIG, **changes)
+    weights = random_weights(config)
+    for name, tensor in weights.tensors.items():
+        if name.endswith("bias"):
+            tensor.zero_()
+        elif tensor.ndim == 1:
+            tensor.mul_(0.3)
+        if name.endswith("k_proj.bias"):
+            tensor[::8] = key_outlier
+    if nan is not None:
+        weights.tensors[f"model.layers.0.self_attn.{nan[0]}.bias"][nan[1]] = float("nan")
+    return NativeModel(library, config, weights, 256, kv_format)
 
 
 def whole(model: NativeModel) -> torch.Tensor:
-    kv = model.new_kv(3, BLOCK_TOKENS)
-    return model.forward(step((0, NUM_TOKENS, [0, 1, 2])), kv)
+    return Sequences(model, 1).run([(0, TOKENS)])
 
 
 @each_case("kv_format", NATIVE_FORMATS)
 @each_case("head_dim", [16, 48, 80, 128])
 def test_rounding_costs_little(library: ctypes.CDLL, kv_format: KVFormat, head_dim: int) -> None:
     """And placement counts the memory that it takes."""
-    model = build(library, kv_format, head_dim)
-    kv = model.new_kv(3, BLOCK_TOKENS)
+    model = build(library, kv_format, head_dim=head_dim)
+    kv = model.new_kv(3, 32)
     num_bytes = kv.keys.nbytes + kv.values.nbytes
-    assert num_bytes == 4 * kv_bytes_per_block(model.config, BLOCK_TOKENS, kv_format)
-    found = cosine_similarity(whole(model), whole(build(library, "fp32", head_dim)), dim=-1)
-    assert found.min() > LEAST_COSINE[kv_format]
+    assert num_bytes == 4 * kv_bytes_per_block(model.config, 32, kv_format)
+    exact = whole(build(library, "fp32", head_dim=head_dim))
+    assert cosine_similarity(whole(model), exact, dim=-1).min() > LEAST_COSINE[kv_format]
     if kv_format == "int8" and head_dim == 48:
         # Biases of Qwen2's keys stand out: every eighth feature is ten times as large as others.
         outlying = (build(library, kind, key_outlier=10.0) for kind in ("int8", "fp32"))
@@ -92,15 +79,11 @@ def test_chunks_and_batch_mates_change_no_bit(
     library: ctypes.CDLL, kv_format: KVFormat, window: int | None
 ) -> None:
     model = build(library, kv_format, sliding_window=window)
-    alone = whole(model)
-    kv = model.new_kv(6, BLOCK_TOKENS)
-    other = [(0, 20, [5])]
-    first = model.forward(step(*other, (0, 41, [2, 0])), kv)
-    second = model.forward(step((41, 74, [2, 0, 3])), kv)
-    blocks = block_table_of([[5, 5, 5], [2, 0, 3]])
-    rows = StepInput.of_decodes([1, token_at(74)], [20, 74], blocks, BLOCK_TOKENS)
-    last = model.forward(rows, kv)
-    assert torch.equal(torch.cat((first[20:], second, last[1:])), alone)
+    rows = Sequences(model, 2)
+    first = rows.run([(1, TOKENS[:20]), (0, TOKENS[:41])])[20:]
+    second = rows.run([(0, TOKENS[41:74])])
+    last = rows.run([(1, [1]), (0, TOKENS[74:])], num_decodes=2)[1:]
+    assert torch.equal(torch.cat((first, second, last)), whole(model))
 
 
 @each_case("kv_format", NATIVE_FORMATS)
@@ -110,18 +93,15 @@ def test_what_is_no_number_in_a_block_before_is_left_out(
 ) -> None:
     """As a prompt and as a decode row, in every slot behind the sequence's last."""
     model = build(library, kv_format)
-    fresh, used = model.new_kv(2, BLOCK_TOKENS), model.new_kv(2, BLOCK_TOKENS)
-    used.keys.fill_(255)
-    used.values.fill_(255)
-    blocks = block_table_of([[0, 1]])
-    row = StepInput.of_decodes([token_at(num_tokens)], [num_tokens], blocks, BLOCK_TOKENS)
-    for kv in (fresh, used):
-        prompt = model.forward(step((0, num_tokens, [0, 1])), kv)
-        logits = torch.cat((prompt, model.forward(row, kv)))
-        if kv is fresh:
-            wanted = logits
-    assert bool(wanted.isfinite().all())
-    assert torch.equal(logits, wanted)
+    found = []
+    for filling in (0, 255):
+        rows = Sequences(model, 1)
+        rows.kv.keys.fill_(filling)
+        rows.kv.values.fill_(filling)
+        prompt, token = rows.run([(0, TOKENS[:num_tokens])]), TOKENS[num_tokens : num_tokens + 1]
+        found.append(torch.cat((prompt, rows.run([(0, token)], num_decodes=1))))
+    assert bool(found[0].isfinite().all())
+    assert torch.equal(*found)
 
 
 @each_case("kv_format", NATIVE_FORMATS)
@@ -131,7 +111,5 @@ def test_what_is_no_number_is_seen_in_the_logits(
     library: ctypes.CDLL, kv_format: KVFormat, projection: str, feature: int
 ) -> None:
     """Codes would hide it."""
-    made = weights(CONFIG)
-    made._tensors[f"model.layers.0.self_attn.{projection}.bias"][feature] = float("nan")
-    model = NativeModel(library, CONFIG, made, 256, kv_format)
+    model = build(library, kv_format, nan=(projection, feature))
     assert bool(whole(model).isnan().any(dim=1).all())

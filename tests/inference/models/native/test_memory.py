@@ -78,7 +78,7 @@ def a_step_has_not_happened(library: ctypes.CDLL, threads: int) -> None:
     with room_for(64 * MB):
         native.forward(step, sequences.kv)
     assert not bool(sequences.kv.keys.any())
-    assert torch.equal(sequences.run(*rows), wanted)
+    assert torch.equal(sequences.rows(*rows), wanted)
 
 
 def who_draws_keeps_nobody_waiting(library: ctypes.CDLL, num_draws: int) -> None:

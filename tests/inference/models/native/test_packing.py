@@ -1,5 +1,5 @@
 """The native decoder's packed projections, whose reference is their own dequantised weights in
-float32; and the library's compilation.
+float32, GGUF's blocks packed by native code; and the library's compilation.
 
 The whole decoder against transformers is in ``tests/inference/engine/test_parity.py``.
 """
@@ -10,14 +10,33 @@ import ctypes
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
+from benchmarks.gguf_files import random_blocks
+from inference.loading.gguf import quants
 from inference.models.layer_configs import ExpertsConfig
-from inference.models.lazy_weights import LazyWeight, RowReader, Rows, lazy, stack_lazy
+from inference.models.lazy_weights import (
+    LazyWeight,
+    MappedBlocks,
+    RowReader,
+    Rows,
+    lazy,
+    row_range,
+    stack_lazy,
+)
 from inference.models.native import library as compilation
 from inference.models.native.library import NativeUnavailableError, load_library
-from inference.models.native.packing import CHUNK_WEIGHTS, Format, pack, packing
+from inference.models.native.packing import (
+    BLOCK_CHUNK_WEIGHTS,
+    CHUNK_WEIGHTS,
+    BlockType,
+    Format,
+    pack,
+    packing,
+)
 from inference.models.registry import unsupported_reason
 from inference.models.stored_weights import (
     TWICE_THE_MXFP4_VALUES,
@@ -85,7 +104,6 @@ def test_threads_pack_the_same_bytes_in_chunks(library: ctypes.CDLL, format: For
     expected = stack([with_tensors(parts[0], lambda tensor: tensor[order]), parts[1]])
     with torch.inference_mode(), packing(library, num_threads=3) as packer:
         packed = packer.pack(stack_lazy(biased).with_first(order))
-    assert packed.bias is not None
     assert torch.equal(packed.bias, torch.cat([biases[0][order], biases[1]]))
     assert torch.equal(packed.panels, pack(expected, library).panels)
 
@@ -95,6 +113,81 @@ def test_threads_pack_the_same_bytes_in_chunks(library: ctypes.CDLL, format: For
     damaged = LazyWeight(readers=[RowReader(num_rows=64, read=read)], sample=parts[0])
     with pytest.raises(BadFileError, match="damaged"), packing(library, 2) as packer:
         packer.pack(damaged)
+
+
+IQ2_XS = GGMLQuantizationType.IQ2_XS
+EXTREMES = (0x0000, 0x8000, 0x0001, 0x0080, 0x83FF, 0x0400, 0x63FF, 0x7000, 0x7BFF, 0xFC00, 0x7C01)
+"""The extreme values as float16: zeros, numbers below the smallest normal one, the largest,
+infinity, no number."""
+
+
+def any_blocks(type: BlockType, num_rows: int, num_features: int, seed: int) -> np.ndarray:
+    """Random bytes, some rows of one byte, and scales at the ends of float16's range."""
+    block_features, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(type)]
+    shape = (num_rows, num_features // block_features, block_bytes)
+    blocks = np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+    for row, byte in enumerate((0x00, 0xFF, 0x80, 0x7F)):
+        blocks[row] = byte
+    for row, half in enumerate(EXTREMES, start=4):
+        for at in (0, 2, block_bytes - 4, block_bytes - 2):
+            blocks[row, :, at : at + 2] = (half & 255, half >> 8)
+    return blocks.reshape(num_rows, -1)
+
+
+Part = tuple[int, np.ndarray, np.ndarray | None]
+"""A type, rows of blocks, and the order that they are read in."""
+
+
+def check_panels(library: ctypes.CDLL, *parts: Part) -> list[tuple[int, int]]:
+    """Weights as ``GGUFTensorFiles`` maps them, stacked; the rows that were released."""
+    released: list[tuple[int, int]] = []
+    weights, wholes = [], []
+    for type, rows, order in parts:
+
+        def read(chosen: Rows, type: int = type, rows: np.ndarray = rows) -> StoredWeight:
+            return quants.stored(rows[chosen], GGMLQuantizationType(type))
+
+        blocks = MappedBlocks(
+            type=int(type), rows=rows, release=lambda rows: released.append(row_range(rows))
+        )
+        reader = RowReader(num_rows=len(rows), read=read, order=order, blocks=blocks)
+        weights.append(LazyWeight(readers=[reader], sample=reader.rows(0, 1)))
+        wholes.append(read(slice(0, len(rows)) if order is None else order))
+    with packing(library, num_threads=2) as packer:
+        packed = packer.pack(stack_lazy(weights))
+    expected = pack(stack(wholes), library)
+    assert torch.equal(packed.panels, expected.panels)
+    assert (packed.format, packed.codebook) == (expected.format, expected.codebook)
+    return sorted(released)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numbers that are none
+@each_case("type", BlockType, ids=lambda type: type.name)
+def test_blocks_become_the_same_panels(library: ctypes.CDLL, type: BlockType) -> None:
+    """Two stacked weights, the first in another order, whose rows do not fill the last panel; a row
+    of no whole tiles where the type allows it."""
+    assert GGMLQuantizationType(type).name == type.name
+    block_features = GGML_QUANT_SIZES[GGMLQuantizationType(type)][0]
+    num_features = 512 + (64 if block_features == 32 else block_features)
+    order = np.random.default_rng(1).permutation(45)
+    first = type, any_blocks(type, 45, num_features, 2), order
+    second = type, any_blocks(type, 22, num_features, 3), None
+    assert check_panels(library, first, second) == [(0, 22), (0, 45)]
+
+
+def test_weights_of_two_types_and_of_several_chunks(library: ctypes.CDLL) -> None:
+    """Q4_0 and Q4_1 have one layout. Types that native code does not read are taken apart in
+    numpy."""
+    generator = np.random.default_rng(4)
+    small: dict[int, Part] = {
+        type: (type, random_blocks(generator, GGMLQuantizationType(type), (20, 512), 0.03), None)
+        for type in (BlockType.Q4_1, BlockType.Q4_0, IQ2_XS)
+    }
+    check_panels(library, small[BlockType.Q4_1], small[BlockType.Q4_0])
+    num_rows = 2 * BLOCK_CHUNK_WEIGHTS // 8192 + 20
+    large = BlockType.Q4_K, any_blocks(BlockType.Q4_K, num_rows, 8192, 4), None
+    assert len(check_panels(library, large)) == 3
+    assert not check_panels(library, small[IQ2_XS])
 
 
 @each_case("format", [*FORMATS, None], ids=lambda format: format.name if format else "MXFP4")
@@ -131,7 +224,6 @@ def as_quantized(rows: torch.Tensor) -> torch.Tensor:
 def product(rows: torch.Tensor, head: StoredWeight) -> torch.Tensor:
     """The rule of linear.h: where groups of 32 have minimums, what the middle code of each weighs
     meets the sum of the group's activations in bfloat16."""
-    assert not isinstance(head, DenseWeight)
     weight = head.dequantize()
     if head.minimums is None or head.minimums.shape[1] * 32 != HIDDEN:
         return rows @ weight.T
@@ -165,7 +257,7 @@ def test_groups_with_a_far_value_are_finer(library: ctypes.CDLL, format: Format)
 
 
 def test_the_library_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And again where the source is another, or what it is compiled with."""
+    """And again for another source or other flags."""
     if compilation.find_compiler() is None:
         pytest.skip("no C++ compiler")
     source_dir, cache_dir = tmp_path / "source", tmp_path / "cache"

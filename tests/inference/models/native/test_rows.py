@@ -1,21 +1,29 @@
 """Many rows go through the native decoder in blocks, a few by all threads together: to a row it is
-all one, bit for bit, and so is which rows are beside it, with adapters and without."""
+all one, bit for bit, and so is which rows are beside it, with adapters and without. And the mixture
+of experts beside torch's."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch.nn.functional import rms_norm
 
 from inference.models.adapter import AdapterWeights, LowRank
 from inference.models.layer_configs import ExpertsConfig
+from inference.models.layers.experts import load_mixture
 from inference.models.native.adapters import AdaptedStack, NativeAdapter, native_adapter
+from inference.models.native.model import NativeModel
 from inference.models.native.packing import Format
 from tests.cases import each_case
+from tests.inference.models.dense_weights import random_weights
 from tests.inference.models.native.packed_decoder import (
+    CONFIG,
     FORMATS,
     HIDDEN,
     INTERMEDIATE,
@@ -49,20 +57,18 @@ KINDS: dict[str, tuple[tuple[Format, ...], dict[str, Any]]] = {
 
 @pytest.fixture(scope="module", params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
+    return str(request.param)
 
 
 def rows_of(library: ctypes.CDLL, kind: str, threads: int) -> Sequences:
     formats, given = KINDS[kind]
-    native = decoder(library, *formats, threads=threads, **given)
-    return Sequences(native, max(SEQUENCES) + 1)
+    return Sequences(decoder(library, *formats, threads=threads, **given), 15)
 
 
 @pytest.fixture(scope="module")
 def one_by_one(library: ctypes.CDLL, kind: str) -> torch.Tensor:
     rows = rows_of(library, kind, threads=1)
-    return torch.cat([rows.run([t], [s]) for t, s in zip(TOKEN_IDS, SEQUENCES, strict=True)])
+    return torch.cat([rows.rows([t], [s]) for t, s in zip(TOKEN_IDS, SEQUENCES, strict=True)])
 
 
 @each_case(
@@ -80,7 +86,7 @@ def test_a_row_is_the_same_in_every_batch(
     for _ in range(times):  # a free thread takes the next block: never the same order twice
         rows = rows_of(library, kind, threads)
         pieces = [
-            rows.run(TOKEN_IDS[at : at + at_once], SEQUENCES[at : at + at_once])
+            rows.rows(TOKEN_IDS[at : at + at_once], SEQUENCES[at : at + at_once])
             for at in range(0, ALL, at_once)
         ]
         assert torch.equal(torch.cat(pieces), one_by_one)
@@ -91,9 +97,9 @@ def test_rows_without_logits_leave_the_others_as_they_are(
 ) -> None:
     for logit_rows in ([], [99], [161, 3, 130], list(range(40, 162))):
         rows = rows_of(library, kind, threads=3)
-        logits = rows.run(TOKEN_IDS[:-1], SEQUENCES[:-1], logit_rows)
+        logits = rows.rows(TOKEN_IDS[:-1], SEQUENCES[:-1], logit_rows=logit_rows)
         assert torch.equal(logits, one_by_one[logit_rows])
-        assert torch.equal(rows.run(TOKEN_IDS[-1:], SEQUENCES[-1:]), one_by_one[-1:])
+        assert torch.equal(rows.rows(TOKEN_IDS[-1:], SEQUENCES[-1:]), one_by_one[-1:])
 
 
 def test_rows_that_see_ahead_wait_for_the_blocks_behind(library: ctypes.CDLL) -> None:
@@ -102,7 +108,8 @@ def test_rows_that_see_ahead_wait_for_the_blocks_behind(library: ctypes.CDLL) ->
 
     def logits(threads: int) -> torch.Tensor:
         native = decoder(library, Format.Q4, threads=threads)
-        return run(native, tokens, [0] * 100, last_seen=last_seen)
+        seen = {"last_seen": np.array(last_seen, dtype=np.int32)}
+        return run(native, tokens, [0] * 100, changes=seen)
 
     expected = logits(1)
     assert not torch.equal(expected, run(decoder(library, Format.Q4), tokens, [0] * 100))
@@ -169,34 +176,73 @@ def adapter(library: ctypes.CDLL, is_packed: bool, seed: int = 3) -> NativeAdapt
     return native_adapter(AdapterWeights(modules), stacks, library)
 
 
-def logits(
-    library: ctypes.CDLL,
-    is_packed: bool,
-    adapters: Sequence[NativeAdapter | None],
-    numbers: Sequence[int],
-) -> torch.Tensor:
-    """(sequences, rows, vocabulary) of prompts of five tokens by their numbers."""
-    native = decoder(library, Format.Q8, dequantized=not is_packed)
-    tokens = [(number * 11 + at * 7) % VOCAB_SIZE for number in numbers for at in range(5)]
-    sequences = [at for at in range(len(numbers)) for _ in range(5)]
-    return run(native, tokens, sequences, adapters=adapters).view(-1, 5, VOCAB_SIZE)
-
-
-def test_codes_are_near_floats(library: ctypes.CDLL) -> None:
-    def two(is_packed: bool, own: NativeAdapter | None) -> torch.Tensor:
-        return logits(library, is_packed, [None, own], [0, 1])
-
-    floats, codes = (two(is_packed, adapter(library, is_packed)) for is_packed in (False, True))
-    base = two(True, None)
-    assert torch.equal(codes[0], base[0]), "rows without it are as they were"
-    assert relative_error(codes[1], base[1]) > 10 * TOLERANCE, "the adapter does something"
-    assert relative_error(codes[1], floats[1]) < TOLERANCE
-
-
 @each_case("is_packed", [False, True])
-def test_rows_are_the_same_whoever_is_beside_them(library: ctypes.CDLL, is_packed: bool) -> None:
+def test_adapters_change_their_own_rows_alone(library: ctypes.CDLL, is_packed: bool) -> None:
+    def logits(
+        adapters: Sequence[NativeAdapter | None], numbers: Sequence[int], is_packed: bool
+    ) -> torch.Tensor:
+        """(sequences, rows, vocabulary) of prompts of five tokens by their numbers."""
+        native = decoder(library, Format.Q8, dequantized=not is_packed)
+        tokens = [(number * 11 + at * 7) % VOCAB_SIZE for number in numbers for at in range(5)]
+        sequences = [at for at in range(len(numbers)) for _ in range(5)]
+        given = {"adapters": tuple(adapters)} if any(adapters) else {}
+        return run(native, tokens, sequences, **given).view(-1, 5, VOCAB_SIZE)
+
     first, second = (adapter(library, is_packed, seed) for seed in (3, 4))
     adapters = [first, second, None, first, first, second]
-    together = logits(library, is_packed, adapters, range(6))
+    together = logits(adapters, range(6), is_packed)
     for number, own in enumerate(adapters):
-        assert torch.equal(together[number], logits(library, is_packed, [own], [number])[0])
+        assert torch.equal(together[number], logits([own], [number], is_packed)[0])
+    base = logits([None], [0], is_packed)
+    assert relative_error(together[0], base[0]) > 10 * TOLERANCE, "the adapter does something"
+    if is_packed:
+        floats = logits([adapter(library, is_packed=False)], [0], is_packed=False)
+        assert relative_error(together[0], floats[0]) < TOLERANCE
+
+
+SIZES = {"num_experts": 6, "experts_per_token": 2, "intermediate_size": 256}
+FINE = {"num_experts": 24, "experts_per_token": 4, "intermediate_size": 16}
+MIXTURES = {
+    "as they are": ExpertsConfig(**SIZES),
+    "normalised": ExpertsConfig(**SIZES, normalizes=True),
+    "sigmoid": ExpertsConfig(**SIZES, scoring="sigmoid", normalizes=True),
+    "groups": ExpertsConfig(**FINE, scoring="sigmoid", num_groups=6, groups_per_token=3),
+    "softmax of the chosen": ExpertsConfig(**SIZES, scoring="softmax_of_chosen"),
+    "shared": ExpertsConfig(**SIZES, shared_intermediate_size=512),
+    "shared, ungated": ExpertsConfig(**SIZES, shared_intermediate_size=256, gates_shared=False),
+    "many": ExpertsConfig(num_experts=40, experts_per_token=5, intermediate_size=16),
+}
+
+
+@torch.inference_mode()
+@each_case("name", MIXTURES)
+def test_the_sum_of_experts_is_torchs(library: ctypes.CDLL, name: str) -> None:
+    """What is no number stays in its row. Attention adds nothing, and the head is of ones and
+    zeros: logits are the normalised rows."""
+    config = MIXTURES[name]
+    own = {"experts": config, "mlps": ("sparse",), "num_layers": 1, "vocab_size": HIDDEN}
+    whole = replace(CONFIG, architecture="qwen2_moe", **own)
+    weights = random_weights(whole)
+    for key, tensor in weights.tensors.items():
+        if tensor.ndim == 1:
+            tensor.fill_(1)
+        elif "self_attn" in key:
+            tensor.zero_()
+    weights.tensors["lm_head.weight"].copy_(torch.eye(HIDDEN))
+    table = weights.tensors["model.embed_tokens.weight"]
+    table.copy_(torch.randn(HIDDEN, HIDDEN, generator=torch.Generator().manual_seed(2)))
+
+    def normed_sums() -> torch.Tensor:
+        native = NativeModel(library, whole, weights, CONFIG.max_positions, "fp32").decoder
+        return run(native, range(VOCAB_SIZE), [0] * 25 + [1] * 25)
+
+    actual, rows = normed_sums(), table[:VOCAB_SIZE]
+    mlp = load_mixture(config, weights, "model.layers.0.mlp")
+    summed = rows + mlp.prefill(rms_norm(rows, (HIDDEN,), eps=1e-5))
+    expected = rms_norm(summed, (HIDDEN,), eps=1e-5)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+    table[24, 3] = torch.nan  # the last of its sequence
+    damaged = normed_sums()
+    assert damaged[24].isnan().all()
+    others = [row for row in range(VOCAB_SIZE) if row != 24]
+    assert torch.equal(damaged[others], actual[others])

@@ -11,11 +11,17 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedModel,
+)
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from inference.engine.load.load_engine import load_engine
 from inference.loading.hub_config import check_directory_config, parse_config
+from inference.loading.loader import OpenedModel
 from inference.models.errors import MissingWeightsError, UnsupportedModuleError
 from inference.models.families.registry import FAMILIES, check_architecture
 from inference.models.families.transformers_types import (
@@ -34,27 +40,21 @@ from inference.models.transformers_backend.inspection import inspect
 from inference.models.transformers_backend.model import TransformersModel, inspect_config
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_errors import BadFileError, BadSourceError, UnknownArchitectureError
-from tests.cases import each_case
-from tests.inference.loading.conftest import opened
+from tests.inference.loading.conftest import edit_json, opened
 from tests.inference.models.dense_weights import DenseWeights
 from tests.inference.models.families import parity
 from tests.inference.models.families.rows import CONTEXT_TOKENS, Row
-from tests.inference.models.transformers_backend.cached_rows import LATENT, ROUTED, cached_row
+from tests.inference.models.transformers_backend.small_rows import small_row
 
-OPT = Row(
-    model_type="opt", config={"ffn_dim": 96, "word_embed_proj_dim": 64, "num_key_value_heads": 4}
-)
+OPT = small_row("opt")
 """Learned positions, and scores that are not scaled."""
-NEOX = Row(model_type="gpt_neox", config={"num_key_value_heads": 4})
+NEOX = small_row("gpt_neox")
 """Parallel layers, one fused projection, a part of each head rotated."""
 LAYERS = ["sliding_attention"] * 3 + ["full_attention"]
-WINDOWS = Row(
-    model_type="ministral",
-    config={"num_hidden_layers": 4, "sliding_window": 20, "layer_types": LAYERS},
-)
-NARROW = Row(model_type="youtu", config=LATENT)
+WINDOWS = small_row("ministral", num_hidden_layers=4, layer_types=LAYERS)
+NARROW = small_row("youtu")
 """Values narrower than keys."""
-ROWS = (OPT, NEOX, WINDOWS, NARROW, Row(model_type="solar_open", config=ROUTED))
+ROWS = (OPT, NEOX, WINDOWS, NARROW, small_row("solar_open", first_k_dense_replace=1))
 
 
 def saved(row: Row, tmp_path: Path) -> tuple[PreTrainedModel, Path]:
@@ -73,16 +73,6 @@ def test_the_engine_answers_as_transformers_does(row: Row, tmp_path: Path) -> No
     if row.model_type == "ministral":  # with and without windows: the others' are stored alike
         parity.check_preemption(reference, built)
         parity.check_prefix_hits(reference, built)
-
-
-def test_layers_see_as_far_as_the_module_reports() -> None:
-    config = parse_config(config_of(WINDOWS), {})
-    calls = inspect_config(config)
-    assert [call.window for call in calls] == [20, 20, 20, None]
-    heads = {(c.num_heads, c.num_kv_heads, c.head_dim, c.value_dim) for c in calls}
-    assert heads == {(4, 2, 16, 16)}
-    latent = inspect_config(parse_config(config_of(NARROW), {}))
-    assert {(c.num_kv_heads, c.head_dim, c.value_dim) for c in latent} == {(4, 24, 16)}
 
 
 def config_of(row: Row) -> dict[str, Any]:
@@ -136,38 +126,34 @@ def test_what_the_module_computes_otherwise_is_refused() -> None:
         TransformersModel(planned, weights, CONTEXT_TOKENS, "fp32")
 
 
-def execution_of(folder: Path, tmp_path: Path) -> str:
-    model = parity.opened(folder, tmp_path)
-    _, execution = build_fastest_model(model.config, model.weights, CONTEXT_TOKENS, tmp_path)
-    model.close()
-    return execution
-
-
 def test_files_that_hold_less_or_more_than_the_module(tmp_path: Path) -> None:
     """And the load report has the bytes, and reports that it is slower. Code that lies beside the
     weights is not run."""
+
+    def loaded() -> tuple[OpenedModel, str]:
+        model = parity.opened(folder, tmp_path)
+        _, execution = build_fastest_model(model.config, model.weights, CONTEXT_TOKENS, tmp_path)
+        model.close()
+        return model, execution
+
     _, folder = saved(NEOX, tmp_path)
     path = folder / "model.safetensors"
     tensors = load_file(path)
-    config = json.loads((folder / "config.json").read_bytes())
-    config["auto_map"] = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
-    (folder / "config.json").write_text(json.dumps(config))
+    own = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
+    edit_json(folder / "config.json", auto_map=own)
     (folder / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-    model = parity.opened(folder, tmp_path)
-    _, execution = build_fastest_model(model.config, model.weights, CONTEXT_TOKENS, tmp_path)
-    model.close()
+    model, execution = loaded()
     assert execution.startswith("transformers' GPTNeoXForCausalLM behind paged attention: slower")
     assert model.weights.report() == "28 x F32 dense"
     assert model.weight_bytes == sum(tensor.nbytes for tensor in tensors.values())
     assert not (tmp_path / "ran").exists()
-
     known = {"gpt_neox.layers.0.attention.bias": torch.ones(1, 1, 8, 8, dtype=torch.bool)}
     save_file(tensors | known, path)
-    assert "passed over" not in execution_of(folder, tmp_path)
+    assert "passed over" not in loaded()[1]
     names = [f"gpt_neox.layers.{i}.attention.q_norm.weight" for i in range(5)]
     save_file(tensors | known | {name: torch.ones(16) for name in names}, path)
     passed_over = f"; passed over, as it has no place for them: {', '.join(names[:3])} and 2 more"
-    assert execution_of(folder, tmp_path).endswith(passed_over)
+    assert loaded()[1].endswith(passed_over)
     save_file(tensors | {"table": torch.tensor([2**40 + 1])}, path)
     for asked in ({}, {"quantization": "none"}):
         model = opened(folder, tmp_path, **asked)
@@ -179,10 +165,10 @@ def test_files_that_hold_less_or_more_than_the_module(tmp_path: Path) -> None:
     del tensors["gpt_neox.final_layer_norm.weight"]
     save_file(tensors, path)
     with pytest.raises(MissingWeightsError, match=r"lack gpt_neox\.final_layer_norm\.weight"):
-        execution_of(folder, tmp_path)
+        loaded()
 
 
-@pytest.mark.parametrize("row", [OPT, cached_row("olmo_hybrid")], ids=["paged", "cached"])
+@pytest.mark.parametrize("row", [OPT, small_row("olmo_hybrid")], ids=["paged", "cached"])
 def test_a_whole_load(row: Row, tmp_path: Path) -> None:
     _, folder = saved(row, tmp_path)
     asked = {"dtype": "float32", "max_concurrent_sequences": 2}
@@ -195,7 +181,6 @@ def test_a_whole_load(row: Row, tmp_path: Path) -> None:
     else:
         assert "OlmoHybridForCausalLM with its own cache" in report.compiled
         assert "much slower" in report.compiled and "states of 2 sequences" in report.context_reason
-    assert loaded.sleeper is not None
     loaded.sleeper.fall_asleep()
     loaded.sleeper.wake()  # which runs its first steps
 
@@ -207,7 +192,7 @@ OWN = ("minimax", "recurrent_gemma", "xlstm")
 
 def built(model_type: str, tmp_path: Path) -> tuple[PreTrainedModel, CachedModel]:
     """Opened as an operator would."""
-    reference = parity.build_reference(cached_row(model_type))
+    reference = parity.build_reference(small_row(model_type))
     folder = parity.save_safetensors(reference, tmp_path / "model")
     opened = parity.opened(folder, tmp_path)
     model = build_model(opened.config, opened.weights, CONTEXT_TOKENS)
@@ -216,51 +201,21 @@ def built(model_type: str, tmp_path: Path) -> tuple[PreTrainedModel, CachedModel
     return reference, model
 
 
-@pytest.mark.parametrize("model_type", (PLAIN, INDEXED, "rwkv"))
+@pytest.mark.parametrize("model_type", (PLAIN, INDEXED, "rwkv", HYBRID, *OWN))
 def test_the_engine_answers_over_a_cache_of_its_own(model_type: str, tmp_path: Path) -> None:
-    parity.check_engine(*built(model_type, tmp_path))
-
-
-@pytest.mark.parametrize("model_type", (HYBRID, *OWN))
-def test_a_state_is_found_again_with_its_prefix(model_type: str, tmp_path: Path) -> None:
+    """A state is found again with its prefix, and a step leaves the one that it read."""
     reference, model = built(model_type, tmp_path)
     kept = model.config.module_cache
-    assert kept is not None
+    if model_type in (PLAIN, INDEXED, "rwkv"):
+        parity.check_batch_mates(reference, model)
+        parity.check_preemption(reference, model)
+    parity.check_prefix_hits(reference, model)
     if model_type == HYBRID:
         assert HYBRID in ROW_BY_ROW_TYPES and "row by row" in model.execution
-    else:
+    elif model_type in OWN:
         assert {entry.kind for entry in kept.states} == {"own"}
-    parity.check_prefix_hits(reference, model)
-
-
-def test_memory_is_planned_by_what_the_cache_keeps() -> None:
-    config = detected_config(parse_config(config_of(cached_row(HYBRID)), {}))
-    # One layer of attention, whose two heads of keys and of values are 16 wide.
-    assert kv_bytes_per_token(config, "fp32") == 2 * 2 * 16 * 4
-    layout = cache_layout(config)
-    assert layout.state_layers == (0,)
-    # Of 128 channels: what a convolution over 4 looks back at, and 8 numbers.
-    assert layout.state_bytes_per_slot == (128 * 4 + 128 * 8) * 4
-    assert config.vocab_size == 96 and config.max_positions == CONTEXT_TOKENS
-    kept = detected_config(parse_config(config_of(cached_row(INDEXED)), {})).module_cache
-    assert kept is not None and not kept.states
-    assert [entry.part for entry in kept.tokens] == ["attention", "indexer"] * 2
-    # Groups of several tokens lie in blocks as well.
-    kept = detected_config(parse_config(config_of(cached_row("deepseek_v4")), {})).module_cache
-    assert kept is not None
-    assert [(entry.layer, entry.part) for entry in kept.tokens] == [
-        *((0, "attention"), (1, "attention"), (1, "compressor"), (1, "indexer")),
-        *((2, "attention"), (2, "compressor")),
-    ]
-    # Groups of 4 keep a buffer and the last group's overlap, groups of 16 only the buffer.
-    shapes = [(entry.layer, entry.kind, entry.shape) for entry in kept.states]
-    assert (1, "buffer_kv", (4, 32)) in shapes and (1, "overlap_kv", (4, 16)) in shapes
-    assert [shape for layer, _, shape in shapes if layer == 2] == [(16, 16)] * 2
-
-
-@each_case("model_type", (HYBRID, "rwkv"))
-def test_a_step_leaves_the_state_that_it_read(model_type: str, tmp_path: Path) -> None:
-    _, model = built(model_type, tmp_path)
+    if model_type not in (HYBRID, "rwkv"):
+        return
     storage = model.new_kv(4, parity.BLOCK_TOKENS, 4)
     tokens = parity.prompt_of(6, seed=1)
     model.forward(StepInput.of_sequence(tokens, parity.BLOCK_TOKENS), storage)
@@ -276,8 +231,75 @@ def test_a_step_leaves_the_state_that_it_read(model_type: str, tmp_path: Path) -
         assert not tensor[EMPTY_STATE].any()
 
 
+def test_memory_is_planned_by_what_the_cache_keeps() -> None:
+    calls = inspect_config(parse_config(config_of(WINDOWS), {}))
+    assert [call.window for call in calls] == [20, 20, 20, None]
+    latent = inspect_config(parse_config(config_of(NARROW), {}))
+    heads = {(c.num_heads, c.num_kv_heads, c.head_dim, c.value_dim) for c in (*calls, *latent)}
+    assert heads == {(4, 2, 16, 16), (4, 4, 24, 16)}
+    config = detected_config(parse_config(config_of(small_row(HYBRID)), {}))
+    # One layer of attention, whose two heads of keys and of values are 16 wide.
+    assert kv_bytes_per_token(config, "fp32") == 2 * 2 * 16 * 4
+    layout = cache_layout(config)
+    assert layout.state_layers == (0,)
+    # Of 128 channels: what a convolution over 4 looks back at, and 8 numbers.
+    assert layout.state_bytes_per_slot == (128 * 4 + 128 * 8) * 4
+    assert config.vocab_size == 96 and config.max_positions == CONTEXT_TOKENS
+    kept = detected_config(parse_config(config_of(small_row(INDEXED)), {})).module_cache
+    assert kept is not None and not kept.states
+    assert [entry.part for entry in kept.tokens] == ["attention", "indexer"] * 2
+    # Groups of several tokens lie in blocks as well.
+    kept = detected_config(parse_config(config_of(small_row("deepseek_v4")), {})).module_cache
+    assert [(entry.layer, entry.part) for entry in kept.tokens] == [
+        *((0, "attention"), (1, "attention"), (1, "compressor"), (1, "indexer")),
+        *((2, "attention"), (2, "compressor")),
+    ]
+    # Groups of 4 keep a buffer and the last group's overlap, groups of 16 only the buffer.
+    shapes = [(entry.layer, entry.kind, entry.shape) for entry in kept.states]
+    assert (1, "buffer_kv", (4, 32)) in shapes and (1, "overlap_kv", (4, 16)) in shapes
+    assert [shape for layer, _, shape in shapes if layer == 2] == [(16, 16)] * 2
+
+
 def test_what_transformers_does_not_build_is_refused_before_the_weights(tmp_path: Path) -> None:
-    config = config_of(cached_row("gptj")) | {"n_head": 5}
+    config = config_of(small_row("gptj")) | {"n_head": 5}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UnknownArchitectureError, match="transformers builds no 'gptj' of this"):
         check_directory_config(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", [*PAGED_TYPES, *CACHED_TYPES])
+def test_every_listed_decoder(model_type: str, tmp_path: Path) -> None:
+    """Which is what puts a name into ``transformers_types.py``."""
+    is_paged = model_type in PAGED_TYPES
+    reference = parity.build_reference(small_row(model_type))
+    reference.save_pretrained(tmp_path)
+    kind = TransformersModel if is_paged else CachedModel
+    tensors = load_file(tmp_path / "model.safetensors")
+    weights = DenseWeights(tensors, torch.float32, torch.device("cpu"))
+    config = parse_config(json.loads((tmp_path / "config.json").read_bytes()), {})
+    parity.check_engine(reference, kind(config, weights, CONTEXT_TOKENS, "fp32"))
+
+
+TOWERS: dict[str, dict[str, Any]] = {
+    "gemma4_unified": {},
+    "qwen4_exp": {
+        "vision_config": {"hidden_size": 32, "intermediate_size": 64, "depth": 1, "num_heads": 2}
+        | {"out_hidden_size": 64, "num_position_embeddings": 16}
+    },
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", TOWERS)
+def test_a_text_model_beside_a_tower_is_read_as_such(model_type: str, tmp_path: Path) -> None:
+    is_tied = {"tie_word_embeddings": model_type == "gemma4_unified"}
+    text = small_row(NESTED_TYPES[model_type]).sizes | is_tied
+    config = AutoConfig.for_model(model_type, text_config=text, **TOWERS[model_type], **is_tied)
+    torch.manual_seed(7)
+    reference = AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
+    found = parity.opened(parity.save_safetensors(reference, tmp_path / "m"), tmp_path)
+    model = build_model(found.config, found.weights, CONTEXT_TOKENS)
+    found.close()
+    assert ("tensors of images left out" in found.left_out) == bool(TOWERS[model_type])
+    parity.check_prefix_hits(reference, model)

@@ -4,7 +4,6 @@ converter writes it."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 
 import gguf
 import torch
@@ -12,13 +11,12 @@ from transformers import PreTrainedModel
 from transformers.models.gemma3 import Gemma3Config, Gemma3ForConditionalGeneration
 
 from tests.inference.models.families import tiny_hybrid as hybrid
-from tests.inference.models.families.rows import GGUFRow
+from tests.inference.models.families.rows import Row
 from tests.inference.models.vision import tiny_images, tiny_mmproj
-from tests.inference.models.vision.tiny_images import IMAGE_TOKEN, Grid, Numbers, TinyModel, seeded
+from tests.inference.models.vision.tiny_images import IMAGE_TOKEN, TinyModel, seeded
 
 IMAGE_PX, PATCH_PX, MERGE = 12, 2, 2
 SIDE = IMAGE_PX // PATCH_PX
-GRID = (1, SIDE, SIDE)
 NUM_TOKENS = (SIDE // MERGE) ** 2
 START_TOKEN, END_TOKEN = 121, 122
 WINDOW = 6
@@ -70,29 +68,14 @@ def _is_offset(norm: str) -> bool:
     return is_text or "soft_emb" in norm
 
 
-def _written() -> tuple[list[int], Grid]:
-    return [START_TOKEN, *[IMAGE_TOKEN] * NUM_TOKENS, END_TOKEN], GRID
-
-
-def _pixels_of(data: bytes, grid: Grid) -> Numbers:
-    """(3, height, width)."""
-    assert grid == GRID
-    return seeded(data, 3, IMAGE_PX, IMAGE_PX)
-
-
-def _inputs_of(pixels: list[torch.Tensor], grids: Sequence[Grid]) -> dict[str, torch.Tensor]:
-    return {"pixel_values": torch.stack(pixels)}
-
-
 def _projector(reference: PreTrainedModel) -> tiny_mmproj.Projector:
     own = {
         "projector_type": gguf.VisionProjectorType.GEMMA3,
         "use_gelu": True,
         "vision.projector.scale_factor": MERGE,
     }
-    return tiny_mmproj.metadata_of(reference, PROCESSOR, **own), tiny_mmproj.tower_of(
-        reference, _as_published
-    )
+    tensors = tiny_mmproj.tower_of(reference, _as_published)
+    return tiny_mmproj.metadata_of(reference, PROCESSOR, **own), tensors
 
 
 def _as_published(name: str, tensor: torch.Tensor) -> tuple[str, torch.Tensor]:
@@ -101,17 +84,14 @@ def _as_published(name: str, tensor: torch.Tensor) -> tuple[str, torch.Tensor]:
     return published, tensor + 1 if "soft_emb_norm" in name else tensor
 
 
-OFFSET = GGUFRow(architecture="gemma3", norm_offset=1.0)
+OFFSET = Row(architecture="gemma3", norm_offset=1.0)
 GEMMA3 = TinyModel(
     make=gemma3,
     processor=PROCESSOR,
-    one=(),
-    several=((), (), ()),
-    last=(),
-    grid=GRID,
-    written=_written,
-    pixels_of=_pixels_of,
-    inputs_of=_inputs_of,
+    sizes=((), (), ()),
+    written=lambda: ([START_TOKEN, *[IMAGE_TOKEN] * NUM_TOKENS, END_TOKEN], (1, SIDE, SIDE)),
+    pixels_of=lambda data, grid: seeded(data, 3, IMAGE_PX, IMAGE_PX),
+    inputs_of=lambda pixels, grids: {"pixel_values": torch.stack(pixels)},
     merges=(PATCH_PX, MERGE),
     token_types="token_type_ids",
     projector=_projector,

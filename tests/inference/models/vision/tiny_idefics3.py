@@ -4,16 +4,14 @@ writes them."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from dataclasses import replace
 
 import gguf
 import torch
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
 
-from tests.inference.models.families import tiny_hybrid as hybrid
 from tests.inference.models.vision import tiny_images, tiny_mmproj
-from tests.inference.models.vision.tiny_images import IMAGE_TOKEN, Grid, Numbers, TinyModel, seeded
+from tests.inference.models.vision.tiny_images import IMAGE_TOKEN, Grid, TinyModel, seeded
 
 IMAGE_PX, PATCH_PX, MERGE = 13, 2, 2
 """A tile's last row and column of pixels belong to no patch, as in SmolVLM's 384."""
@@ -27,8 +25,6 @@ NAMED = {IMAGE_TOKEN: "<image>", AROUND: "<fake_token_around_image>", WHOLE: "<g
 VISION = tiny_images.TOWER | {"image_size": IMAGE_PX, "patch_size": PATCH_PX}
 TEXT = tiny_images.TEXT_MODEL | {
     "model_type": "llama",
-    "num_hidden_layers": 3,
-    "vocab_size": hybrid.VOCAB_SIZE,
 }
 PROCESSOR = tiny_images.NORMALISED | {
     "size": {"longest_edge": LONGEST_PX},
@@ -71,17 +67,6 @@ def _written(rows: int, columns: int) -> tuple[list[int], Grid]:
     return [*token_ids, AROUND, WHOLE, *tile, AROUND], (rows * columns + 1, SIDE, SIDE)
 
 
-def _pixels_of(data: bytes, grid: Grid) -> Numbers:
-    """(num_tiles, 3, height, width)."""
-    num_tiles, *sides = grid
-    assert sides == [SIDE, SIDE]
-    return seeded(data, num_tiles, 3, IMAGE_PX, IMAGE_PX)
-
-
-def _inputs_of(pixels: list[torch.Tensor], grids: Sequence[Grid]) -> dict[str, torch.Tensor]:
-    return {"pixel_values": torch.cat(pixels)[None]}
-
-
 def _projector(reference: PreTrainedModel) -> tiny_mmproj.Projector:
     own = {
         "projector_type": gguf.VisionProjectorType.IDEFICS3,
@@ -95,16 +80,12 @@ def _projector(reference: PreTrainedModel) -> tiny_mmproj.Projector:
 IDEFICS3 = TinyModel(
     make=idefics3,
     processor=PROCESSOR,
-    one=(2, 2),
-    several=((0, 0), (1, 3), (2, 1)),
-    last=(2, 1),
-    grid=(3, SIDE, SIDE),
+    sizes=((2, 1), (0, 0), (1, 3)),
     written=_written,
-    pixels_of=_pixels_of,
-    inputs_of=_inputs_of,
+    pixels_of=lambda data, grid: seeded(data, grid[0], 3, IMAGE_PX, IMAGE_PX),
+    inputs_of=lambda pixels, grids: {"pixel_values": torch.cat(pixels)[None]},
     merges=(PATCH_PX, MERGE),
     projector=_projector,
-    save_text=tiny_mmproj.save_text,
     named=NAMED,
 )
 SMOLVLM = replace(IDEFICS3, make=functools.partial(reference_of, "smolvlm"))

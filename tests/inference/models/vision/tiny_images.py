@@ -35,6 +35,8 @@ TOWER = {
     "num_attention_heads": 2,
 }
 TEXT_MODEL = {
+    "vocab_size": hybrid.VOCAB_SIZE,
+    "num_hidden_layers": 3,
     "hidden_size": 32,
     "intermediate_size": 48,
     "num_attention_heads": 4,
@@ -77,21 +79,14 @@ class Prompt:
                 continue
             data, *size = part
             token_ids, grid = written(*size)
-            runs = _runs(token_ids, len(self.token_ids))
+            runs = []
+            for token, alike in itertools.groupby(token_ids):
+                first, own = len(self.token_ids), list(alike)
+                self.token_ids += own
+                if token == IMAGE_TOKEN:
+                    runs.append(TokenRun(first, len(own)))
             digest = hashlib.sha256(data).hexdigest()
             self.images.append(SequenceImage(digest=digest, data=data, runs=runs, grid=grid))
-            self.token_ids += token_ids
-
-
-def _runs(token_ids: list[int], first: int) -> list[TokenRun]:
-    """``first``: the position of the first of them in the prompt."""
-    runs = []
-    for token, alike in itertools.groupby(token_ids):
-        num_tokens = len(list(alike))
-        if token == IMAGE_TOKEN:
-            runs.append(TokenRun(first, num_tokens))
-        first += num_tokens
-    return runs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,12 +98,8 @@ class TinyModel:
     """Its model must not be changed: it is shared."""
     processor: dict[str, Any]
     """preprocessor_config.json."""
-    one: Size
-    """Of the image of its prompt ``one``; and so of ``several`` and ``last``."""
-    several: tuple[Size, Size, Size]
-    last: Size
-    grid: Grid
-    """Of an image for its tower."""
+    sizes: tuple[Size, Size, Size]
+    """Of the images of its prompts; the first one's is for its tower as well."""
     written: Callable[..., tuple[list[int], Grid]]
     """An image's tokens, by its ``Size``."""
     pixels_of: Callable[[bytes, Grid], Numbers]
@@ -120,26 +111,29 @@ class TinyModel:
     given patches."""
     token_types: str = ""
     """The input that marks an image's tokens, where the model has one."""
-    projector: Callable[[PreTrainedModel], tiny_mmproj.Projector] | None = None
-    save_text: Callable[[PreTrainedModel, Path, dict[int, str]], Path] | None = None
+    projector: Callable[[PreTrainedModel], tiny_mmproj.Projector]
+    save_text: Callable[[PreTrainedModel, Path, dict[int, str]], Path] = tiny_mmproj.save_text
     """Writes the text model's GGUF file, with these tokens in place of numbers."""
     named: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def grid(self) -> Grid:
+        return self.written(*self.sizes[0])[1]
 
     def prompt(self, *parts: Part) -> Prompt:
         return Prompt(self.written, *parts)
 
     def parts(self) -> dict[str, list[Part]]:
         """Of its prompts."""
-        first, second, third = ((b"%d" % (i + 1), *size) for i, size in enumerate(self.several))
+        first, second, third = ((b"%d" % (i + 1), *size) for i, size in enumerate(self.sizes))
         return {
             "text": [TEXT],
-            "one": [TEXT[:5], (b"1", *self.one), TEXT[5:9]],
+            "one": [TEXT[:5], first, TEXT[5:9]],
             "several": [TEXT[:3], first, TEXT[3:5], second, third, TEXT[5:20]],
-            "last": [TEXT[:11], (b"2", *self.last)],
+            "last": [TEXT[:11], (b"2", *self.sizes[0])],
         }
 
     def save(self, directory: Path) -> Path:
-        """A checkpoint with a tokenizer that has a token for each character."""
         hybrid.save(self.make(), directory)
         return self.save_processor(directory)
 
@@ -152,14 +146,12 @@ class TinyModel:
     ) -> Path:
         """Both files; the path of the text model. ``tokens``: as ``save_text`` has them;
         ``changes``: see ``tiny_mmproj.save``."""
-        assert self.save_text is not None
         folder.mkdir(exist_ok=True)
         self.save_mmproj(folder / "mmproj-F32.gguf", **changes)
         named = {**self.named, **(tokens or {})}
         return self.save_text(self.make(), folder / "model-F32.gguf", named)
 
     def save_mmproj(self, path: Path, **changes: Any) -> Path:
-        assert self.projector is not None
         return tiny_mmproj.save(path, self.projector(self.make()), **changes)
 
     def patches(self, data: bytes, grid: Grid) -> Numbers:
@@ -178,8 +170,11 @@ class TinyModel:
     def greedy(self, prompt: Prompt, num_tokens: int) -> list[int]:
         """What transformers answers."""
         grids = [image.grid for image in prompt.images]
-        pixels = [torch.from_numpy(self.pixels_of(one.data, one.grid)) for one in prompt.images]
+        pixels = [self.pixels(one.data, one.grid) for one in prompt.images]
         return self.greedy_of(self.make(), prompt.token_ids, pixels, num_tokens, grids)
+
+    def pixels(self, data: bytes, grid: Grid) -> torch.Tensor:
+        return torch.from_numpy(self.pixels_of(data, grid))
 
     def greedy_of(
         self,
@@ -197,9 +192,9 @@ class TinyModel:
         return greedy.greedy(reference, token_ids, num_tokens, **images)
 
     @torch.no_grad()
-    def features(self, pixels: torch.Tensor, grid: Grid) -> torch.Tensor:
+    def features(self) -> torch.Tensor:
         """The rows of one image that transformers' tower makes, (num_rows, hidden_size)."""
-        inputs = self.inputs_of([pixels], [grid])
+        inputs = self.inputs_of([self.pixels(b"1", self.grid)], [self.grid])
         return torch.cat(tuple(self.make().model.get_image_features(**inputs).pooler_output))
 
 

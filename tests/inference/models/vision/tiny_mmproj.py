@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from tests.inference.models.families import parity, tiny_gguf
-from tests.inference.models.families.rows import GGUFRow
+from tests.inference.models.families.rows import Row
 
 Projector = tuple[dict[str, Any], Iterable[tuple[str, torch.Tensor]]]
 """Metadata by the part of a key after ``clip.``, and tensors by their names."""
@@ -82,14 +82,14 @@ def save(
     return tiny_gguf.close(writer, path)
 
 
-LLAMA = GGUFRow(architecture="llama", interleaves=True)
+LLAMA = Row(architecture="llama", interleaves=True)
 
 
 def save_text(
     reference: PreTrainedModel,
     path: Path,
     named: dict[int, str],
-    own: GGUFRow = LLAMA,
+    own: Row = LLAMA,
     **given: Any,
 ) -> Path:
     """``named``: the tokens of the vocabulary that are no numbers; ``given``: see

@@ -12,10 +12,9 @@ import torch
 from torch.nn.functional import pad
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
 
-from tests.inference.models.families import tiny_hybrid as hybrid
 from tests.inference.models.families.tiny_gguf import in_pairs
 from tests.inference.models.vision import tiny_images, tiny_mmproj
-from tests.inference.models.vision.tiny_images import IMAGE_TOKEN, Grid, Numbers, TinyModel, seeded
+from tests.inference.models.vision.tiny_images import IMAGE_TOKEN, Grid, TinyModel, seeded
 
 PATCH_PX = 2
 LONGEST_PX = 24
@@ -31,8 +30,6 @@ VISION = tiny_images.TOWER | {
 }
 TEXT = tiny_images.TEXT_MODEL | {
     "model_type": "mistral",
-    "vocab_size": hybrid.VOCAB_SIZE,
-    "num_hidden_layers": 3,
     "sliding_window": None,
     "rms_norm_eps": 1e-5,
 }
@@ -75,11 +72,6 @@ def reference_of(model_type: str) -> PreTrainedModel:
 mistral3 = functools.partial(reference_of, "mistral3")
 
 
-def _pixels_of(data: bytes, grid: Grid) -> Numbers:
-    """(3, height, width)."""
-    return seeded(data, 3, grid[1] * PATCH_PX, grid[2] * PATCH_PX)
-
-
 def _inputs_of(pixels: list[torch.Tensor], grids: Sequence[Grid]) -> dict[str, torch.Tensor]:
     """What transformers' model takes: images of one size, and what of each counts."""
     sizes = torch.tensor([one.shape[1:] for one in pixels])
@@ -117,16 +109,12 @@ def _model(model_type: str, merge: int) -> TinyModel:
     return TinyModel(
         make=functools.partial(reference_of, model_type),
         processor=PROCESSOR,
-        one=(3, 5),
-        several=((1, 1), (4, 2), (1, 6)),
-        last=(2, 3),
-        grid=(1, 4 * merge, 3 * merge),
+        sizes=((3, 5), (1, 1), (4, 2)),
         written=written,
-        pixels_of=_pixels_of,
+        pixels_of=lambda data, grid: seeded(data, 3, grid[1] * PATCH_PX, grid[2] * PATCH_PX),
         inputs_of=_inputs_of,
         merges=(PATCH_PX, merge),
         projector=_projector,
-        save_text=tiny_mmproj.save_text,
         named=NAMED,
     )
 

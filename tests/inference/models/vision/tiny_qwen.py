@@ -15,9 +15,12 @@ from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedMode
 
 from tests.inference.models.families import hybrid_gguf, tiny_gguf
 from tests.inference.models.families import tiny_hybrid as hybrid
-from tests.inference.models.families.rows import GGUFRow
-from tests.inference.models.vision import tiny_mmproj
-from tests.inference.models.vision.tiny_images import IMAGE_TOKEN, Grid, Numbers, TinyModel, seeded
+from tests.inference.models.families.rows import Row
+from tests.inference.models.vision import tiny_images, tiny_mmproj
+from tests.inference.models.vision.tiny_gemma3 import GEMMA3
+from tests.inference.models.vision.tiny_idefics3 import IDEFICS3, SMOLVLM
+from tests.inference.models.vision.tiny_images import IMAGE_TOKEN, Grid, TinyModel, seeded
+from tests.inference.models.vision.tiny_pixtral import MISTRAL3, PIXTRAL
 
 START_TOKEN, END_TOKEN = 121, 122
 PATCH_PX, MERGE = 2, 2
@@ -32,7 +35,6 @@ TOWER = {
     "temporal_patch_size": 2,
     "out_hidden_size": 32,
     "num_position_embeddings": 25,
-    "initializer_range": 0.4,
 }
 COMMON: dict[str, Any] = {
     "attn_implementation": "eager",
@@ -43,16 +45,7 @@ COMMON: dict[str, Any] = {
     "vision_end_token_id": END_TOKEN,
 }
 ROPE = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [4, 2, 2]}
-VL_TEXT = {
-    "vocab_size": hybrid.VOCAB_SIZE,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": hybrid.CONTEXT_TOKENS,
-    "initializer_range": 0.3,
+VL_TEXT = tiny_images.TEXT_MODEL | {
     "rope_parameters": ROPE | {"mrope_interleaved": True},
 }
 PROCESSOR = {
@@ -65,13 +58,7 @@ PROCESSOR = {
 }
 
 
-OF_2_5 = {
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "rope_parameters": ROPE,
-}
+OF_2_5 = {"num_attention_heads": 2, "num_key_value_heads": 1, "rope_parameters": ROPE}
 WINDOWS = {"window_size": 4 * PATCH_PX, "fullatt_block_indexes": [1]}
 """The second block sees the whole image."""
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
@@ -84,11 +71,7 @@ CONFIGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "qwen3_vl": (VL_TEXT, DEEPSTACK),
     "qwen3_vl_moe": (VL_TEXT | EXPERTS | {"tie_word_embeddings": False}, DEEPSTACK),
     "qwen3_5": (hybrid.TEXT, TOWER),
-    "qwen3_5_moe": (
-        {key: hybrid.TEXT[key] for key in hybrid.TEXT if key != "intermediate_size"}
-        | hybrid.SPARSE,
-        TOWER,
-    ),
+    "qwen3_5_moe": (hybrid.SPARSE_TEXT, TOWER),
 }
 """Of the text model and of the tower, by model type."""
 
@@ -96,32 +79,18 @@ CONFIGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @functools.cache
 def reference_of(model_type: str) -> PreTrainedModel:
     """Amplified, so that its answers depend on an image's content and place."""
-    torch.manual_seed(7)
+    torch.manual_seed(8)
     text, vision = CONFIGS[model_type]
     config = AutoConfig.for_model(model_type, text_config=text, vision_config=vision, **COMMON)
-    config.vision_config.initializer_range = TOWER["initializer_range"]
     reference = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
-    for name, parameter in reference.named_parameters():
-        if "norm" in name:
-            is_offset = model_type in ("qwen3_5", "qwen3_5_moe")
-            torch.nn.init.uniform_(parameter, *((-0.5, 0.5) if is_offset else (0.5, 1.5)))
-        elif name.endswith("bias"):
-            torch.nn.init.uniform_(parameter, -0.5, 0.5)
-        elif "embed_tokens" in name:
-            with torch.no_grad():
-                parameter.mul_(5)
-    return reference.eval()
+    is_offset = model_type in ("qwen3_5", "qwen3_5_moe")
+    return tiny_images.amplify(reference, ("visual",), {"embed_tokens": 5}, lambda _: is_offset)
 
 
 def _written(height: int, width: int) -> tuple[list[int], Grid]:
     """``height`` and ``width``: in rows of the decoder."""
     pads = [IMAGE_TOKEN] * (height * width)
     return [START_TOKEN, *pads, END_TOKEN], (1, MERGE * height, MERGE * width)
-
-
-def _patches_of(data: bytes, grid: Grid) -> Numbers:
-    """(num_patches, patch_features)."""
-    return seeded(data, math.prod(grid), PATCH_FEATURES)
 
 
 def _inputs_of(patches: list[torch.Tensor], grids: Sequence[Grid]) -> dict[str, torch.Tensor]:
@@ -194,27 +163,32 @@ def _save_text(reference: PreTrainedModel, path: Path, named: dict[int, str]) ->
     if architecture is None:
         return hybrid_gguf.save_gguf(reference, path)
     keys = {"expert_weights_norm": None, "attention.sliding_window": None}
-    row = GGUFRow(architecture=architecture, keys=keys)
+    row = Row(architecture=architecture, keys=keys)
     tokens = {reference.config.image_token_id: "<|image_pad|>"}
     return tiny_mmproj.save_text(reference, path, tokens, row)
 
 
-def _model(model_type: str) -> TinyModel:
-    return TinyModel(
+QWEN = {
+    model_type: TinyModel(
         make=functools.partial(reference_of, model_type),
         processor=PROCESSOR,
-        one=(3, 5),
-        several=((3, 5), (6, 2), (1, 1)),
-        last=(6, 2),
-        grid=(1, 4, 6),
+        sizes=((3, 5), (6, 2), (1, 1)),
         written=_written,
-        pixels_of=_patches_of,
+        pixels_of=lambda data, grid: seeded(data, math.prod(grid), PATCH_FEATURES),
         inputs_of=_inputs_of,
         token_types="mm_token_type_ids",
         projector=_projector,
         save_text=_save_text,
     )
-
-
-QWEN = {model_type: _model(model_type) for model_type in CONFIGS}
+    for model_type in CONFIGS
+}
 QWEN3_VL = QWEN["qwen3_vl"]
+IMAGE_MODELS: dict[str, TinyModel] = {
+    "gemma3": GEMMA3,
+    "idefics3": IDEFICS3,
+    "llava": PIXTRAL,
+    "mistral3": MISTRAL3,
+    **QWEN,
+    "smolvlm": SMOLVLM,
+}
+"""All tiny models with images, by the type of their checkpoints."""

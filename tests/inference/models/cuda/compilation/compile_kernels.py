@@ -44,8 +44,8 @@ from inference.models.layers.linear import DenseLinear
 from inference.models.layers.rope import rope_table
 from inference.models.paged_kv import new_layer
 from inference.models.step_input import StepInput, block_table_of
-from tests.inference.models.cuda.random_experts import K_KINDS, KINDS, TABLE_KINDS, random_expert
 from tests.inference.models.cuda.tiny import CONFIG
+from tests.inference.models.stored_weights import K_KINDS, KINDS, TABLE_KINDS, random_expert
 
 SHARED_KIB = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 """What a block may have: CUDA programming guide, technical specifications per compute
