@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from inference.engine.waiting_queue import SchedulerLimits
 from inference.loading.hub_config import parse_config
 from inference.models.backend import AnyModel
 from inference.models.config import ModelConfig
+from inference.models.kv_format import KVFormat
 from inference.models.native.library import NativeUnavailableError, load_library
 from inference.models.native.model import NativeModel
 from inference.models.registry import build_model
@@ -46,11 +49,7 @@ SIZES = {
 }
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 LLAMA3 = ROPE | {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64}
-
-
 LLAMA3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
-
-
 YARN = ROPE | {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 LINEAR = ROPE | {"rope_type": "linear", "factor": 4.0}
 FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
@@ -69,6 +68,7 @@ FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
 }
 
 
+@dataclass(eq=False)
 class OwnModel:
     """A model of ours. ``block_tokens``: the size of blocks that it wants."""
 
@@ -79,29 +79,27 @@ class OwnModel:
         self,
         num_tokens: int = 2048,
         *,
-        context_tokens: int = CONTEXT_TOKENS,
         limits: SchedulerLimits | None = None,
+        prefill_tokens: int = 512,
         **options: Any,
     ) -> Engine:
         """``num_tokens``: the size of its KV cache."""
         return build_engine(
             self.model,
-            context_tokens=min(context_tokens, num_tokens),
+            context_tokens=min(CONTEXT_TOKENS, num_tokens),
             num_kv_blocks=num_tokens // self.block_tokens,
             block_tokens=self.block_tokens,
-            scheduler_limits=limits,
+            scheduler_limits=limits or SchedulerLimits(prefill_tokens_per_step=prefill_tokens),
             check_when_idle=True,
             **options,
         )
 
 
+@dataclass(eq=False)
 class Pair(OwnModel):
     """The same weights twice."""
 
-    def __init__(self, reference: PreTrainedModel, model: AnyModel, block_tokens: int) -> None:
-        self.reference = reference
-        self.model = model
-        self.block_tokens = block_tokens
+    reference: PreTrainedModel
 
     def greedy(self, prompt: list[int], num_tokens: int) -> list[int]:
         """The answer of transformers, token by token."""
@@ -136,18 +134,22 @@ def build_reference(name: str) -> PreTrainedModel:
     return reference
 
 
-def build_pair(name: str, path: str, cache_dir: Path) -> Pair:
+def library(cache_dir: Path) -> ctypes.CDLL:
+    """Skips the test where there is no compiler."""
+    try:
+        return load_library(cache_dir)
+    except NativeUnavailableError as reason:
+        pytest.skip(str(reason))
+
+
+def build_pair(name: str, path: str, cache_dir: Path, kv_format: KVFormat = "fp32") -> Pair:
     reference = build_reference(name)
     config = our_config(reference)
     weights = DenseWeights(reference.state_dict(), torch.float32, torch.device("cpu"))
     if path == "torch":
-        return Pair(reference, build_model(config, weights, CONTEXT_TOKENS), block_tokens=8)
-    try:
-        library = load_library(cache_dir)
-    except NativeUnavailableError as reason:
-        pytest.skip(str(reason))
-    model = NativeModel(library, config, weights, CONTEXT_TOKENS, "fp32")
-    return Pair(reference, model, block_tokens=32)
+        return Pair(build_model(config, weights, CONTEXT_TOKENS, kv_format), 8, reference)
+    model = NativeModel(library(cache_dir), config, weights, CONTEXT_TOKENS, kv_format)
+    return Pair(model, 32, reference)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,6 +1,6 @@
 """Stages of other neurons answer what the undivided model answers, wherever they are in the order:
-to the bit where its dtype is float32, else what its stages answer when rows are rounded where they
-leave a host. What ends a load or a stage: the other end of a link may be another host's."""
+to the bit where its dtype is float32. What ends a load or a stage: the other end of a link may be
+another host's."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import socket
 import threading
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any
 
 import msgspec
 import pytest
 
 from inference.channel import HEADER, MAX_FRAME_BYTES, Channel
-from inference.engine.divided import remote_stage, stage_processes, stage_runner
+from inference.engine.divided import remote_stage
 from inference.engine.divided.stage_messages import (
     AdapterAdded,
     Alive,
@@ -29,11 +29,8 @@ from inference.engine.divided.stage_messages import (
 )
 from inference.engine.divided.stage_specs import are_narrow, files_digest
 from inference.engine.divided.step_frames import Step
-from inference.engine.engine import Engine
 from inference.engine.errors import DeviceFault, EngineError, EngineExit
-from inference.engine.load.load_engine import LoadedEngine
 from inference.link_identities import new_identity
-from inference.loading.loader import OpenedModel
 from inference.protocol.engine import (
     LoadFailedMessage,
     StageAlive,
@@ -44,10 +41,9 @@ from inference.protocol.engine import (
 )
 from inference.protocol.load_errors import PartFailedError, StageUnreachableError
 from inference.stage_links import LinkListener, SecureConnection, address_of, dial
-from tests.inference.engine.asking import run, submit
+from tests.cases import each_case
 from tests.inference.engine.divided.conftest import (
     HERE,
-    PROMPT,
     WAIT_S,
     HeldStage,
     RemoteStages,
@@ -94,38 +90,13 @@ def test_in_any_order(
     assert isinstance(stage.last(), StageReleased) and stage.code == EngineExit.OK
 
 
-@pytest.mark.parametrize(
-    ("neurons", "ends"), [([HERE, "b"], (1, 3)), ([HERE, "b", "c"], (1, 2, 3))]
-)
-def test_rows_are_rounded_where_they_leave_a_host(
-    tiny_model_dir: Path,
-    data_dir: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    neurons: list[str],
-    ends: tuple[int, ...],
-) -> None:
-    """Scores are those of stages of one host whose rows are rounded there, to the bit. They are
-    nearer to the exact ones than those of a model that computes in bfloat16, as cards do."""
-    exact = scores(load(spec_of(tiny_model_dir, *ends), data_dir))
-    computed = scores(load(spec_of(tiny_model_dir, *ends, dtype="bfloat16"), data_dir))
-    there = started(ordered(tiny_model_dir, neurons, *ends), data_dir)
-    found = scores(load(there.spec, data_dir))
-    for module in (stage_processes, stage_runner):
-        monkeypatch.setattr(module, "are_narrow", lambda _, index: are_narrow(there.spec, index))
-    assert found == scores(load(spec_of(tiny_model_dir, *ends), data_dir))
-    of_rounding, of_computing = (
-        sum(abs(a - b) for a, b in zip(one, exact, strict=True)) for one in (found, computed)
-    )
-    assert 0 < of_rounding < of_computing
-
-
-def scores(loaded: LoadedEngine) -> list[float]:
-    """The log probabilities of a prompt's tokens, and of its answer's first."""
-    assert isinstance(loaded.engine, Engine)
-    submit(loaded.engine, "scored", PROMPT, 1, top_logprobs=0, prompt_logprobs=0)
-    answers = run(loaded.engine)
-    scored = [*answers.scored["scored"], *answers.logprobs["scored"]]
-    return [one.logprob for one in scored if one.logprob is not None]
+@each_case("dtype", ["auto", "float32"])
+def test_rows_are_rounded_where_they_leave_a_host(dtype: str) -> None:
+    spec = ordered(Path("/m"), [HERE, HERE, "b", "b", "c"], 1, 2, 3, 4, 5, dtype=dtype).spec
+    leaves = [False, True, False, True, True]  # the last one's rows go back
+    assert [are_narrow(spec, index) for index in range(5)] == [
+        one and dtype == "auto" for one in leaves
+    ]
 
 
 def test_files_that_are_not_the_engines_are_refused(
@@ -197,13 +168,12 @@ def test_neighbours_that_never_come_fail_the_stage(
     monkeypatch.setattr(remote_stage, "LINKS_TIMEOUT_S", 0.1)
     monkeypatch.setattr(remote_stage, "NEIGHBOUR_TIMEOUT_S", 5.0)
     there = started(ordered(tiny_model_dir, [HERE, "b"], 1, 3), data_dir)
-    files = SimpleNamespace(weight_paths=[tiny_model_dir / "model.safetensors"], projector=None)
-    control = dial_as_engine(there)
-    channel = Channel(control)
-    channel.send(
-        encode_engine_frame(MeetStage(files_digest=files_digest(cast("OpenedModel", files))))
+    files: Any = SimpleNamespace(
+        weight_paths=[tiny_model_dir / "model.safetensors"], projector=None
     )
-    channel.send(encode_engine_frame(BuildStage(context_tokens=64, has_images=False)))
+    control = dial_as_engine(there)
+    meeting = MeetStage(files_digest=files_digest(files))
+    control.sendall(framed(meeting, BuildStage(context_tokens=64, has_images=False)))
     failed = there.stages[0].last()
     control.close()
     assert isinstance(failed, LoadFailedMessage), failed
