@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from inference.engine import faults
 from inference.engine.engine import Engine
@@ -20,38 +19,24 @@ from inference.engine.faults import SUSPICIOUS_STEPS
 from inference.engine.grammars import CompiledGrammar, GrammarCompiler, GrammarState
 from inference.engine.sequence import Sequence
 from inference.engine.step import Schedule
-from inference.engine.waiting_queue import SchedulerLimits
-from inference.models.backend import AnyModel
 from inference.models.kv_format import KVFormat
-from inference.models.native.library import NativeUnavailableError, load_library
-from inference.models.native.model import NativeModel
-from inference.models.registry import build_model
 from inference.protocol.engine import CancelSequence, Grammar, ThinkingLimit
 from tests.cases import each_case
 from tests.inference.engine.asking import Answers, poison, submit
-from tests.inference.engine.conftest import CONTEXT_TOKENS, OwnModel, build_reference, our_config
+from tests.inference.engine.conftest import OwnModel, build_pair
 from tests.inference.engine.faulty_executor import FaultyExecutor, Kind
-from tests.inference.models.dense_weights import DenseWeights
 
 BAD_LENGTH = 90
-END_THINK_ID = 98
 GRAMMAR = json.dumps({"grammars": [{"lark_grammar": "start: /[a-z]{12}/"}]})
 DIGITS_GRAMMAR = json.dumps({"grammars": [{"lark_grammar": "start: /[0-9]{12}/"}]})
 NEIGHBOURS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0, "top_logprobs": 3},
     "seeded": {"temperature": 0.9, "seed": 11},
-    "penalised": {
-        "temperature": 0.8,
-        "seed": 12,
-        "repetition_penalty": 1.3,
-        "frequency_penalty": 0.4,
-    },
+    "penalised": {"temperature": 0.8, "seed": 12}
+    | {"repetition_penalty": 1.3, "frequency_penalty": 0.4},
     "bound": {"temperature": 0.7, "seed": 13, "grammar": Grammar(text=GRAMMAR)},
-    "thinking": {
-        "temperature": 0.7,
-        "seed": 14,
-        "thinking_limit": ThinkingLimit(max_tokens=5, end_token_id=END_THINK_ID),
-    },
+    "thinking": {"temperature": 0.7, "seed": 14}
+    | {"thinking_limit": ThinkingLimit(max_tokens=5, end_token_id=98)},
 }
 LATER_PROMPT = [40, *range(20)]
 
@@ -79,8 +64,8 @@ class Watched:
         for index, (name, params) in enumerate(NEIGHBOURS.items()):
             self.submit(name, [20 + index, *range(1, 6 + index)], **params)
 
-    def submit_bad(self, kind: Kind, sequence_id: str = "bad") -> None:
-        self.submit(sequence_id, [kind, *range(BAD_LENGTH - 1)])
+    def submit_bad(self, kind: int, sequence_id: str = "bad", **params: Any) -> None:
+        self.submit(sequence_id, [kind, *range(BAD_LENGTH - 1)], **params)
 
     def step(self, num_steps: int = 1) -> None:
         for _ in range(num_steps):
@@ -102,13 +87,8 @@ MakeEngine = Callable[..., Watched]
 @pytest.fixture
 def make_engine(llama: Any, compiler: GrammarCompiler) -> MakeEngine:
     def make(*, run_ahead: bool = False, **faults: Any) -> Watched:
-        engine = llama.engine(
-            100 * llama.block_tokens,
-            limits=SchedulerLimits(prefill_tokens_per_step=128),
-            grammars=compiler,
-            run_ahead=run_ahead,
-        )
-        return Watched(engine, **faults)
+        how = {"grammars": compiler, "run_ahead": run_ahead, "prefill_tokens": 128}
+        return Watched(llama.engine(100 * llama.block_tokens, **how), **faults)
 
     return make
 
@@ -199,11 +179,11 @@ class BreakingMatcher:
         return getattr(self._inner, name)
 
 
-class PanicException(BaseException):
-    """Stands for what pyo3 raises where Rust panics."""
+PANIC = type("PanicException", (BaseException,), {})
+"""Stands for what pyo3 raises where Rust panics."""
 
 
-@each_case("error", [RuntimeError("gave up"), PanicException("a bound")], ids=repr)
+@each_case("error", [RuntimeError("gave up"), PANIC("a bound")], ids=repr)
 @each_case(
     ("method", "temperature"),
     [("consume_token", 0.5), ("unsafe_compute_mask_ptr", 0.5), ("validate_tokens", 0.0)],
@@ -242,18 +222,14 @@ def test_a_prompt_that_does_not_fit_at_once_is_computed_in_shorter_chunks(
     make_engine: MakeEngine,
 ) -> None:
     """``after`` 0: every chunk of it is refused that has more than 40 of its 90 tokens."""
-    roomy = make_engine()
-    roomy.submit("bad", [7, *range(BAD_LENGTH - 1)], max_tokens=1)
-    roomy.drain()
-    tight = make_engine(room_tokens=40)
-    tight.submit("bad", [Kind.TOO_LARGE, *range(BAD_LENGTH - 1)], max_tokens=1)
-    tight.drain()
-    assert tight.failed == {}
-    assert len(tight.tokens["bad"]) == 1
-    # 90 is refused; 45 is refused; then at most half of 90 a step, and in the end the rest.
-    assert tight.faulty.attempted_tokens[:3] == [90, 45, 32]
-    assert max(tight.faulty.attempted_tokens[3:]) <= 45
-    assert roomy.faulty.attempted_tokens == [90]
+    for room_tokens, attempted in ((1000, [90]), (40, [90, 45, 32])):
+        watched = make_engine(room_tokens=room_tokens)
+        watched.submit_bad(Kind.TOO_LARGE, max_tokens=1)
+        watched.drain()
+        assert watched.failed == {} and len(watched.tokens["bad"]) == 1
+        # 90 is refused; 45 is refused; then at most half of 90 a step, and in the end the rest.
+        assert watched.faulty.attempted_tokens[:3] == attempted
+    assert max(watched.faulty.attempted_tokens[3:]) <= 45
 
 
 def test_a_device_that_gives_no_numbers_any_more_is_not_trusted(make_engine: MakeEngine) -> None:
@@ -287,37 +263,30 @@ def test_a_device_that_is_not_sound_is_not_the_engines_to_survive(
     assert len(watched.faulty.attempted_tokens) == 4, "it is not asked again"
 
 
-@pytest.fixture
-def no_collector() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
-
-
-def sequences() -> list[Sequence]:
-    """Finds the sequences by their type itself: ``isinstance`` raises for a weak proxy whose object
-    is gone, which other tests may have left."""
-    return [there for there in gc.get_objects() if type(there) is Sequence]
-
-
 @pytest.mark.parametrize("stage", ["forward", "sampling"])
 def test_sequences_that_ended_are_freed_at_once(
-    llama: Any, stage: Any, no_collector: None, monkeypatch: pytest.MonkeyPatch
+    llama: Any, stage: Any, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(faults.log, "disabled", True)  # pytest keeps log records
+
+    def sequences() -> list[Sequence]:
+        """By their type itself: ``isinstance`` raises for a weak proxy whose object is gone."""
+        return [there for there in gc.get_objects() if type(there) is Sequence]
+
+    gc.collect()
+    gc.disable()
+    request.addfinalizer(gc.enable)
     before = sequences()  # kept, so that no new one has the id of an old one
     known = {id(there) for there in before}
     watched = Watched(llama.engine(4096), stage=stage, after=2)
-    engine = watched.engine
     for number, kind in enumerate((Kind.BAD_SHAPE, Kind.NOT_A_NUMBER, Kind.TOO_LARGE, 5, 6, 7)):
         drawn = {"temperature": 0.8, "seed": number, "top_logprobs": 2, "frequency_penalty": 0.5}
-        submit(engine, str(number), [kind, 1, 2, 3], 8, **drawn)
+        submit(watched.engine, str(number), [kind, 1, 2, 3], 8, **drawn)
     for _ in range(4):
-        engine.step()
-    engine.cancel(CancelSequence(sequence_id="5"))
-    while engine.has_work:
-        engine.step()
+        watched.engine.step()
+    watched.engine.cancel(CancelSequence(sequence_id="5"))
+    while watched.engine.has_work:
+        watched.engine.step()
     watched.faulty.schedule = Schedule()
     assert [there.sequence_id for there in sequences() if id(there) not in known] == []
 
@@ -334,22 +303,15 @@ block."""
 
 
 @pytest.fixture(scope="module", params=PATHS, ids=" ".join)
-def model(request: pytest.FixtureRequest, native_cache_dir: Path) -> AnyModel:
+def model(request: pytest.FixtureRequest, native_cache_dir: Path) -> OwnModel:
     path, kv_format = request.param
-    reference = build_reference("llama")
-    config = our_config(reference)
-    weights = DenseWeights(reference.state_dict(), torch.float32, torch.device("cpu"))
-    if path == "torch":
-        return build_model(config, weights, CONTEXT_TOKENS, kv_format)
-    try:
-        library = load_library(native_cache_dir)
-    except NativeUnavailableError as reason:
-        pytest.skip(str(reason))
-    return NativeModel(library, config, weights, CONTEXT_TOKENS, kv_format)
+    own = build_pair("llama", path, native_cache_dir, kv_format)
+    own.block_tokens = BLOCK_TOKENS
+    return own
 
 
 def test_a_row_that_is_no_number_fails_alone_and_harms_nobody_who_gets_its_blocks(
-    model: AnyModel,
+    model: OwnModel,
 ) -> None:
     """NaN stays with the sequence that computed it, wherever keys and values lie: in blocks of
     earlier ones, in slots that no row has written yet, and in the padding of rows."""
@@ -363,10 +325,7 @@ def test_a_row_that_is_no_number_fails_alone_and_harms_nobody_who_gets_its_block
         return {name: watched.tokens[name + suffix] for name in PROMPTS}
 
     def engine() -> Watched:
-        own = OwnModel()
-        own.model, own.block_tokens = model, BLOCK_TOKENS
-        limits = SchedulerLimits(prefill_tokens_per_step=64)
-        return Watched(own.engine(NUM_BLOCKS * BLOCK_TOKENS, limits=limits))
+        return Watched(model.engine(NUM_BLOCKS * BLOCK_TOKENS, prefill_tokens=64))
 
     watched = engine()
     undisturbed = answers()
