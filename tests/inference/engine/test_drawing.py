@@ -1,11 +1,11 @@
 """Drawing from filtered distributions: every drawer, and against sorting in float64 those that do
 not take long for it; tests/inference/models/cuda/test_drawing.py has the third. Rows as wide as a
-vocabulary are taken some at a time, with a bounded peak that a load counts."""
+vocabulary are taken some at a time, with a bounded peak."""
 
 from __future__ import annotations
 
+import functools
 import math
-import random
 from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from dataclasses import replace
@@ -31,20 +31,15 @@ from inference.engine.drawing import (
     filter_among,
     try_drawer,
 )
-from inference.engine.load.memory_use import HostGauge
-from inference.engine.load.trial import try_out
-from inference.engine.waiting_queue import SchedulerLimits
 from inference.models.cuda.setup import WrongResultError
 from inference.models.native.decoder import NativeDecoder
 from inference.models.native.layers import NativeNorm
-from inference.models.native.library import NativeUnavailableError, load_library
 from inference.models.native.packing import pack
 from inference.models.stored_weights import DenseWeight
 from inference.protocol.engine import SamplingParams
-from inference.protocol.load import LoadSpec, PrefillSpeed
 from tests.cases import each_case
+from tests.inference.engine.conftest import library
 from tests.inference.engine.load.test_kv_memory import CONFIG
-from tests.inference.engine.load.test_memory_use import TimedModel
 from tests.inference.models.cuda.tiny import tiny_model
 
 ROUNDING = 2e-5
@@ -56,24 +51,15 @@ against_sorting = pytest.mark.parametrize("drawer_of", ["torch", "native"], indi
 @pytest.fixture(scope="module", params=["torch", "native", "triton"])
 def drawer_of(request: pytest.FixtureRequest, native_cache_dir: Path) -> DrawerOf:
     """The drawer for a vocabulary's size."""
-    if request.param == "torch":
-        return lambda vocab_size: TorchDrawer()
-    if request.param == "triton":
-        if torch.cuda.is_available():
+    match request.param:
+        case "torch":
+            return lambda vocab_size: TorchDrawer()
+        case "triton" if torch.cuda.is_available():
             pytest.skip("not interpreted")
-        return lambda vocab_size: TritonDrawer(torch.device("cpu"))
-    try:
-        library = load_library(native_cache_dir)
-    except NativeUnavailableError as reason:
-        pytest.skip(str(reason))
-    decoders: dict[int, NativeDecoder] = {}
-
-    def native(vocab_size: int) -> Drawer:
-        if vocab_size not in decoders:
-            decoders[vocab_size] = empty_decoder(library, vocab_size)
-        return NativeDrawer(decoders[vocab_size])
-
-    return native
+        case "triton":
+            return lambda vocab_size: TritonDrawer(torch.device("cpu"))
+    made = functools.partial(empty_decoder, library(native_cache_dir))
+    return functools.cache(lambda vocab_size: NativeDrawer(made(vocab_size)))
 
 
 def empty_decoder(library: Any, vocab_size: int) -> NativeDecoder:
@@ -117,35 +103,28 @@ def draw_all(drawer: Drawer, scores: torch.Tensor, draws: list[Draw]) -> list[in
     seed=st.integers(0, 1000),
     vocab_size=st.sampled_from([5, 16, 50, 513, 3000]),
     spread=st.sampled_from([0.0, 0.5, 3.0, 12.0]),
-    temperature=st.sampled_from([0.3, 1.0, 2.0]),
-    top_k=st.sampled_from([0, 1, 7, 40, 300, 5000]),
-    top_p=st.sampled_from([0.1, 0.6, 0.95, 1.0]),
-    min_p=st.sampled_from([0.0, 0.02, 1.0]),
+    params=st.builds(
+        SamplingParams,
+        max_tokens=st.just(1),
+        temperature=st.sampled_from([0.3, 1.0, 2.0]),
+        top_k=st.sampled_from([0, 1, 7, 40, 300, 5000]),
+        top_p=st.sampled_from([0.1, 0.6, 0.95, 1.0]),
+        min_p=st.sampled_from([0.0, 0.02, 1.0]),
+    ),
 )
 def test_draws_are_those_of_the_sorted_distribution(
-    drawer_of: DrawerOf,
-    seed: int,
-    vocab_size: int,
-    spread: float,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    min_p: float,
+    drawer_of: DrawerOf, seed: int, vocab_size: int, spread: float, params: SamplingParams
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     scores = torch.randn(3, vocab_size, generator=generator) * spread
-    params = SamplingParams(
-        max_tokens=1, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
-    )
     uniforms = [0.0, 0.25, 0.8, 1 - 2**-24]
     draws = [Draw(2, params, uniform) for uniform in uniforms]
     kept = kept_distribution(scores[2], params)
     cumulative = kept.cumsum(0) / kept.sum()
-    for token_id, uniform in zip(
-        draw_all(drawer_of(vocab_size), scores, draws), uniforms, strict=True
-    ):
+    drawn = draw_all(drawer_of(vocab_size), scores, draws)
+    for token_id, uniform in zip(drawn, uniforms, strict=True):
         # What weighs nearly nothing, or is at the filters' edge, may fall on either side.
-        edge = ROUNDING + float(kept[kept > 0].min() / kept.sum()) * (top_p < 1)
+        edge = ROUNDING + float(kept[kept > 0].min() / kept.sum()) * (params.top_p < 1)
         assert float(cumulative[token_id]) >= uniform - edge
         below = float(cumulative[token_id - 1]) if token_id else 0.0
         assert below <= uniform + edge
@@ -288,8 +267,7 @@ def test_what_fails_there_leaves_torch(monkeypatch: pytest.MonkeyPatch, reason: 
     assert words == "", "on a CPU nothing is tried"
 
 
-VOCAB_SIZE = 3000
-NUM_ROWS = 11
+VOCAB_SIZE, NUM_ROWS = 3000, 11
 PARAMS = [
     SamplingParams(max_tokens=1, temperature=0.5 + row / 4, top_p=0.6 + row / 30, top_k=300 * row)
     for row in range(NUM_ROWS)
@@ -311,7 +289,7 @@ def test_pieces(num_rows: int, vocab_size: int, sizes: list[int]) -> None:
 
 
 @each_case("at_once", [1, 4])
-def test_draws_in_pieces_are_the_same_and_none_is_larger(
+def test_pieces_are_drawn_and_forbidden_as_the_whole(
     monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
     draws = [Draw(row, params, 0.05 + 0.08 * row) for row, params in enumerate(PARAMS)]
@@ -327,39 +305,19 @@ def test_draws_in_pieces_are_the_same_and_none_is_larger(
     drawn, short = TorchDrawer().draw(scores(), draws, VOCAB_SIZE)
     assert torch.equal(drawn, whole) and torch.equal(short, are_short)
     assert max(seen) <= at_once and sum(seen) == NUM_ROWS
-
-
-@each_case("rows", [[2, 0, 9, 5], list(range(NUM_ROWS))])
-def test_tokens_are_forbidden_in_pieces(monkeypatch: pytest.MonkeyPatch, rows: list[int]) -> None:
+    rows = [2, 0, 9, 5, 10]
     bits = np.random.default_rng(1).integers(0, 256, (len(rows), VOCAB_SIZE // 8 + 4), np.uint8)
-    whole, pieces = scores(), scores()
-    TorchDrawer().forbid(whole, rows, bits)
-    monkeypatch.setattr(drawing, "MOST_SCORES_AT_ONCE", 2 * VOCAB_SIZE)
-    TorchDrawer().forbid(pieces, rows, bits)
-    assert torch.equal(pieces, whole)
+    found, wanted = scores(), scores()
+    TorchDrawer().forbid(found, rows, bits)
     allowed = np.unpackbits(bits, axis=1, bitorder="little")[:, :VOCAB_SIZE].astype(bool)
-    wanted = scores()
     wanted[rows] = wanted[rows].masked_fill(~torch.from_numpy(allowed), float("-inf"))
-    assert torch.equal(whole, wanted)
+    assert torch.equal(found, wanted)
 
 
 def test_how_many_candidates_a_neighbour_wants_changes_no_threshold() -> None:
     own = SamplingParams(max_tokens=1, top_k=1000, top_p=0.999)
     mate = SamplingParams(max_tokens=1, top_k=VOCAB_SIZE - 1, top_p=0.999)
-    for seed in range(40):
-        row = torch.randn(1, VOCAB_SIZE, generator=torch.Generator().manual_seed(seed)).softmax(-1)
+    for row in scores().softmax(-1).split(1):
         alone, _ = filter_among(row, [own], 1)
         among, _ = filter_among(row.repeat(2, 1), [own, mate], 1)
         assert torch.equal(alone[0], among[0])
-
-
-def test_a_load_counts_what_sampling_takes() -> None:
-    limits = SchedulerLimits(max_running=96)
-    vocab_size = 50_000 + random.Random(0).randrange(8)
-    model = TimedModel(PrefillSpeed(token_s=1e-5))
-    gauge = HostGauge()
-    spec = LoadSpec(job_id="1", model="tiny", source="path:none", max_context_tokens=64)
-    small = try_out(spec, model, TorchDrawer(), limits, gauge, 10**6, 64)  # type: ignore[arg-type]
-    model.config = replace(model.config, vocab_size=vocab_size)
-    large = try_out(spec, model, TorchDrawer(), limits, gauge, 10**6, 64)  # type: ignore[arg-type]
-    assert large.load_bytes - small.load_bytes > 2 * limits.max_running * vocab_size * 4

@@ -168,23 +168,18 @@ def test_what_a_device_has_left(
     assert num_blocks is None or found.num_blocks == num_blocks
 
 
-@each_case(
-    ("free", "sequences", "taken"),
-    [
+def test_shares_and_claims() -> None:
+    """By default another model finds room beside. A declared context is a claim that memory bounds:
+    keys and values of a token take 512 bytes in float32, its angles 192 and 4 for growth."""
+    for free, sequences, taken in (
         (10_000, 0, 400),  # a few contexts
         (500, 0, 250),  # half, beyond one context
         (150, 0, 100),  # one context whole
         (80, 0, 80),  # all there is, for less than one
         (10_000, 900, 900),  # many short sequences
         (1_000, 900, 500),
-    ],
-)
-def test_by_default_another_model_finds_room_beside(free: int, sequences: int, taken: int) -> None:
-    assert shared_budget(free, context_bytes=100, sequences_bytes=sequences) == taken
-
-
-def test_a_declared_context_is_a_claim_that_memory_bounds() -> None:
-    """Keys and values of a token take 512 bytes in float32, its angles 192 and 4 for growth."""
+    ):
+        assert shared_budget(free, context_bytes=100, sequences_bytes=sequences) == taken
     assert positions_that_fit(CONFIG, 708 * 1000, "fp32") == 1250
     unrotated = replace(CONFIG, mixers=("unrotated",) * 2)
     assert positions_that_fit(unrotated, 516 * 1000, "fp32") == 1250
@@ -206,41 +201,33 @@ LAYOUT = cache_layout(HYBRID)
 SLOT_BYTES = 3 * 4 * (3 * (2 * 16 + 24) + 4 * 8 * 6)
 
 
-@each_case(
-    ("num_slots", "num_sequences", "num_snapshots"),
-    [(33, 8, 16), (3, 1, 0), (4, 1, 1), (7, 2, 2), (31, 8, 14)],
-)
-def test_slots_of_states(num_slots: int, num_sequences: int, num_snapshots: int) -> None:
+def test_states_and_the_blocks_that_they_leave() -> None:
     """Half of a budget is for them; fewer run where memory is short."""
-    budget_bytes = 10**9 if num_slots == wanted_slots(8) else 2 * num_slots * SLOT_BYTES
-    plan = plan_states(LAYOUT, budget_bytes=budget_bytes, max_sequences=8)
-    assert (plan.num_slots, plan.max_sequences) == (num_slots, num_sequences)
-    assert plan.num_snapshots == num_snapshots
-    assert plan.state_bytes == num_slots * SLOT_BYTES == num_slots * LAYOUT.state_bytes_per_slot
-
-
-def test_states() -> None:
     assert (LAYOUT.attention_layers, LAYOUT.state_layers) == ((3,), (0, 1, 2))
     assert kv_bytes_per_token(HYBRID, "fp32") == 2 * 2 * 16 * 4, "of one layer"
-    plan = plan_states(LAYOUT, budget_bytes=10**9, max_sequences=8)
-    assert plan.in_words() == "states of 8 sequences and 16 snapshots take 0.1 MB"
-    plan = plan_states(LAYOUT, budget_bytes=80 * SLOT_BYTES, max_sequences=50, leaves_room=True)
-    assert plan.num_slots == 20
-    plan = plan_states(CacheLayout(attention_layers=(0,)), budget_bytes=0, max_sequences=8)
-    assert (plan.num_slots, plan.state_bytes, plan.max_sequences) == (0, 0, 8)
-    assert plan.in_words() == ""
+    for num_slots, *expected in ((33, 8, 16), (3, 1, 0), (4, 1, 1), (7, 2, 2), (31, 8, 14)):
+        budget_bytes = 10**9 if num_slots == wanted_slots(8) else 2 * num_slots * SLOT_BYTES
+        found = plan_states(LAYOUT, budget_bytes=budget_bytes, max_sequences=8)
+        assert (found.num_slots, found.max_sequences, found.num_snapshots) == (num_slots, *expected)
+        assert found.state_bytes == num_slots * SLOT_BYTES
+        assert num_slots < 33 or found.in_words() == (
+            "states of 8 sequences and 16 snapshots take 0.1 MB"
+        )
+    assert LAYOUT.state_bytes_per_slot == SLOT_BYTES
+    found = plan_states(LAYOUT, budget_bytes=80 * SLOT_BYTES, max_sequences=50, leaves_room=True)
+    assert found.num_slots == 20
+    found = plan_states(CacheLayout(attention_layers=(0,)), budget_bytes=0, max_sequences=8)
+    assert found == StatePlan(num_slots=0, state_bytes=0, max_sequences=8)
+    assert found.in_words() == ""
     with pytest.raises(DoesNotFitError, match="one sequence needs"):
         plan_states(LAYOUT, budget_bytes=6 * SLOT_BYTES - 1, max_sequences=8)
-
-
-def test_blocks_get_what_states_leave() -> None:
     block_bytes = 32 * kv_bytes_per_token(HYBRID, "fp32")
     budget_bytes = wanted_slots(2) * SLOT_BYTES + 100 * block_bytes
-    found = plan(budget_bytes, config=HYBRID, max_sequences=2)
-    assert found.states.num_slots == wanted_slots(2)
-    assert found.num_blocks == 16, "two contexts of 256 tokens"
-    assert found.cache_bytes == wanted_slots(2) * SLOT_BYTES + 16 * block_bytes
-    assert "states of 2 sequences and 4 snapshots" in found.context_reason
+    whole = plan(budget_bytes, config=HYBRID, max_sequences=2)
+    assert whole.states.num_slots == wanted_slots(2)
+    assert whole.num_blocks == 16, "two contexts of 256 tokens"
+    assert whole.cache_bytes == wanted_slots(2) * SLOT_BYTES + 16 * block_bytes
+    assert "states of 2 sequences and 4 snapshots" in whole.context_reason
 
 
 def states_of(num_slots: int, max_sequences: int) -> StatePlan:

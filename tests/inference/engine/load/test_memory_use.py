@@ -22,10 +22,11 @@ import pynvml
 import pytest
 import torch
 
+from inference.engine.drawing import TorchDrawer
 from inference.engine.load import memory_use
 from inference.engine.load.load_engine import load_engine
 from inference.engine.load.memory_use import HostGauge, anonymous_bytes, gauge_for
-from inference.engine.load.trial import measure_prefill, run_largest_steps
+from inference.engine.load.trial import measure_prefill, run_largest_steps, try_out
 from inference.engine.waiting_queue import SchedulerLimits
 from inference.garbage import release_freed_memory
 from inference.models.backend import PlainBackend
@@ -231,10 +232,8 @@ class TimedModel(PlainBackend):
         self.now_s = 0.0
         self.prompt_rows: list[int] = []
         self.decode_rows: list[int] = []
-        self.longest = 0
-        """Context of any row so far."""
-        self.most_copied = 0
-        """Slots of all rows' contexts, of any step so far."""
+        self.longest, self.most_copied = 0, 0
+        """The context of any row so far; and slots of all rows' contexts, of any step."""
         self._speed = speed
 
     def new_kv(self, num_blocks: int, block_tokens: int, num_state_slots: int) -> Any:
@@ -248,24 +247,17 @@ class TimedModel(PlainBackend):
             width = -(-int(step.context_lens[:count].max()) // kv.block_tokens)
             self.most_copied = max(self.most_copied, count * width * kv.block_tokens)
         if len(step.context_lens) > count:
-            self._prefill(step, kv)
+            first_row = int(step.query_start[count])
+            slots = step.slots[first_row:].tolist()
+            assert len(set(slots)) == len(slots) and max(slots) < kv.num_blocks * kv.block_tokens
+            end, num_rows = int(step.context_lens[-1]), int(step.query_start[-1]) - first_row
+            start = end - int(step.query_start[-1] - step.query_start[-2])
+            assert step.positions[start - end :].tolist() == list(range(start, end))
+            first_time = 1 if self.prompt_rows else 10
+            self.prompt_rows.append(num_rows)
+            self.now_s += first_time * self._speed.span_s(start, end)
         rows = step.token_ids if step.logit_rows is None else step.logit_rows
         return torch.zeros(len(rows), TRIED.vocab_size)
-
-    def _prefill(self, step: StepInput, kv: Any) -> None:
-        first_prompt_row = int(step.query_start[step.num_decodes])
-        slots = step.slots[first_prompt_row:]
-        assert slots.max() < kv.num_blocks * kv.block_tokens
-        assert len(set(slots.tolist())) == len(slots)
-        for index in range(step.num_decodes, len(step.context_lens)):
-            first_row, last_row = step.query_start[index : index + 2].tolist()
-            end = int(step.context_lens[index])
-            start = end - (last_row - first_row)
-            positions = step.positions[first_row:last_row]
-            assert positions.tolist() == list(range(start, end))
-        first_time = 1 if self.prompt_rows else 10
-        self.prompt_rows.append(last_row - first_prompt_row)
-        self.now_s += first_time * self._speed.span_s(start, end)
 
 
 def measured(model: TimedModel, context_tokens: int) -> PrefillSpeed:
@@ -282,9 +274,8 @@ def test_the_formula_is_found_again(token_s: float, window_tokens: int | None) -
 
 
 def test_chunks_are_of_the_size_that_the_engine_would_run() -> None:
-    slow, fast = PrefillSpeed(token_s=0.05), PrefillSpeed(token_s=0.00001)
-    for speed, sizes in ((slow, [32] * 2), (fast, [512] * 4)):
-        model = TimedModel(speed)
+    for token_s, sizes in ((0.05, [32] * 2), (0.00001, [512] * 4)):
+        model = TimedModel(PrefillSpeed(token_s=token_s))
         measured(model, 4096)
         assert model.prompt_rows[2:] == sizes
     speed = PrefillSpeed(token_s=0.01, growth_s=1e-6)
@@ -300,29 +291,40 @@ def test_chunks_are_of_the_size_that_the_engine_would_run() -> None:
     assert (max(model.prompt_rows), found.growth_s) == (20, 0)
 
 
+SPEED = PrefillSpeed(token_s=0.001)
+
+
 def test_the_largest_steps_are_the_engines_largest() -> None:
-    model = TimedModel(PrefillSpeed(token_s=0.001))
+    model = TimedModel(SPEED)
     num_blocks = run_largest_steps(model, LIMITS, 32_768, 10**6)
-    assert (model.prompt_rows, model.decode_rows) == ([512], [256])
     kv_bytes = model.cache_bytes(num_blocks, 32, NUM_LONE_STATES)
     assert kv_bytes == {model.device: (512 + 32) * kv_bytes_per_token(TRIED, "fp32")}
-    model = TimedModel(PrefillSpeed(token_s=0.001))  # a large one on a CPU is tried with fewer rows
-    run_largest_steps(model, LIMITS, 32_768, 8 * 10**8)
-    assert (model.prompt_rows, model.decode_rows) == ([31], [31])
-    run_largest_steps(model, LIMITS, 32_768, 10**12)
-    assert (model.prompt_rows[-1], model.decode_rows[-1]) == (16, 16)
+    for weight_bytes in (8 * 10**8, 10**12):  # a large one on a CPU is tried with fewer rows
+        run_largest_steps(model, LIMITS, 32_768, weight_bytes)
+    assert (model.prompt_rows, model.decode_rows) == ([512, 31, 16], [256, 31, 16])
     # Where contexts are copied, one is as long as may be, and many as are copied at once.
-    model = TimedModel(PrefillSpeed(token_s=0.001), copies_context=True)
+    model = TimedModel(SPEED, copies_context=True)
     run_largest_steps(model, LIMITS, 32_768, 10**6)
     assert (model.prompt_rows, model.longest) == ([512, 32], 32_768)
     assert model.most_copied * kv_bytes_per_token(TRIED, "fp32") >= MOST_GATHERED_BYTES
     for context_tokens in (20, 250):  # its prompt rows are then filled with several prompts
         for copies_context in (False, True):
-            model = TimedModel(PrefillSpeed(token_s=0.001), copies_context=copies_context)
+            model = TimedModel(SPEED, copies_context=copies_context)
             run_largest_steps(model, LIMITS, context_tokens, 10**6)
             assert model.prompt_rows[0] == 512
             assert model.decode_rows == [256] * (1 + copies_context)
             assert model.longest <= -(-context_tokens // 32) * 32
+
+
+def test_a_load_counts_what_sampling_takes() -> None:
+    model, gauge, limits = TimedModel(SPEED), HostGauge(), SchedulerLimits(max_running=96)
+    taken: list[int] = []
+    for vocab_size in (8, 50_005):
+        model.config = replace(model.config, vocab_size=vocab_size)
+        spec = cpu_spec("none", max_context_tokens=64)
+        trial = try_out(spec, model, TorchDrawer(), limits, gauge, 10**6, 64)  # type: ignore[arg-type]
+        taken.append(trial.load_bytes)
+    assert taken[1] - taken[0] > 2 * limits.max_running * 50_005 * 4
 
 
 if __name__ == "__main__":
