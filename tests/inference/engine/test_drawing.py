@@ -321,3 +321,20 @@ def test_how_many_candidates_a_neighbour_wants_changes_no_threshold() -> None:
         alone, _ = filter_among(row, [own], 1)
         among, _ = filter_among(row.repeat(2, 1), [own, mate], 1)
         assert torch.equal(alone[0], among[0])
+
+
+@each_case(
+    ("filters", "kept"),
+    [
+        ({"top_p": 0.8}, [0, 1]),
+        ({"top_p": 0.81}, [0, 1, 2]),
+        # Of what top_k left: 0.5 / 0.8 = 0.625, the first token alone reaches it.
+        ({"top_k": 2, "top_p": 0.62}, [0]),
+        ({"min_p": 0.4}, [0, 1]),
+        ({"top_k": 1}, [0]),
+    ],
+)
+def test_filters(filters: dict[str, Any], kept: list[int]) -> None:
+    params = [SamplingParams(max_tokens=1, **filters)]
+    found, _ = filter_among(torch.tensor([[0.5, 0.3, 0.15, 0.05]]), params, 4)
+    assert found.nonzero()[:, 1].tolist() == kept

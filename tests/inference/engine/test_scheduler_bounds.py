@@ -8,16 +8,13 @@ from unittest.mock import Mock
 import pytest
 
 from inference.engine.errors import IntegrityError
-from inference.engine.kv_cache import KVCache
 from inference.engine.scheduler import SCORED_TOKENS_PER_STEP
 from inference.engine.sequence import SequenceState
 from inference.engine.step import PrefillChunk
 from inference.engine.waiting_queue import SchedulerLimits
 from inference.protocol.engine import Grammar
 from tests.cases import each_case
-from tests.inference.engine import asking
 from tests.inference.engine.test_scheduler import (
-    BLOCK_TOKENS,
     COMPILED,
     PACE,
     FixedPace,
@@ -49,37 +46,29 @@ def test_the_prefix_of_a_head_that_lacks_blocks_is_not_looked_up_each_step(
 
 
 @each_case(
-    ("tokens", "wanted"),
+    ("tokens", "slots", "max_running", "wanted"),
     [
-        (1, [("a", 0, 1, False)]),
-        (7, [("a", 0, 4, False)]),
-        (8, [("a", 0, 8, True)]),
-        (9, [("a", 0, 8, True), ("b", 0, 1, False)]),
-        (16, [("a", 0, 8, True), ("b", 0, 8, True)]),
-        (17, [("a", 0, 8, True), ("b", 0, 8, True), ("c", 0, 1, False)]),
+        (1, 9, 9, [("a", 0, 1, False)]),
+        (7, 9, 9, [("a", 0, 4, False)]),
+        (8, 9, 9, [("a", 0, 8, True)]),
+        (9, 9, 9, [("a", 0, 8, True), ("b", 0, 1, False)]),
+        (17, 9, 9, [("a", 0, 8, True), ("b", 0, 8, True), ("c", 0, 1, False)]),
+        # As many run as there are slots.
+        *((99, *slots, [("a", 0, 8, True)]) for slots in ((1, 9), (9, 1))),
+        *((99, *slots, [("a", 0, 8, True), ("b", 0, 8, True)]) for slots in ((2, 9), (9, 2))),
+        *((99, *slots, [(name, 0, 8, True) for name in "abc"]) for slots in ((3, 3), (9, 9))),
     ],
 )
 def test_a_step_holds_its_prompt_tokens_and_no_more(
-    tokens: int, wanted: list[tuple[str, int, int, bool]]
+    tokens: int, slots: int, max_running: int, wanted: list[tuple[str, int, int, bool]]
 ) -> None:
-    scheduler = scheduler_of(sequence_of(name, 8) for name in "abc")
-    schedule = step(scheduler, FixedPace(tokens=tokens))
+    scheduler = scheduler_of((sequence_of(name, 8) for name in "abc"), max_running=max_running)
+    schedule = step(scheduler, FixedPace(tokens=tokens, running_limit=slots))
     assert chunks(schedule) == wanted
     assert schedule.num_prefill_tokens == sum(end - start for _, start, end, _ in wanted)
     assert [s.sequence_id for s in scheduler.running] == [name for name, *_ in wanted]
+    assert len(scheduler.waiting) == 3 - len(wanted)
     assert [s.sequence_id for s in schedule.sampled] == [name for name, *_, last in wanted if last]
-
-
-@each_case(
-    ("paced_limit", "max_running", "running_limit"), [(1, 9, 1), (3, 9, 3), (9, 2, 2), (9, 9, 4)]
-)
-def test_as_many_run_as_there_are_slots(
-    paced_limit: int, max_running: int, running_limit: int
-) -> None:
-    scheduler = scheduler_of((sequence_of(name, 2) for name in "abcd"), max_running=max_running)
-    step(scheduler, FixedPace(tokens=100, running_limit=paced_limit))
-    assert len(scheduler.running) == running_limit
-    assert len(scheduler.waiting) == 4 - running_limit
 
 
 def test_the_queue_is_as_deep_as_it_may_be() -> None:
@@ -107,22 +96,18 @@ def test_the_queue_is_as_deep_as_it_may_be() -> None:
     assert not scheduler.running and not scheduler.waiting
     assert all(s.state is SequenceState.ENDED and not s.block_ids for s in late)
     assert scheduler.kv_cache.allocator.num_used == 0
-
-
-def test_slots_are_no_promise_while_blocks_are_short() -> None:
+    # Slots are no promise while blocks are short.
     large, waiting = sequence_of("a", 28), sequence_of("b", 8)
     scheduler = scheduler_of([large, waiting], num_blocks=8, max_running=6)
     step(scheduler)
     assert list(scheduler.waiting) == [waiting]
-    for index in range(1, 4):
-        assert not scheduler.is_full
-        scheduler.add(sequence_of(f"q{index}", 2))
-    assert scheduler.is_full and scheduler.overdue(1.0)
-    scheduler.end(large)
-    step(scheduler)
-    assert not scheduler.waiting and len(scheduler.running) == 4
-    for index in range(4, 10):
-        assert not scheduler.is_full, "two slots, which count again, and four places"
+    for index in range(1, 10):
+        if index == 4:
+            assert scheduler.is_full and scheduler.overdue(1.0)
+            scheduler.end(large)
+            step(scheduler)
+            assert not scheduler.waiting and len(scheduler.running) == 4
+        assert not scheduler.is_full, "at last two slots, which count again, and four places"
         scheduler.add(sequence_of(f"q{index}", 2))
     assert scheduler.is_full
 
@@ -275,17 +260,3 @@ def test_when_there_is_a_step_ahead(
         scheduler.add(sequence_of(*later))
     assert (scheduler.schedule_ahead(schedule, PACE) is not None) == is_ahead
     assert later is None or not scheduler.is_full_for("b")
-
-
-def test_an_account_s_blocks_are_not_another_s() -> None:
-    cache = KVCache(16, BLOCK_TOKENS)
-    known: dict[str, int] = {}
-    for salt in ("acme", "acme", "bert", ""):
-        sequence = asking.sequence_of([7] * 13, cache_salt=salt)
-        assert cache.admit(sequence)
-        known[salt] = sequence.num_computed_tokens
-        sequence.num_computed_tokens = 13
-        cache.register_computed(sequence)
-        cache.release(sequence)
-        cache.check_integrity([])
-    assert known == {"acme": 12, "bert": 0, "": 0}
