@@ -19,13 +19,11 @@ from inference.engine.step import Sampled, Schedule
 from inference.engine.waiting_queue import SchedulerLimits
 from inference.protocol.engine import (
     CancelSequence,
-    SamplingParams,
     SequenceCancelled,
     SequenceFailed,
     SequenceStep,
     SequenceTiming,
     SequenceUsage,
-    SubmitSequence,
     ThinkingLimit,
 )
 from tests.cases import each_case
@@ -95,33 +93,23 @@ class Harness:
         return outputs
 
 
-@each_case(
-    ("num_tokens", "max_tokens", "stop_at", "token_ids", "finish_reason"),
-    [
+def test_a_sequence_to_its_end() -> None:
+    for num_tokens, max_tokens, stop_at, token_ids, finish_reason in (
         (4, 3, None, [[4], [5], [6]], "length"),
         (4, 8, 6, [[4], [5], []], "stop"),  # a stop token is counted, and not emitted
         (9, 50, None, [[9]], "length"),  # the context ends
-    ],
-)
-def test_a_sequence_to_its_end(
-    num_tokens: int,
-    max_tokens: int,
-    stop_at: int | None,
-    token_ids: list[list[int]],
-    finish_reason: str,
-) -> None:
-    harness = Harness(context_tokens=10)
-    harness.executor.stop_at = stop_at
-    harness.submit("a", num_tokens, max_tokens)
-    harness.cancel("nobody")
-    *before, last = harness.drain()
-    assert isinstance(last, SequenceStep)
-    steps = [step for step in before if isinstance(step, SequenceStep)]
-    assert [step.token_ids for step in (*steps, last)] == token_ids
-    assert [step.finish_reason for step in steps] == [None] * (len(token_ids) - 1)
-    assert (last.finish_reason, last.num_output_tokens) == (finish_reason, len(token_ids))
-    assert harness.engine.stats().kv_blocks_used == 0
-    assert harness.executor.forgotten == ["a"]
+    ):
+        harness = Harness(context_tokens=10)
+        harness.executor.stop_at = stop_at
+        harness.submit("a", num_tokens, max_tokens)
+        harness.cancel("nobody")
+        steps = [step for step in harness.drain() if isinstance(step, SequenceStep)]
+        assert [step.token_ids for step in steps] == token_ids
+        reasons = [step.finish_reason for step in steps]
+        assert reasons == [None] * (len(token_ids) - 1) + [finish_reason]
+        assert steps[-1].num_output_tokens == len(token_ids)
+        assert harness.engine.stats().kv_blocks_used == 0
+        assert harness.executor.forgotten == ["a"]
 
 
 def test_how_long_the_engine_worked_is_reported_at_the_end_and_traced_before() -> None:
@@ -133,13 +121,8 @@ def test_how_long_the_engine_worked_is_reported_at_the_end_and_traced_before() -
     harness.submit("d", num_tokens=4, is_traced=True)
     harness.now_s += 7.0  # in the queue
     steps = [one for _ in range(4) for one in harness.step() if isinstance(one, SequenceStep)]
-    assert [(one.sequence_id, one.prefill_ms) for one in steps] == [
-        ("a", 1000.0),
-        ("a", None),
-        ("b", None),
-        ("a", None),
-        ("b", None),
-    ]
+    assert [one.sequence_id for one in steps] == [*"aabab"]
+    assert [one.prefill_ms for one in steps] == [1000.0, None, None, None, None]
     timing = SequenceTiming(queue_ms=7000.0, prefill_ms=1000.0, decode_ms=1000.0, prefill_tokens=8)
     assert [one.timing for one in steps if one.timing] == [timing] == [steps[3].timing]
     harness.cancel("c")
@@ -148,31 +131,27 @@ def test_how_long_the_engine_worked_is_reported_at_the_end_and_traced_before() -
     assert [(one.sequence_id, one.used.prefill_ms) for one in ended] == [("c", 500.0), ("d", None)]
 
 
-@each_case("phase", ["queued", "prefilling", "decoding", "preempted"])
-def test_cancel_frees_blocks_in_the_next_step(phase: str) -> None:
+@each_case(
+    ("phase", "num_steps", "num_prompt_tokens"),
+    [("queued", 2, 0), ("prefilling", 2, 4), ("decoding", 4, 8), ("preempted", 0, 8)],
+)
+def test_cancel_frees_blocks_in_the_next_step(
+    phase: str, num_steps: int, num_prompt_tokens: int
+) -> None:
     harness = Harness(num_blocks=6, context_tokens=24, prefill_tokens_per_step=4, max_running=2)
     harness.submit("other", num_tokens=4, max_tokens=20)
     harness.submit("preempted", num_tokens=8, max_tokens=16)
     if phase == "queued":
-        harness.submit("third")
-    target = "third" if phase == "queued" else "preempted"
-    num_steps = {"queued": 2, "prefilling": 2, "decoding": 4, "preempted": 0}[phase]
+        harness.submit("queued")
+    target = "queued" if phase == "queued" else "preempted"
     reported = [output for _ in range(num_steps) for output in harness.step()]
     while phase == "preempted" and harness.engine.stats().num_preemptions == 0:
         reported += harness.step()
-    used = SequenceUsage(
-        num_prompt_tokens=min(8, harness.executor.computed[target]),
-        num_output_tokens=sum(output.sequence_id == target for output in reported),
-    )
-    assert (used.num_prompt_tokens, used.num_output_tokens > 0) == {
-        "queued": (0, False),
-        "prefilling": (4, False),
-        "decoding": (8, True),
-        "preempted": (8, True),
-    }[phase]
+    num_output_tokens = sum(output.sequence_id == target for output in reported)
+    assert (num_output_tokens > 0) == (num_prompt_tokens == 8)
+    used = SequenceUsage(num_prompt_tokens=num_prompt_tokens, num_output_tokens=num_output_tokens)
     harness.cancel(target)
-    outputs = harness.step()
-    assert SequenceCancelled(sequence_id=target, used=used) in outputs
+    assert SequenceCancelled(sequence_id=target, used=used) in harness.step()
     harness.engine.check_integrity()
     assert all(o.sequence_id != target for o in harness.drain())
     assert harness.engine.stats().kv_blocks_used == 0
@@ -214,37 +193,26 @@ def test_a_crowd_is_served_in_steps_that_a_cancellation_can_wait_for() -> None:
 
 
 @each_case(
-    ("token_ids", "params", "prediction", "code", "words"),
+    ("token_ids", "asked", "code", "words"),
     [
+        ([1] * 10, {}, "context_length_exceeded", "10 tokens"),
+        ([1] * 10, {}, "context_length_exceeded", "holds 10"),
+        *(([*ids], {}, "bad_token_id", "") for ids in ([], [3, 100], [-1])),
         *(
-            ([1] * 10, {}, [], "context_length_exceeded", word)
-            for word in ("10 tokens", "holds 10")
-        ),
-        *(([*ids], {}, [], "bad_token_id", "") for ids in ([], [3, 100], [-1])),
-        *(
-            ([1], params, prediction, "bad_token_id", f"{field}: token id {token_id} ")
+            ([1], {field: asked}, "bad_token_id", f"{field}: token id {token_id} ")
             for token_id in (-1, 100, 2**40)
-            for field, params, prediction in (
-                ("logit_bias", {"logit_bias": {5: 1.0, token_id: 1.0}}, []),
-                ("stop_token_ids", {"stop_token_ids": [STOP_ID, token_id]}, []),
-                (
-                    "thinking_limit",
-                    {"thinking_limit": ThinkingLimit(max_tokens=1, end_token_id=token_id)},
-                    [],
-                ),
-                ("prediction", {}, [3, token_id]),
+            for field, asked in (
+                ("logit_bias", {5: 1.0, token_id: 1.0}),
+                ("stop_token_ids", [STOP_ID, token_id]),
+                ("thinking_limit", ThinkingLimit(max_tokens=1, end_token_id=token_id)),
+                ("prediction", [3, token_id]),
             )
         ),
     ],
 )
-def test_refusals(
-    token_ids: list[int], params: dict[str, Any], prediction: list[int], code: str, words: str
-) -> None:
+def test_refusals(token_ids: list[int], asked: dict[str, Any], code: str, words: str) -> None:
     harness = Harness(context_tokens=10)
-    own = SamplingParams(max_tokens=1, **params)
-    harness.engine.submit(
-        SubmitSequence(sequence_id="a", token_ids=token_ids, params=own, prediction=prediction)
-    )
+    submit(harness.engine, "a", token_ids, 1, **asked)
     harness.submit("b", max_tokens=1)
     refused, answer = harness.step()
     assert isinstance(refused, SequenceFailed)
@@ -253,28 +221,23 @@ def test_refusals(
     assert isinstance(answer, SequenceStep) and answer.sequence_id == "b"
 
 
-def failures(harness: Harness) -> list[tuple[str, str]]:
-    return [(o.sequence_id, o.code) for o in harness.step() if isinstance(o, SequenceFailed)]
+def test_a_full_queue_and_waiting_too_long() -> None:
+    def failures() -> list[tuple[str, str]]:
+        return [(o.sequence_id, o.code) for o in harness.step() if isinstance(o, SequenceFailed)]
 
-
-def test_queue_full() -> None:
     harness = Harness(max_running=1, max_queue_depth=1)
     for sequence_id in ("runs", "waits", "refused"):
         harness.submit(sequence_id)
-    assert failures(harness) == [("refused", "queue_full")]
-
-
-def test_queue_timeout() -> None:
+    assert failures() == [("refused", "queue_full")]
     harness = Harness(max_running=1)
     harness.submit("runs", max_tokens=40, max_queue_wait_s=5.0)
-    harness.submit("waits")
-    harness.submit("hurries", max_queue_wait_s=5.0)
-    harness.submit("patient", max_queue_wait_s=100.0)
+    for sequence_id, waits in (("waits", None), ("hurries", 5.0), ("patient", 100.0)):
+        harness.submit(sequence_id, **({"max_queue_wait_s": waits} if waits else {}))
     harness.step()
     harness.now_s = 6.0
-    assert failures(harness) == [("hurries", "queue_timeout")]
+    assert failures() == [("hurries", "queue_timeout")]
     harness.now_s = 61.0
-    assert sorted(failures(harness)) == [("patient", "queue_timeout"), ("waits", "queue_timeout")]
+    assert sorted(failures()) == [("patient", "queue_timeout"), ("waits", "queue_timeout")]
     assert harness.engine.stats().in_flight == 1
 
 

@@ -51,13 +51,16 @@ class FakeDevice:
     def __init__(self) -> None:
         self._memory: dict[int, int] = {}
         self._queue: list[FakeStep] = []
-        self.num_ahead = 0
+        self.num_ahead, self.num_failures_ahead = 0, 0
 
     def execute(self, schedule: Schedule) -> Sampled:
         return self.read(self.launch(schedule))
 
     def launch(self, schedule: Schedule, after: FakeStep | None = None) -> FakeStep:
         if after is not None:
+            if self.num_failures_ahead:
+                self.num_failures_ahead -= 1
+                raise MemoryError
             assert after.schedule.num_scored_tokens == 0
             assert all(map(self.is_settled, after.schedule.sampled))
             self.num_ahead += 1
@@ -113,6 +116,14 @@ def slots_of(sequence: Sequence, num_tokens: int) -> list[int]:
 
 CONTEXT_TOKENS = 40
 STOP_IDS = [3, 4, 5]
+
+
+def answer_to(prompt: list[int], max_tokens: int) -> list[int]:
+    """Up to a stop token."""
+    answer = [next_token(prompt)]
+    while len(answer) < max_tokens and answer[-1] not in STOP_IDS:
+        answer.append(next_token(prompt + answer))
+    return answer
 
 
 class Client:
@@ -172,11 +183,7 @@ class Client:
         assert {*self.answers.failed.values()} <= {"cancelled"}
         for name, (prompt, max_tokens) in self.prompts.items():
             answer, end = self.answers.tokens.get(name, []), self.answers.ends[name]
-            wanted = [next_token(prompt)]
-            while len(wanted) < max_tokens and len(prompt) + len(wanted) < CONTEXT_TOKENS:
-                if wanted[-1] in STOP_IDS:
-                    break
-                wanted.append(next_token(prompt + wanted))
+            wanted = answer_to(prompt, min(max_tokens, CONTEXT_TOKENS - len(prompt)))
             num_tokens, is_stopped = len(wanted), wanted[-1] in STOP_IDS
             wanted = wanted[:-1] if is_stopped else wanted
             if name in self.answers.failed:
@@ -206,14 +213,8 @@ ACTIONS = st.lists(
 
 def never_stops(num_tokens: int, max_tokens: int) -> list[int]:
     """A settled prompt whose answer ends by its length."""
-    for seed in range(1000):
-        prompt = [0, *random.Random(seed).choices(range(VOCAB_SIZE), k=num_tokens - 1)]
-        text = list(prompt)
-        for _ in range(max_tokens):
-            text.append(next_token(text))
-        if not {*text[num_tokens:]}.intersection(STOP_IDS):
-            return prompt
-    raise AssertionError("every prompt stops")
+    prompts = ([0, *random.Random(n).choices(range(50), k=num_tokens - 1)] for n in range(1000))
+    return next(one for one in prompts if answer_to(one, max_tokens)[-1] not in STOP_IDS)
 
 
 @settings(max_examples=3 * settings.default.max_examples)
@@ -233,8 +234,8 @@ def test_one_step_ahead_where_the_pace_leaves_no_slot_to_who_waits() -> None:
     for _ in range(running_limit + 1):
         client.submit(never_stops(3, 12), 12)
     client.step(10)
-    assert len(client.scheduler.running) == running_limit
-    assert len(client.scheduler.waiting) == 1
+    queues = client.scheduler.running, client.scheduler.waiting
+    assert [len(queue) for queue in queues] == [running_limit, 1]
     assert client.device.num_ahead >= 8
     client.drain()
 
@@ -242,17 +243,8 @@ def test_one_step_ahead_where_the_pace_leaves_no_slot_to_who_waits() -> None:
 @each_case("num_failures", [1, 3, 100])
 def test_a_launch_ahead_that_raises_leaves_the_step_before_it_as_it_was(num_failures: int) -> None:
     """The device has no room for the first steps that are launched ahead."""
-
-    class FailingAhead(FakeDevice):
-        num_failed = 0
-
-        def launch(self, schedule: Schedule, after: FakeStep | None = None) -> FakeStep:
-            if after is not None and self.num_failed < num_failures:
-                self.num_failed += 1
-                raise MemoryError
-            return super().launch(schedule, after)
-
-    client = Client(device=FailingAhead())
+    client = Client()
+    client.device.num_failures_ahead = num_failures
     client.submit(never_stops(3, 12), 12)
     client.drain()
     assert client.num_steps == 12, "none is run twice"
@@ -292,8 +284,7 @@ class FakeStages(FakeDevice):
         """The number of rows of each step that began in a group."""
         self.under_way: list[FakeStep] = []
         self.most_under_way = 0
-        self._random = random.Random(seed)
-        self.failing, self._fails_whole = failing, fails_whole
+        self._random, self.failing, self._fails_whole = random.Random(seed), failing, fails_whole
 
     def begin(self, schedule: Schedule) -> FakeStep:
         self._may_fail(schedule)
