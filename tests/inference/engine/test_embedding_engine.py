@@ -1,17 +1,21 @@
-"""The embedding engine without a model: its executor gives each input's length as the vector. And
-whose inputs share a forward."""
+"""The embedding engine without a model: its executor gives each input's length as the vector; whose
+inputs share a forward; and from a directory to what transformers gives: vectors and scores."""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
 from inference.engine.embedding_engine import (
     MAX_QUEUED_TOKENS,
@@ -23,9 +27,15 @@ from inference.engine.embedding_engine import (
     EmbeddingQueue,
     Row,
 )
-from inference.engine.embedding_load import EmbeddingRunner
+from inference.engine.embedding_load import EmbeddingRunner, embedding_report, load_embedding_engine
 from inference.engine.errors import DeviceFault, StepFault
 from inference.engine.faults import SUSPICIOUS_STEPS, recover
+from inference.engine.load.load_engine import load_engine
+from inference.loading.embedding_loader import OpenedEmbeddingModel
+from inference.loading.loader import open_model
+from inference.loading.tokenizer_files import separator_of_pairs
+from inference.neuron.text.inputs import prepare_scoring
+from inference.neuron.text.model_text import load_text
 from inference.protocol.engine import (
     CancelSequence,
     EmbedSequences,
@@ -34,7 +44,10 @@ from inference.protocol.engine import (
     SequencesEmbedded,
     SequenceUsage,
 )
+from inference.protocol.generation import PairsInput, ScoreRequest
 from tests.cases import each_case
+from tests.inference.engine.asking import cpu_spec
+from tests.sandbox_workers import WORKERS
 
 NOT_A_NUMBER = 13
 """An input that begins with this token id has no vector."""
@@ -271,3 +284,101 @@ def test_every_input_runs_once(jobs: list[list[int]], max_tokens: int, max_start
             if one.is_done:
                 queue.remove(one)
     assert (len(queue), left) == (0, set())
+
+
+WORDS = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "what", "is", "red", "blood", "grass", "a", "rose"]
+PAIRS = [("what is red", "blood"), ("what is red", "a rose is a rose"), ("what is red", "grass")]
+
+
+SIZES: dict[str, Any] = {
+    "vocab_size": len(WORDS),
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 32,
+    "pad_token_id": 0,
+    "num_labels": 1,
+}
+
+
+def save(directory: Path, made: type[Any], model_type: str, **fields: Any) -> Any:
+    torch.manual_seed(11)
+    fields = SIZES | fields
+    if model_type == "qwen3":
+        fields |= {"num_key_value_heads": 2, "head_dim": 8}
+    model = made.from_config(AutoConfig.for_model(model_type, **fields)).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(directory)
+    vocabulary = {word: index for index, word in enumerate(WORDS)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.add_special_tokens(WORDS[:3])
+    if model_type != "qwen3":
+        second = "$B:1 [SEP]:1" if model_type == "bert" else "$B [SEP]"
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="[CLS] $A [SEP]",
+            pair=f"[CLS] $A [SEP] {second}",
+            special_tokens=[("[CLS]", 1), ("[SEP]", 2)],
+        )
+    tokenizer.save(str(directory / "tokenizer.json"))
+    return model
+
+
+def vectors_of(engine: EmbeddingEngine, asked: EmbedSequences) -> list[Any]:
+    engine.submit(asked)
+    ended = run(engine)[asked.sequence_id]
+    assert isinstance(ended, SequencesEmbedded), ended
+    return [np.frombuffer(vector, "<f4") for vector in ended.vectors]
+
+
+@torch.inference_mode()
+def test_vectors_are_those_of_transformers(tmp_path: Path) -> None:
+    """Of a decoder without the head that generates: it pools by the last token."""
+    reference = save(tmp_path, AutoModel, "qwen3", is_matryoshka=True)
+    loaded = load_engine(cpu_spec(tmp_path), tmp_path / "data", lambda _: None)
+    report, engine = loaded.report, loaded.engine
+    assert isinstance(engine, EmbeddingEngine)
+    assert (report.kind, report.architecture, report.is_matryoshka) == ("embedding", "qwen3", True)
+    assert (report.embedding_dimensions, report.context_tokens) == (32, 32)
+    assert report.estimated_bytes == report.weight_bytes
+    assert report.actual_bytes == report.weight_bytes + report.memory_correction_bytes > 0
+    prompts = [[5, 6, 7], [9], [3] * 20]
+    last = [reference(torch.tensor([prompt])).last_hidden_state[0, -1] for prompt in prompts]
+    for dimensions in (None, 8):
+        asked = EmbedSequences(sequence_id="it", prompts=prompts, dimensions=dimensions)
+        expected = torch.nn.functional.normalize(torch.stack(last)[:, :dimensions], dim=-1)
+        assert np.allclose(np.stack(vectors_of(engine, asked)), expected, atol=1e-5)
+
+
+@each_case("model_type", ["bert", "xlm-roberta", "modernbert", "qwen3"])
+@torch.inference_mode()
+def test_scores_are_those_of_transformers(model_type: str, tmp_path: Path) -> None:
+    """Of each pair by itself, token types as the tokenizer has them."""
+    reference = save(tmp_path, AutoModelForSequenceClassification, model_type)
+    spec = cpu_spec(tmp_path)
+    opened = open_model(spec, tmp_path / "cache", lambda progress: None)
+    assert isinstance(opened, OpenedEmbeddingModel)
+    engine, model = load_embedding_engine(spec, opened, lambda progress: None)
+    report = embedding_report(opened, model, 0.0)
+    assert (report.kind, report.embedding_dimensions) == ("reranker", None)
+    text = load_text(spec, report, WORKERS)
+    assert text.capabilities == ["rerank"]
+    pairs = PairsInput(firsts=[PAIRS[0][0]], seconds=[second for _, second in PAIRS])
+    prompts = prepare_scoring(ScoreRequest(model="m", input=pairs), text)
+    found = vectors_of(engine, EmbedSequences(sequence_id="s", prompts=prompts))
+    expected, tokenizer = [], Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    for pair in PAIRS:
+        encoded = tokenizer.encode(*pair)
+        inputs = {"input_ids": torch.tensor([encoded.ids])}
+        if model_type == "bert":
+            inputs["token_type_ids"] = torch.tensor([encoded.type_ids])
+        expected.append(float(reference(**inputs).logits[0, 0].sigmoid()))
+    scores = [float(vector[0]) for vector in found]
+    assert scores == pytest.approx(expected, abs=1e-5)
+    assert len(set(scores)) == len(PAIRS)
+    # Looked for where tokens have types.
+    if model_type in ("bert", "xlm-roberta"):
+        assert separator_of_pairs(tmp_path) == (2 if model_type == "bert" else None)

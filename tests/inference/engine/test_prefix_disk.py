@@ -9,6 +9,7 @@ import random
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -85,12 +86,8 @@ def test_a_prompt_is_warm_in_the_next_life(llama: Pair, make: MakeEngine, tmp_pa
 
 
 def test_a_transfer_keeps_every_dtype_and_shape() -> None:
-    tensors = [
-        torch.arange(5, dtype=torch.int8),
-        torch.rand(3, 7),
-        torch.rand(3).to(torch.float8_e4m3fn),
-        torch.rand(2, 1, 3).half(),
-    ]
+    tensors = [torch.arange(5, dtype=torch.int8), torch.rand(3, 7), torch.rand(2, 1, 3).half()]
+    tensors.insert(2, torch.rand(3).to(torch.float8_e4m3fn))
     found = prefix_disk.in_one_transfer(tensors, torch.device("cpu"))
     for sent, tensor in zip(found, tensors, strict=True):
         assert sent.dtype == tensor.dtype and torch.equal(sent.float(), tensor.float())
@@ -119,20 +116,16 @@ def test_what_is_damaged_is_dropped_and_computed(
     prompt = prompt_of(llama)
     wanted = llama.greedy(prompt, 4)
     answer(make(), prompt)
-    before = files(tmp_path)
-    engine = make()
+    before, engine = files(tmp_path), make()
     contents = [path.read_bytes() for path in before]
     for path, data, other in zip(before, contents, contents[1:] + contents[:1], strict=True):
-        changed = {
-            "flip": data[:-7] + bytes([data[-7] ^ 1]) + data[-6:],
-            "cut": data[:-9],
-            "empty": b"",
-            "swap": other,
-        }
-        if damage == "unlink":
-            path.unlink()
-        else:
-            path.write_bytes(changed[damage])
+        match damage:
+            case "flip":
+                path.write_bytes(data[:-7] + bytes([data[-7] ^ 1]) + data[-6:])
+            case "unlink":
+                path.unlink()
+            case _:
+                path.write_bytes({"cut": data[:-9], "empty": b"", "swap": other}[damage])
     assert answer(engine, prompt) == (wanted, 0)
     assert answer(make(), prompt)[0] == wanted
     assert files(tmp_path) == before, "they are written again"
@@ -140,10 +133,7 @@ def test_what_is_damaged_is_dropped_and_computed(
 
 def remount_read_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a disk does after an error: files can be read, and nothing written or deleted."""
-
-    def refuse(*arguments: object, **options: object) -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
+    refuse = Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS)))
     for name in ("write_bytes", "rename", "unlink", "mkdir"):
         monkeypatch.setattr(Path, name, refuse)
     monkeypatch.setattr(os, "utime", refuse)
