@@ -16,8 +16,8 @@ from inference.loading.sources.sources import directory_files
 from inference.loading.weights.tensor_files import SafetensorsFiles
 from inference.models.families.registry import family_of
 from inference.models.stored_weights import DenseWeight
-from inference.protocol.load import LoadSpec
 from tests.cases import each_case
+from tests.inference.engine.asking import cpu_spec
 
 SHAPE = MixtureShape(
     vocab_size=256,
@@ -33,8 +33,7 @@ SHAPE = MixtureShape(
 
 
 def opened(source: Path, folder: Path) -> OpenedModel:
-    spec = LoadSpec(job_id="1", model="x", source=f"path:{source}", devices=["cpu"])
-    model = open_model(spec, folder / "cache", lambda progress: None)
+    model = open_model(cpu_spec(source), folder / "cache", lambda progress: None)
     assert isinstance(model, OpenedModel)
     return model
 

@@ -25,14 +25,9 @@ def submit(
     engine: Engine, name: str, prompt: Ordered[int], max_tokens: int = 12, **asked: Any
 ) -> None:
     """``asked``: fields of the command, and parameters; greedy without a temperature."""
-    fields = {key: value for key, value in asked.items() if key in FIELDS}
-    params = {key: value for key, value in asked.items() if key not in FIELDS}
-    params = {"max_tokens": max_tokens, "temperature": 0.0} | params
-    engine.submit(
-        SubmitSequence(
-            sequence_id=name, token_ids=list(prompt), params=SamplingParams(**params), **fields
-        )
-    )
+    fields = {key: asked.pop(key) for key in [*asked] if key in FIELDS}
+    params = SamplingParams(**({"max_tokens": max_tokens, "temperature": 0.0} | asked))
+    engine.submit(SubmitSequence(sequence_id=name, token_ids=[*prompt], params=params, **fields))
 
 
 class Answers:
@@ -90,11 +85,10 @@ def sequence_of(
     prompt: Ordered[int], output: Ordered[int] = (), *, name: str = "", **asked: Any
 ) -> Sequence:
     """``asked``: the sequence's own fields, and parameters."""
-    arrival = next(ARRIVALS)
-    known = {"context_tokens": 10_000, "arrival": arrival, "deadline_s": 0.0}
+    known = {"context_tokens": 10_000, "arrival": next(ARRIVALS), "deadline_s": 0.0}
     fields = known | {key: asked.pop(key) for key in [*asked] if key in SEQUENCE_FIELDS}
     params = SamplingParams(**({"max_tokens": 100} | asked))
-    sequence = Sequence(name or f"s{arrival}", list(prompt), params, **fields)
+    sequence = Sequence(name or f"s{fields['arrival']}", list(prompt), params, **fields)
     sequence.token_ids += output
     return sequence
 

@@ -54,11 +54,9 @@ class FaultyExecutor(TensorExecutor):
         super().__init__(inner.runner, inner.sampler, inner._device)
         self._stage, self._after, self._room_tokens = stage, after, room_tokens
         self._num_steps: Counter[str] = Counter()
-        self.schedule = Schedule()
-        self._num_unread = 0
-        self._forward = inner.runner.run
+        self.schedule, self._num_unread = Schedule(), 0
+        self._forward, self._take_logprobs = inner.runner.run, inner.sampler.logprobs
         inner.runner.run = self._run  # type: ignore[method-assign,assignment]
-        self._take_logprobs = inner.sampler.logprobs
         inner.sampler.logprobs = self._logprobs  # type: ignore[method-assign,assignment]
         self.attempted_tokens: list[int] = []
         """Prompt tokens of every attempt."""

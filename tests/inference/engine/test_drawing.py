@@ -11,6 +11,7 @@ from collections.abc import Sequence as Ordered
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import numpy as np
@@ -20,17 +21,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.engine import drawing
-from inference.engine.drawing import (
-    Draw,
-    Drawer,
-    NativeDrawer,
-    TorchDrawer,
-    TritonDrawer,
-    choose_drawer,
-    drawer_on_card,
-    filter_among,
-    try_drawer,
-)
 from inference.models.cuda.setup import WrongResultError
 from inference.models.native.decoder import NativeDecoder
 from inference.models.native.layers import NativeNorm
@@ -44,7 +34,7 @@ from tests.inference.models.cuda.tiny import tiny_model
 
 ROUNDING = 2e-5
 """The rounding of a cumulative probability in float32."""
-DrawerOf = Callable[[int], Drawer]
+DrawerOf = Callable[[int], drawing.Drawer]
 against_sorting = pytest.mark.parametrize("drawer_of", ["torch", "native"], indirect=True)
 
 
@@ -53,13 +43,13 @@ def drawer_of(request: pytest.FixtureRequest, native_cache_dir: Path) -> DrawerO
     """The drawer for a vocabulary's size."""
     match request.param:
         case "torch":
-            return lambda vocab_size: TorchDrawer()
+            return lambda vocab_size: drawing.TorchDrawer()
         case "triton" if torch.cuda.is_available():
             pytest.skip("not interpreted")
         case "triton":
-            return lambda vocab_size: TritonDrawer(torch.device("cpu"))
+            return lambda vocab_size: drawing.TritonDrawer(torch.device("cpu"))
     made = functools.partial(empty_decoder, library(native_cache_dir))
-    return functools.cache(lambda vocab_size: NativeDrawer(made(vocab_size)))
+    return functools.cache(lambda vocab_size: drawing.NativeDrawer(made(vocab_size)))
 
 
 def empty_decoder(library: Any, vocab_size: int) -> NativeDecoder:
@@ -91,7 +81,7 @@ def kept_distribution(scores: torch.Tensor, params: SamplingParams) -> torch.Ten
     return torch.where(probabilities >= values[is_kept].min(), probabilities, 0.0)
 
 
-def draw_all(drawer: Drawer, scores: torch.Tensor, draws: list[Draw]) -> list[int]:
+def draw_all(drawer: drawing.Drawer, scores: torch.Tensor, draws: list[drawing.Draw]) -> list[int]:
     num_candidates = 1 if drawer.is_exact else scores.shape[-1]
     token_ids, is_short = drawer.draw(scores, draws, num_candidates)
     assert not is_short.any()
@@ -118,7 +108,7 @@ def test_draws_are_those_of_the_sorted_distribution(
     generator = torch.Generator().manual_seed(seed)
     scores = torch.randn(3, vocab_size, generator=generator) * spread
     uniforms = [0.0, 0.25, 0.8, 1 - 2**-24]
-    draws = [Draw(2, params, uniform) for uniform in uniforms]
+    draws = [drawing.Draw(2, params, uniform) for uniform in uniforms]
     kept = kept_distribution(scores[2], params)
     cumulative = kept.cumsum(0) / kept.sum()
     drawn = draw_all(drawer_of(vocab_size), scores, draws)
@@ -175,12 +165,12 @@ def test_draws_at_edges(drawer_of: DrawerOf) -> None:
     tied = [3, 90, 91, 200, 511, 599]
     scores[0, tied] = 1.0
     params = SamplingParams(max_tokens=1, top_k=2)
-    draws = [Draw(0, params, (i + 0.5) / 6) for i in range(6)]
+    draws = [drawing.Draw(0, params, (i + 0.5) / 6) for i in range(6)]
     assert draw_all(drawer_of(600), scores, draws) == tied, "ties with the last one stay"
 
     scores = torch.zeros(1, 600)  # a flat nucleus is found without its order
     scores[0, ::2] = math.log(3)
-    draws = [Draw(0, SamplingParams(max_tokens=1, top_p=0.7), i / 7) for i in range(7)]
+    draws = [drawing.Draw(0, SamplingParams(max_tokens=1, top_p=0.7), i / 7) for i in range(7)]
     drawn = draw_all(drawer_of(600), scores, draws)
     assert all(token_id % 2 == 0 for token_id in drawn)
     assert drawn == sorted(drawn) and drawn[-1] > 480
@@ -189,14 +179,14 @@ def test_draws_at_edges(drawer_of: DrawerOf) -> None:
     scores[0, [7, 60]] = torch.tensor([0.0, 1.0])
     for how in ({}, {"top_k": 50}, {"top_p": 0.99}):
         params = SamplingParams(max_tokens=1, **how)
-        draws = [Draw(0, params, uniform) for uniform in (0.0, 0.1, 0.9, 1 - 2**-24)]
+        draws = [drawing.Draw(0, params, uniform) for uniform in (0.0, 0.1, 0.9, 1 - 2**-24)]
         assert draw_all(drawer_of(600), scores, draws) == [7, 7, 60, 60]
 
     scores = torch.zeros(3, 600)  # what is no number leaves other rows alone
     scores[1, 5] = math.nan
     scores[::2, 9] = 50.0
     params = SamplingParams(max_tokens=1, top_p=0.9, top_k=3)
-    drawn = draw_all(drawer_of(600), scores, [Draw(row, params, 0.5) for row in range(3)])
+    drawn = draw_all(drawer_of(600), scores, [drawing.Draw(row, params, 0.5) for row in range(3)])
     assert drawn[0] == drawn[2] == 9
     assert 0 <= drawn[1] < 600
 
@@ -204,7 +194,7 @@ def test_draws_at_edges(drawer_of: DrawerOf) -> None:
 CPU = torch.device("cpu")
 
 
-class Wrong(TorchDrawer):
+class Wrong(drawing.TorchDrawer):
     """Rounds as a kernel may, and errs in one thing."""
 
     def __init__(self, device: torch.device, error: str = "", **others: float) -> None:
@@ -213,7 +203,7 @@ class Wrong(TorchDrawer):
         self._error, self._others = error, others
 
     def draw(
-        self, scores: torch.Tensor, draws: Ordered[Draw], num_candidates: int
+        self, scores: torch.Tensor, draws: Ordered[drawing.Draw], num_candidates: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         wrong = [
             replace(
@@ -245,25 +235,25 @@ class Wrong(TorchDrawer):
 )
 def test_what_is_wrong_is_found_and_rounding_is_not_wrong(wrong: dict[str, Any]) -> None:
     with pytest.raises(WrongResultError):
-        try_drawer(Wrong(CPU, **wrong), 61, CPU)
+        drawing.try_drawer(Wrong(CPU, **wrong), 61, CPU)
     for vocab_size in (6, 61, 50_000):
-        for drawer in (TorchDrawer(), Wrong(CPU)):
-            try_drawer(drawer, vocab_size, CPU)
+        for drawer in (drawing.TorchDrawer(), Wrong(CPU)):
+            drawing.try_drawer(drawer, vocab_size, CPU)
 
 
 @each_case("reason", ["WrongResultError", "RuntimeError"])
 def test_what_fails_there_leaves_torch(monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
-    def triton_drawer(device: torch.device) -> TorchDrawer:
+    def triton_drawer(device: torch.device) -> drawing.TorchDrawer:
         if reason == "RuntimeError":
             raise RuntimeError("no compiler")
         return Wrong(device, "its neighbour")
 
     monkeypatch.setattr(drawing, "TritonDrawer", triton_drawer)
-    drawer, words = drawer_on_card(61, CPU)
-    assert type(drawer) is TorchDrawer
+    drawer, words = drawing.drawer_on_card(61, CPU)
+    assert type(drawer) is drawing.TorchDrawer
     assert words == f"torch drawing (Triton: {reason})"
-    drawer, words = choose_drawer(tiny_model(CPU))
-    assert type(drawer) is TorchDrawer and not drawer.is_exact
+    drawer, words = drawing.choose_drawer(tiny_model(CPU))
+    assert type(drawer) is drawing.TorchDrawer and not drawer.is_exact
     assert words == "", "on a CPU nothing is tried"
 
 
@@ -292,23 +282,19 @@ def test_pieces(num_rows: int, vocab_size: int, sizes: list[int]) -> None:
 def test_pieces_are_drawn_and_forbidden_as_the_whole(
     monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    draws = [Draw(row, params, 0.05 + 0.08 * row) for row, params in enumerate(PARAMS)]
-    whole, are_short = TorchDrawer().draw(scores(), draws, VOCAB_SIZE)
-    seen: list[int] = []
-
-    def watched(rows: torch.Tensor, *rest: object) -> tuple[torch.Tensor, torch.Tensor]:
-        seen.append(len(rows))
-        return filter_among(rows, *rest)  # type: ignore[arg-type]
-
+    draws = [drawing.Draw(row, params, 0.05 + 0.08 * row) for row, params in enumerate(PARAMS)]
+    whole, are_short = drawing.TorchDrawer().draw(scores(), draws, VOCAB_SIZE)
+    watched = Mock(side_effect=drawing.filter_among)
     monkeypatch.setattr(drawing, "filter_among", watched)
     monkeypatch.setattr(drawing, "MOST_SCORES_AT_ONCE", at_once * VOCAB_SIZE)
-    drawn, short = TorchDrawer().draw(scores(), draws, VOCAB_SIZE)
+    drawn, short = drawing.TorchDrawer().draw(scores(), draws, VOCAB_SIZE)
     assert torch.equal(drawn, whole) and torch.equal(short, are_short)
+    seen = [len(call.args[0]) for call in watched.call_args_list]
     assert max(seen) <= at_once and sum(seen) == NUM_ROWS
     rows = [2, 0, 9, 5, 10]
     bits = np.random.default_rng(1).integers(0, 256, (len(rows), VOCAB_SIZE // 8 + 4), np.uint8)
     found, wanted = scores(), scores()
-    TorchDrawer().forbid(found, rows, bits)
+    drawing.TorchDrawer().forbid(found, rows, bits)
     allowed = np.unpackbits(bits, axis=1, bitorder="little")[:, :VOCAB_SIZE].astype(bool)
     wanted[rows] = wanted[rows].masked_fill(~torch.from_numpy(allowed), float("-inf"))
     assert torch.equal(found, wanted)
@@ -318,8 +304,8 @@ def test_how_many_candidates_a_neighbour_wants_changes_no_threshold() -> None:
     own = SamplingParams(max_tokens=1, top_k=1000, top_p=0.999)
     mate = SamplingParams(max_tokens=1, top_k=VOCAB_SIZE - 1, top_p=0.999)
     for row in scores().softmax(-1).split(1):
-        alone, _ = filter_among(row, [own], 1)
-        among, _ = filter_among(row.repeat(2, 1), [own, mate], 1)
+        alone, _ = drawing.filter_among(row, [own], 1)
+        among, _ = drawing.filter_among(row.repeat(2, 1), [own, mate], 1)
         assert torch.equal(alone[0], among[0])
 
 
@@ -336,5 +322,5 @@ def test_how_many_candidates_a_neighbour_wants_changes_no_threshold() -> None:
 )
 def test_filters(filters: dict[str, Any], kept: list[int]) -> None:
     params = [SamplingParams(max_tokens=1, **filters)]
-    found, _ = filter_among(torch.tensor([[0.5, 0.3, 0.15, 0.05]]), params, 4)
+    found, _ = drawing.filter_among(torch.tensor([[0.5, 0.3, 0.15, 0.05]]), params, 4)
     assert found.nonzero()[:, 1].tolist() == kept

@@ -36,14 +36,7 @@ from inference.loading.loader import open_model
 from inference.loading.tokenizer_files import separator_of_pairs
 from inference.neuron.text.inputs import prepare_scoring
 from inference.neuron.text.model_text import load_text
-from inference.protocol.engine import (
-    CancelSequence,
-    EmbedSequences,
-    SequenceCancelled,
-    SequenceFailed,
-    SequencesEmbedded,
-    SequenceUsage,
-)
+from inference.protocol import engine as protocol
 from inference.protocol.generation import PairsInput, ScoreRequest
 from tests.cases import each_case
 from tests.inference.engine.asking import cpu_spec
@@ -88,9 +81,9 @@ def engine_of(executor: FakeExecutor, **limits: float) -> EmbeddingEngine:
     )
 
 
-def command(name: str, *lengths: int, first: int = 1, **asked: Any) -> EmbedSequences:
+def command(name: str, *lengths: int, first: int = 1, **asked: Any) -> protocol.EmbedSequences:
     prompts = [[first] + [1] * (length - 1) for length in lengths]
-    return EmbedSequences(sequence_id=name, prompts=prompts, **asked)
+    return protocol.EmbedSequences(sequence_id=name, prompts=prompts, **asked)
 
 
 def run(engine: EmbeddingEngine) -> dict[str, object]:
@@ -115,17 +108,17 @@ def test_vectors_come_in_order_and_an_input_at_fault_fails_its_request_alone(
 ) -> None:
     executor = FakeExecutor()
     engine = engine_of(executor)
-    engine.cancel(CancelSequence(sequence_id="nobody"))
+    engine.cancel(protocol.CancelSequence(sequence_id="nobody"))
     engine.submit(command("a", *lengths, first=first))
     engine.submit(command("good", 50, *[20] * 9))
     ended = run(engine)
     good = [b"\x32", *[b"\x14"] * 9]
-    assert ended["good"] == SequencesEmbedded(sequence_id="good", vectors=good)
+    assert ended["good"] == protocol.SequencesEmbedded(sequence_id="good", vectors=good)
     if code:
-        assert isinstance(failed := ended["a"], SequenceFailed) and failed.code == code
+        assert isinstance(failed := ended["a"], protocol.SequenceFailed) and failed.code == code
         return
     vectors = [b"\x03", b"\x5a", b"\x07", b"\x3c"]
-    assert ended["a"] == SequencesEmbedded(sequence_id="a", vectors=vectors)
+    assert ended["a"] == protocol.SequencesEmbedded(sequence_id="a", vectors=vectors)
     assert max(len(batch) for batch in executor.batches) > 1
 
 
@@ -139,12 +132,12 @@ def test_steps_become_as_long_as_a_cancel_may_take() -> None:
     engine.step()
     assert executor.now_s - before_s <= 1.1 * STEP_S
     assert engine.stats().prefill_tokens_per_s == pytest.approx(1000)
-    engine.cancel(CancelSequence(sequence_id="a"))
+    engine.cancel(protocol.CancelSequence(sequence_id="a"))
     (cancelled,) = engine.step().outputs
-    assert isinstance(cancelled, SequenceCancelled)
+    assert isinstance(cancelled, protocol.SequenceCancelled)
     num_rows = sum(map(len, executor.batches))
     assert 0 < num_rows < 400
-    assert cancelled.used == SequenceUsage(num_prompt_tokens=20 * num_rows)
+    assert cancelled.used == protocol.SequenceUsage(num_prompt_tokens=20 * num_rows)
     assert not engine.has_work
     assert (engine.stats().in_flight, engine.stats().queue_depth) == (0, 0)
 
@@ -160,9 +153,9 @@ def test_steps_become_as_long_as_a_cancel_may_take() -> None:
 def test_refusals(prompts: list[list[int]], dimensions: int | None, code: str) -> None:
     executor = FakeExecutor()
     engine = engine_of(executor)
-    engine.submit(EmbedSequences(sequence_id="a", prompts=prompts, dimensions=dimensions))
+    engine.submit(protocol.EmbedSequences(sequence_id="a", prompts=prompts, dimensions=dimensions))
     (output,) = engine.step().outputs
-    assert isinstance(output, SequenceFailed)
+    assert isinstance(output, protocol.SequenceFailed)
     assert output.code == code
     assert not engine.has_work and not executor.batches
 
@@ -327,10 +320,10 @@ def save(directory: Path, made: type[Any], model_type: str, **fields: Any) -> An
     return model
 
 
-def vectors_of(engine: EmbeddingEngine, asked: EmbedSequences) -> list[Any]:
+def vectors_of(engine: EmbeddingEngine, asked: protocol.EmbedSequences) -> list[Any]:
     engine.submit(asked)
     ended = run(engine)[asked.sequence_id]
-    assert isinstance(ended, SequencesEmbedded), ended
+    assert isinstance(ended, protocol.SequencesEmbedded), ended
     return [np.frombuffer(vector, "<f4") for vector in ended.vectors]
 
 
@@ -348,7 +341,7 @@ def test_vectors_are_those_of_transformers(tmp_path: Path) -> None:
     prompts = [[5, 6, 7], [9], [3] * 20]
     last = [reference(torch.tensor([prompt])).last_hidden_state[0, -1] for prompt in prompts]
     for dimensions in (None, 8):
-        asked = EmbedSequences(sequence_id="it", prompts=prompts, dimensions=dimensions)
+        asked = protocol.EmbedSequences(sequence_id="it", prompts=prompts, dimensions=dimensions)
         expected = torch.nn.functional.normalize(torch.stack(last)[:, :dimensions], dim=-1)
         assert np.allclose(np.stack(vectors_of(engine, asked)), expected, atol=1e-5)
 
@@ -368,7 +361,7 @@ def test_scores_are_those_of_transformers(model_type: str, tmp_path: Path) -> No
     assert text.capabilities == ["rerank"]
     pairs = PairsInput(firsts=[PAIRS[0][0]], seconds=[second for _, second in PAIRS])
     prompts = prepare_scoring(ScoreRequest(model="m", input=pairs), text)
-    found = vectors_of(engine, EmbedSequences(sequence_id="s", prompts=prompts))
+    found = vectors_of(engine, protocol.EmbedSequences(sequence_id="s", prompts=prompts))
     expected, tokenizer = [], Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     for pair in PAIRS:
         encoded = tokenizer.encode(*pair)

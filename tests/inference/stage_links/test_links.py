@@ -23,15 +23,6 @@ from inference.channel import ChannelError
 from inference.engine.divided.row_link import RowLink, RowReader
 from inference.link_identities import Purpose, client_context, new_identity
 from inference.protocol.load import LinkIdentity
-from inference.stage_links import (
-    LinkListener,
-    LinkRefusedError,
-    LinkTimeoutError,
-    SecureConnection,
-    address_in_words,
-    address_of,
-    dial,
-)
 from tests.cases import each_case
 
 LOOPBACK = "127.0.0.1"
@@ -53,12 +44,14 @@ class Waiting:
 
     identity: LinkIdentity
     address: Address
-    links: Future[dict[Purpose, SecureConnection]]
+    links: Future[dict[Purpose, stage_links.SecureConnection]]
 
     def dial(self, who: LinkIdentity, purpose: Purpose, timeout_s: float = WAIT_S):
-        return dial(self.address, who, self.identity.certificate, purpose, timeout_s=timeout_s)
+        return stage_links.dial(
+            self.address, who, self.identity.certificate, purpose, timeout_s=timeout_s
+        )
 
-    def join(self, *purposes: Purpose) -> dict[Purpose, SecureConnection]:
+    def join(self, *purposes: Purpose) -> dict[Purpose, stage_links.SecureConnection]:
         """All that are expected join: whatever strangers did, they can."""
         for purpose in purposes or EXPECTED:
             self.dial(BEFORE if purpose == "rows" else ENGINE, purpose).close()
@@ -78,7 +71,9 @@ def wait() -> Iterator[Wait]:
         expected: Mapping[Purpose, str] = EXPECTED,
         stall_timeout_s: float = LONG_S,
     ) -> Waiting:
-        listener = LinkListener((LOOPBACK, 0), identity, expected, stall_timeout_s=stall_timeout_s)
+        listener = stage_links.LinkListener(
+            (LOOPBACK, 0), identity, expected, stall_timeout_s=stall_timeout_s
+        )
         address = (LOOPBACK, listener.port)  # before the thread closes the socket
         pool = ThreadPoolExecutor(1)
         found.append(Waiting(identity, address, pool.submit(listener.accept_all, WAIT_S)))
@@ -94,8 +89,8 @@ def wait() -> Iterator[Wait]:
 
 @dataclass(frozen=True)
 class Ends:
-    ours: SecureConnection
-    theirs: SecureConnection
+    ours: stage_links.SecureConnection
+    theirs: stage_links.SecureConnection
 
 
 @pytest.fixture
@@ -105,18 +100,18 @@ def ends(wait: Wait, request: pytest.FixtureRequest) -> Iterator[Ends]:
     stall_s = getattr(request, "param", SHORT_S)
     waiting = wait(STAGE, {"rows": ENGINE.certificate}, stall_s)
     timeouts = {"timeout_s": WAIT_S, "stall_timeout_s": stall_s}
-    ours = dial(waiting.address, ENGINE, STAGE.certificate, "rows", **timeouts)
+    ours = stage_links.dial(waiting.address, ENGINE, STAGE.certificate, "rows", **timeouts)
     yield Ends(ours, waiting.links.result(WAIT_S)["rows"])
     ours.close()
 
 
-def _read(link: SecureConnection, num_bytes: int = 1) -> bytearray:
+def _read(link: stage_links.SecureConnection, num_bytes: int = 1) -> bytearray:
     read = bytearray(num_bytes)
     link.read_into(memoryview(read), begins_frame=True)
     return read
 
 
-def _carries(own: SecureConnection, link: SecureConnection) -> bool:
+def _carries(own: stage_links.SecureConnection, link: stage_links.SecureConnection) -> bool:
     own.sendall(b"x")
     read = _read(link)
     own.close()
@@ -239,15 +234,15 @@ def test_who_is_not_expected_is_refused(wait: Wait, who: LinkIdentity, purpose: 
     """A stranger at once; one with a certificate for another link when it gives up. One that dials
     knows the stage too. Certificates without keys are worth nothing: a load job names all ends'."""
     waiting, impostor = wait(), wait(new_identity())
-    with pytest.raises((LinkRefusedError, LinkTimeoutError)):
+    with pytest.raises((stage_links.LinkRefusedError, stage_links.LinkTimeoutError)):
         waiting.dial(who, purpose, timeout_s=0.5)
     waiting.join()
-    with pytest.raises(LinkRefusedError):
-        dial(impostor.address, ENGINE, STAGE.certificate, "control", timeout_s=WAIT_S)
+    with pytest.raises(stage_links.LinkRefusedError):
+        stage_links.dial(impostor.address, ENGINE, STAGE.certificate, "control", timeout_s=WAIT_S)
     impostor.join()  # its control link is not made yet
     forged = LinkIdentity(certificate=ENGINE.certificate, private_key=new_identity().private_key)
     with pytest.raises(ValueError, match="credentials"):
-        dial((LOOPBACK, 1), forged, STAGE.certificate, "control", timeout_s=1.0)
+        stage_links.dial((LOOPBACK, 1), forged, STAGE.certificate, "control", timeout_s=1.0)
     assert "PRIVATE" in STAGE.private_key and "PRIVATE" not in f"{STAGE} {[STAGE]}"
 
 
@@ -260,7 +255,7 @@ def test_a_link_is_made_once_or_again_after_its_end_gave_up(wait: Wait, gives_up
         used.close()
         used = waiting.dial(ENGINE, "control")
     else:
-        with pytest.raises(LinkTimeoutError):
+        with pytest.raises(stage_links.LinkTimeoutError):
             waiting.dial(ENGINE, "control", timeout_s=0.5)
     assert _carries(used, waiting.join("rows", "rows-back")["control"])
 
@@ -309,13 +304,15 @@ def test_strangers_are_closed_and_silent_ones_keep_nobody_out(
 
 
 def test_who_never_comes_is_named_or_comes_later_and_nothing_stays() -> None:
-    listener = LinkListener((LOOPBACK, 0), STAGE, EXPECTED)
+    listener = stage_links.LinkListener((LOOPBACK, 0), STAGE, EXPECTED)
     address = (LOOPBACK, listener.port)
     with ThreadPoolExecutor(1) as pool:
-        dialled = pool.submit(dial, address, ENGINE, STAGE.certificate, "control", timeout_s=WAIT_S)
+        dialled = pool.submit(
+            stage_links.dial, address, ENGINE, STAGE.certificate, "control", timeout_s=WAIT_S
+        )
         listener.accept("control", WAIT_S)
         link = dialled.result(WAIT_S)
-    with pytest.raises(LinkTimeoutError, match="no rows and no rows-back link came"):
+    with pytest.raises(stage_links.LinkTimeoutError, match="no rows and no rows-back link came"):
         listener.accept_all(0.1)
     assert _is_refused(address)
     with pytest.raises((EOFError, OSError)):
@@ -324,19 +321,24 @@ def test_who_never_comes_is_named_or_comes_later_and_nothing_stays() -> None:
     # A stage may begin to listen later, or its kernel accepts and the process stands still.
     address = (LOOPBACK, free_port())
     with ThreadPoolExecutor(1) as pool:
-        early = pool.submit(dial, address, ENGINE, STAGE.certificate, "control", timeout_s=WAIT_S)
+        early = pool.submit(
+            stage_links.dial, address, ENGINE, STAGE.certificate, "control", timeout_s=WAIT_S
+        )
         time.sleep(0.3)
-        listener = LinkListener(address, STAGE, {"control": ENGINE.certificate})
+        listener = stage_links.LinkListener(address, STAGE, {"control": ENGINE.certificate})
         link = listener.accept_all(WAIT_S)["control"]
         assert _carries(early.result(), link)
     link.close()
-    with socket.create_server((LOOPBACK, 0)) as stopped, pytest.raises(LinkTimeoutError):
-        dial(stopped.getsockname(), ENGINE, STAGE.certificate, "control", timeout_s=0.5)
+    with (
+        socket.create_server((LOOPBACK, 0)) as stopped,
+        pytest.raises(stage_links.LinkTimeoutError),
+    ):
+        stage_links.dial(stopped.getsockname(), ENGINE, STAGE.certificate, "control", timeout_s=0.5)
 
 
 def test_addresses_in_words() -> None:
     for address in (("10.0.0.5", 1), ("box.lan", 7400), ("2001:db8::5", 65535)):
-        assert address_of(address_in_words(*address)) == address
+        assert stage_links.address_of(stage_links.address_in_words(*address)) == address
     for words in ("box", ":7400", "box:", "box:0", "box:65536", "box:-1", "box:²", "[]:1"):
         with pytest.raises(ValueError, match="no address of a stage"):
-            address_of(words)
+            stage_links.address_of(words)

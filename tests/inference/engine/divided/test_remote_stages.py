@@ -15,53 +15,23 @@ import msgspec
 import pytest
 
 from inference.channel import HEADER, MAX_FRAME_BYTES, Channel
-from inference.engine.divided import remote_stage
-from inference.engine.divided.stage_messages import (
-    AdapterAdded,
-    Alive,
-    BuildStage,
-    Done,
-    FromStage,
-    MeetStage,
-    RunStep,
-    StageOpened,
-    ToStage,
-)
+from inference.engine.divided import remote_stage, stage_messages
 from inference.engine.divided.stage_specs import are_narrow, files_digest
 from inference.engine.divided.step_frames import Step
 from inference.engine.errors import DeviceFault, EngineError, EngineExit
 from inference.link_identities import new_identity
-from inference.protocol.engine import (
-    LoadFailedMessage,
-    StageAlive,
-    StageListening,
-    StageReady,
-    StageReleased,
-    encode_engine_frame,
-)
+from inference.protocol import engine as protocol
 from inference.protocol.load_errors import PartFailedError, StageUnreachableError
 from inference.stage_links import LinkListener, SecureConnection, address_of, dial
 from tests.cases import each_case
-from tests.inference.engine.divided.conftest import (
-    HERE,
-    WAIT_S,
-    HeldStage,
-    RemoteStages,
-    answers,
-    close_all,
-    load,
-    ordered,
-    spec_of,
-    started,
-    with_stage,
-)
+from tests.inference.engine.divided import conftest as stages
 
 ORDERS = {
-    "there and back": ([HERE, "b"], (1, 3)),
-    "from here to another": ([HERE, HERE, "b"], (1, 2, 3)),
-    "back from another": ([HERE, "b", HERE], (1, 2, 3)),
-    "from another to a third": ([HERE, "b", "c"], (1, 2, 3)),
-    "beside each other": ([HERE, "b", "b"], (1, 2, 3)),
+    "there and back": ([stages.HERE, "b"], (1, 3)),
+    "from here to another": ([stages.HERE, stages.HERE, "b"], (1, 2, 3)),
+    "back from another": ([stages.HERE, "b", stages.HERE], (1, 2, 3)),
+    "from another to a third": ([stages.HERE, "b", "c"], (1, 2, 3)),
+    "beside each other": ([stages.HERE, "b", "b"], (1, 2, 3)),
 }
 
 
@@ -71,13 +41,15 @@ def test_in_any_order(
 ) -> None:
     """Also what a stage reports to its own neuron. In float32 rows to other hosts are not rounded:
     a CPU computes alike without it."""
-    expected = answers(load(spec_of(tiny_model_dir), data_dir))
-    there = started(ordered(tiny_model_dir, neurons, *ends, dtype="float32"), data_dir)
-    loaded = load(there.spec, data_dir)
+    expected = stages.answers(stages.load(stages.spec_of(tiny_model_dir), data_dir))
+    there = stages.started(
+        stages.ordered(tiny_model_dir, neurons, *ends, dtype="float32"), data_dir
+    )
+    loaded = stages.load(there.spec, data_dir)
     report, stage = loaded.report, there.stages[0]
     assert [stage.neuron for stage in report.stages] == neurons
-    assert answers(loaded) == expected
-    ready = stage.next(StageReady)
+    assert stages.answers(loaded) == expected
+    ready = stage.next(protocol.StageReady)
     assert report.stages[neurons.index("b")] == ready.report and ready.report.neuron == "b"
     (memory,) = report.stage_memory
     assert memory.device == report.device == ready.memory.device == "cpu"
@@ -85,14 +57,16 @@ def test_in_any_order(
     # Stages are threads here, so what a load adds to the process may have been freed by another.
     assert ready.report.kv_bytes > 0 and ready.memory.process_bytes > 0
     assert report.asleep is None, "it does not sleep"
-    stage.next(StageAlive)
-    close_all()
-    assert isinstance(stage.last(), StageReleased) and stage.code == EngineExit.OK
+    stage.next(protocol.StageAlive)
+    stages.close_all()
+    assert isinstance(stage.last(), protocol.StageReleased) and stage.code == EngineExit.OK
 
 
 @each_case("dtype", ["auto", "float32"])
 def test_rows_are_rounded_where_they_leave_a_host(dtype: str) -> None:
-    spec = ordered(Path("/m"), [HERE, HERE, "b", "b", "c"], 1, 2, 3, 4, 5, dtype=dtype).spec
+    spec = stages.ordered(
+        Path("/m"), [stages.HERE, stages.HERE, "b", "b", "c"], 1, 2, 3, 4, 5, dtype=dtype
+    ).spec
     leaves = [False, True, False, True, True]  # the last one's rows go back
     assert [are_narrow(spec, index) for index in range(5)] == [
         one and dtype == "auto" for one in leaves
@@ -107,9 +81,9 @@ def test_files_that_are_not_the_engines_are_refused(
     weights = bytearray((tmp_path / "model.safetensors").read_bytes())
     weights[-1] ^= 1
     (tmp_path / "model.safetensors").write_bytes(weights)
-    there = started(ordered(tiny_model_dir, [HERE, "b"], 1, 3), data_dir)
+    there = stages.started(stages.ordered(tiny_model_dir, [stages.HERE, "b"], 1, 3), data_dir)
     with pytest.raises(PartFailedError, match="other files") as raised:
-        load(msgspec.structs.replace(there.spec, source=f"path:{tmp_path}"), data_dir)
+        stages.load(msgspec.structs.replace(there.spec, source=f"path:{tmp_path}"), data_dir)
     assert there.stages[0].last().failure == raised.value.failure
     assert raised.value.failure.code == "bad_file"
     assert there.stages[0].code == EngineExit.FAILED
@@ -117,16 +91,16 @@ def test_files_that_are_not_the_engines_are_refused(
 
 def test_a_stage_that_is_another_is_refused(tiny_model_dir: Path, data_dir: Path) -> None:
     """Its certificate is not the one that the load names; it waits for its own engine."""
-    there = started(ordered(tiny_model_dir, [HERE, "b"], 1, 3), data_dir)
+    there = stages.started(stages.ordered(tiny_model_dir, [stages.HERE, "b"], 1, 3), data_dir)
     other = new_identity()
     for spec in (
-        with_stage(there.spec, 1, certificate=other.certificate),
+        stages.with_stage(there.spec, 1, certificate=other.certificate),
         msgspec.structs.replace(there.spec, link_identity=other),
     ):
         with pytest.raises(StageUnreachableError):
-            load(spec, data_dir)
-    load(there.spec, data_dir)
-    there.stages[0].next(StageReady)
+            stages.load(spec, data_dir)
+    stages.load(there.spec, data_dir)
+    there.stages[0].next(protocol.StageReady)
 
 
 def test_ports_are_those_that_the_operator_named(
@@ -134,25 +108,27 @@ def test_ports_are_those_that_the_operator_named(
 ) -> None:
     """The next one where the first is taken; a failure where all are, or none is named."""
     monkeypatch.setattr(remote_stage, "ENGINE_TIMEOUT_S", 0.5)
-    order = ordered(tiny_model_dir, [HERE, "b"], 1, 3).orders[1]
+    order = stages.ordered(tiny_model_dir, [stages.HERE, "b"], 1, 3).orders[1]
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         for listen, problem in (("", "HELEXA_STAGE_LISTEN"), (f"127.0.0.1:{port}", "is free")):
             monkeypatch.setenv("HELEXA_STAGE_LISTEN", listen)
-            failed = HeldStage(order, data_dir).last()
-            assert isinstance(failed, LoadFailedMessage) and problem in failed.failure.message
+            failed = stages.HeldStage(order, data_dir).last()
+            assert (
+                isinstance(failed, protocol.LoadFailedMessage) and problem in failed.failure.message
+            )
         monkeypatch.setenv("HELEXA_STAGE_LISTEN", f"127.0.0.1:{port}-{port + 20}")
-        stage = HeldStage(order, data_dir)
-        host, found = address_of(stage.next(StageListening).address)
+        stage = stages.HeldStage(order, data_dir)
+        host, found = address_of(stage.next(protocol.StageListening).address)
         assert port < found <= port + 20
         released = stage.last()
-        assert isinstance(released, StageReleased) and "no engine came" in released.reason
+        assert isinstance(released, protocol.StageReleased) and "no engine came" in released.reason
         assert stage.code == EngineExit.OK
         with pytest.raises(OSError, match="refused"):
             socket.create_connection((host, found))
 
 
-def dial_as_engine(there: RemoteStages) -> SecureConnection:
+def dial_as_engine(there: stages.RemoteStages) -> SecureConnection:
     stage = there.spec.stages[1]
     address = address_of(stage.address)
     return dial(
@@ -167,23 +143,23 @@ def test_neighbours_that_never_come_fail_the_stage(
     control link, so nothing else would end the stage."""
     monkeypatch.setattr(remote_stage, "LINKS_TIMEOUT_S", 0.1)
     monkeypatch.setattr(remote_stage, "NEIGHBOUR_TIMEOUT_S", 5.0)
-    there = started(ordered(tiny_model_dir, [HERE, "b"], 1, 3), data_dir)
+    there = stages.started(stages.ordered(tiny_model_dir, [stages.HERE, "b"], 1, 3), data_dir)
     files: Any = SimpleNamespace(
         weight_paths=[tiny_model_dir / "model.safetensors"], projector=None
     )
     control = dial_as_engine(there)
-    meeting = MeetStage(files_digest=files_digest(files))
-    control.sendall(framed(meeting, BuildStage(context_tokens=64, has_images=False)))
+    meeting = stage_messages.MeetStage(files_digest=files_digest(files))
+    control.sendall(framed(meeting, stage_messages.BuildStage(context_tokens=64, has_images=False)))
     failed = there.stages[0].last()
     control.close()
-    assert isinstance(failed, LoadFailedMessage), failed
+    assert isinstance(failed, protocol.LoadFailedMessage), failed
     assert failed.failure.code == "stage_unreachable"
     assert "links for rows of stage 2 of 2" in failed.failure.message
     assert there.stages[0].code == EngineExit.FAILED
 
 
-def framed(*messages: FromStage | ToStage) -> bytes:
-    frames = [encode_engine_frame(message) for message in messages]
+def framed(*messages: stage_messages.FromStage | stage_messages.ToStage) -> bytes:
+    frames = [protocol.encode_engine_frame(message) for message in messages]
     return b"".join(HEADER.pack(len(frame)) + frame for frame in frames)
 
 
@@ -191,9 +167,11 @@ NO_ENGINES = {
     "garbage": HEADER.pack(7) + b"garbage",
     "a frame without an end": HEADER.pack(MAX_FRAME_BYTES + 1),
     "its end": b"",
-    "a step first": framed(RunStep(number=1, step=Step(arrays={}, block_tokens=16, num_decodes=0))),
-    "building first": framed(BuildStage(context_tokens=2**62, has_images=False)),
-    "a stage's frame": framed(Done()),
+    "a step first": framed(
+        stage_messages.RunStep(number=1, step=Step(arrays={}, block_tokens=16, num_decodes=0))
+    ),
+    "building first": framed(stage_messages.BuildStage(context_tokens=2**62, has_images=False)),
+    "a stage's frame": framed(stage_messages.Done()),
 }
 
 
@@ -201,23 +179,25 @@ NO_ENGINES = {
 def test_what_no_engine_sends_ends_the_stage(
     tiny_model_dir: Path, data_dir: Path, lie: bytes
 ) -> None:
-    there = started(ordered(tiny_model_dir, [HERE, "b"], 1, 3), data_dir)
+    there = stages.started(stages.ordered(tiny_model_dir, [stages.HERE, "b"], 1, 3), data_dir)
     control = dial_as_engine(there)
     control.sendall(lie)
     if not lie:
         control.close()
-    assert isinstance(there.stages[0].last(), LoadFailedMessage | StageReleased)
+    assert isinstance(there.stages[0].last(), protocol.LoadFailedMessage | protocol.StageReleased)
     control.close()
 
 
-NO_DEVICE = StageOpened(device="everything", required_bytes=1, weight_bytes=1, num_positions=256)
+NO_DEVICE = stage_messages.StageOpened(
+    device="everything", required_bytes=1, weight_bytes=1, num_positions=256
+)
 LIES = {
     **{name: NO_ENGINES[name] for name in ("garbage", "a frame without an end", "its end")},
     "another type": HEADER.pack(1) + b"\xc0",
-    "an engine's frame": framed(MeetStage(files_digest="")),
-    "an answer to nothing": framed(Done()),
-    "an adapter that nobody adds": framed(AdapterAdded(number=1)),
-    "no device": framed(Alive(), NO_DEVICE),
+    "an engine's frame": framed(stage_messages.MeetStage(files_digest="")),
+    "an answer to nothing": framed(stage_messages.Done()),
+    "an adapter that nobody adds": framed(stage_messages.AdapterAdded(number=1)),
+    "no device": framed(stage_messages.Alive(), NO_DEVICE),
 }
 
 
@@ -226,24 +206,24 @@ def test_what_no_stage_sends_fails_the_load(
     tiny_model_dir: Path, data_dir: Path, lie: bytes
 ) -> None:
     """A host whose stage sends the lie on its control link and ends."""
-    there = ordered(tiny_model_dir, [HERE, "b"], 1, 3)
+    there = stages.ordered(tiny_model_dir, [stages.HERE, "b"], 1, 3)
     stage = there.orders[1].link_identity
     assert stage is not None
     purposes = dict.fromkeys(("control", "rows", "rows-back"), there.engine.certificate)
     listener = LinkListener(("127.0.0.1", 0), stage, purposes)
 
     def answer() -> None:
-        control = listener.accept("control", WAIT_S)
-        listener.accept_all(WAIT_S)
+        control = listener.accept("control", stages.WAIT_S)
+        listener.accept_all(stages.WAIT_S)
         control.sendall(lie)
         Channel(control).receive()  # until the engine has taken it
         control.close()
 
     thread = threading.Thread(target=answer, daemon=True)
     thread.start()
-    spec = with_stage(there.spec, 1, address=f"127.0.0.1:{listener.port}")
+    spec = stages.with_stage(there.spec, 1, address=f"127.0.0.1:{listener.port}")
     with pytest.raises((EngineError, RuntimeError)) as raised:
-        load(spec, data_dir)
+        stages.load(spec, data_dir)
     assert isinstance(raised.value, DeviceFault) or "device" in str(raised.value)
-    thread.join(WAIT_S)
+    thread.join(stages.WAIT_S)
     assert not thread.is_alive()

@@ -28,16 +28,7 @@ from inference.engine.engine import Engine
 from inference.engine.errors import EngineExit, HangFault, StepFault
 from inference.engine.load.load_engine import LoadedEngine
 from inference.loading.loader import OpenedModel, open_model
-from inference.protocol.engine import (
-    CancelSequence,
-    EngineFaulted,
-    Loaded,
-    SequenceCancelled,
-    SequenceStep,
-    Shutdown,
-    StageReady,
-    StageReleased,
-)
+from inference.protocol import engine as protocol
 from inference.protocol.images import SequenceImage, TokenRun, image_grid, num_image_tokens
 from inference.protocol.load import AdapterSpec, spec_digest
 from inference.protocol.load_errors import BadSourceError, PartFailedError
@@ -262,9 +253,9 @@ def test_stages_answer_as_one_whatever_is_asked_and_cancelled(
         for _ in range(num_steps):
             engine.step()
         for name in COMMANDS:
-            engine.cancel(CancelSequence(sequence_id=name))
+            engine.cancel(protocol.CancelSequence(sequence_id=name))
         outputs = engine.step()  # which checks that nothing is held
-        kinds = SequenceCancelled | SequenceStep
+        kinds = protocol.SequenceCancelled | protocol.SequenceStep
         assert all(isinstance(output, kinds) for output in outputs.outputs)
         assert not engine.has_work
         assert (outputs.stats.in_flight, outputs.stats.queue_depth) == (0, 0)
@@ -281,14 +272,14 @@ def three_stages(
         process_of(there.spec, data_dir) as engine,
     ):
         loaded = engine.wait_loaded()
-        assert isinstance(loaded, Loaded)
+        assert isinstance(loaded, protocol.Loaded)
         assert "3 stages: layers 0 on cpu" in loaded.report.compiled
         (memory,) = loaded.report.stage_memory
         assert memory.process_bytes > 100_000_000, "several processes"
         engine.submit("one", 24)
         assert len(engine.tokens("one")) == 24
         (local,) = psutil.Process(engine.process.pid).children()
-        there.stages[0].next(StageReady)
+        there.stages[0].next(protocol.StageReady)
         yield engine, local, there.stages[0]
 
 
@@ -308,11 +299,13 @@ def test_a_stage_that_is_lost_ends_the_model(
             local.kill()
         else:
             remote.process.kill()
-        assert engine.next(EngineFaulted).code == ("engine_hung" if stands else "device_fault")
+        assert engine.next(protocol.EngineFaulted).code == (
+            "engine_hung" if stands else "device_fault"
+        )
         expected = EngineExit.HUNG if stands else EngineExit.DEVICE_FAULT
         assert engine.process.wait(EXIT_TIMEOUT_S) == expected
         if lost != "theirs":
-            remote.next(StageReleased)
+            remote.next(protocol.StageReleased)
             assert remote.process.wait(EXIT_TIMEOUT_S) == EngineExit.OK
         psutil.wait_procs([local], timeout=EXIT_TIMEOUT_S)
         assert has_ended(local)
@@ -324,12 +317,12 @@ def test_a_stage_ends_with_its_neuron(tiny_model_dir: Path, data_dir: Path, is_a
     with three_stages(tiny_model_dir, data_dir) as (engine, _, remote):
         engine.submit("long", 200)
         if is_asked:
-            remote.send(Shutdown())
+            remote.send(protocol.Shutdown())
         else:
             remote.connection.close()
         expected = EngineExit.OK if is_asked else EngineExit.ORPHANED
         assert remote.process.wait(EXIT_TIMEOUT_S) == expected
-        assert engine.next(EngineFaulted).code == "device_fault"
+        assert engine.next(protocol.EngineFaulted).code == "device_fault"
 
 
 class Proxy:
@@ -367,11 +360,11 @@ def test_two_other_hosts_that_lose_each_other(tiny_model_dir: Path, data_dir: Pa
         proxy = Proxy(there.spec.stages[2].address)
         spec = with_stage(there.spec, 2, address=proxy.address)
         with process_of(spec, data_dir) as engine:
-            assert isinstance(engine.wait_loaded(), Loaded)
+            assert isinstance(engine.wait_loaded(), protocol.Loaded)
             proxy.cut(1)  # control came first, then rows, then rows back
-            assert engine.next(EngineFaulted).code == "device_fault"
+            assert engine.next(protocol.EngineFaulted).code == "device_fault"
             for stage in there.stages:
-                stage.next(StageReleased)
+                stage.next(protocol.StageReleased)
 
 
 @each_case("silent_index", [0, 1])

@@ -12,9 +12,10 @@ import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 from unittest.mock import Mock
 
+import msgspec
 import pytest
 import torch
 
@@ -28,14 +29,12 @@ from inference.engine.load.memory_use import anonymous_bytes
 from inference.engine.load.sleeper import AwayWeights, Sleeper, storages_of
 from inference.engine.loop import Served
 from inference.loading import image_processor
-from inference.models.config import ModelConfig
 from inference.models.errors import PositionError, UnsupportedKVError
 from inference.models.layers import rope, step
 from inference.models.native import model as native_model
 from inference.models.step_input import StepInput, block_table_of
 from inference.models.vision_config import KEPT_ROWS_BYTES
 from inference.protocol.engine import SequenceFailed, StepOutputs
-from inference.protocol.images import VisionInput
 from inference.protocol.load_errors import BadSourceError
 from inference.protocol.load_report import LoadProgress, LoadStage
 from tests.cases import each_case
@@ -138,27 +137,18 @@ def test_a_load_or_first_steps_without_memory_do_not_fit(
 
 @each_case("dtype", ["bfloat16", "float32"], ids=["torch", "native"])
 def test_a_declared_context_is_a_claim_that_memory_bounds(
-    tiny_model_dir: Path,
-    data_dir: Path,
-    tmp_path: Path,
-    dtype: Literal["bfloat16", "float32"],
-    monkeypatch: pytest.MonkeyPatch,
+    tiny_model_dir: Path, data_dir: Path, tmp_path: Path, dtype: Any, monkeypatch: Any
 ) -> None:
     """Angles of sixteen million positions would take gigabytes."""
     path = shutil.copytree(tiny_model_dir, tmp_path / "claiming") / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"max_position_embeddings": 2**24}))
-    lengths: list[int] = []
-    table_of = rope.rope_table
-
-    def measured(config: ModelConfig, num_positions: int, *others: Any) -> rope.RopeTable:
-        lengths.append(num_positions)
-        return table_of(config, num_positions, *others)
-
+    table_of = Mock(side_effect=rope.rope_table)
     for user in (native_model, step):
-        monkeypatch.setattr(user, "rope_table", measured)
+        monkeypatch.setattr(user, "rope_table", table_of)
     spec = cpu_spec(path.parent, dtype=dtype, kv_memory_bytes=KV_MEMORY_BYTES)
     report = load_engine(spec, data_dir, lambda _: None).report
-    assert 1000 < report.context_tokens <= max(lengths) < 30_000
+    longest = max(call.args[1] for call in table_of.call_args_list)
+    assert 1000 < report.context_tokens <= longest < 30_000
     assert "bound by KV memory, the model's own are 16,777,216" in report.context_reason
 
 
@@ -178,21 +168,15 @@ def test_a_step_beyond_the_angles_is_refused_before_it_writes(llama: Pair) -> No
     assert bool(model.forward(whole, kv).isfinite().all()), "up to them it is computed"
 
 
-VISION = VisionInput(
-    pad_token_id=IMAGE_TOKEN,
-    patch_px=PATCH_PX,
-    merge=MERGE,
-    min_pixels=PROCESSOR["size"]["shortest_edge"],
-    max_pixels=PROCESSOR["size"]["longest_edge"],
-)
-
-
 def test_without_pillow_it_is_a_text_model(
     tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = cpu_spec(QWEN3_VL.save(tmp_path / "qwen3_vl"), kv_memory_bytes=2**21)
     seeing = load_engine(spec, data_dir, lambda _: None).report
-    assert seeing.vision == VISION
+    bounds = [PROCESSOR["size"][edge] for edge in ("shortest_edge", "longest_edge")]
+    assert seeing.vision is not None
+    vision = msgspec.structs.astuple(seeing.vision)
+    assert vision == (IMAGE_TOKEN, PATCH_PX, MERGE, *bounds, *vision[5:])
     assert seeing.actual_bytes > KEPT_ROWS_BYTES < seeing.estimated_bytes
     monkeypatch.setattr(image_processor, "find_spec", lambda name: None)
     found = load_engine(spec, data_dir, lambda _: None)
@@ -298,14 +282,13 @@ class Card:
         return other == torch.device("cpu")
 
     def register(self, address: int, num_bytes: int, flags: int) -> int:
-        self._error = 2 if self._refuses == "register" else 0
-        if not self._error:
-            self.locked[address] = num_bytes
+        self._error = 2 * (self._refuses == "register")
+        self.locked |= {} if self._error else {address: num_bytes}
         return self._error
 
     def unregister(self, address: int) -> int:
         assert self.locked.pop(address)
-        self._error = 2 if self._refuses == "unregister" else 0
+        self._error = 2 * (self._refuses == "unregister")
         return self._error
 
     def _check(self) -> None:

@@ -17,6 +17,7 @@ from inference.engine.kv_cache import KVCache
 from inference.engine.pace import UNTRIED_ROW_SHARE, StepPacer, StepTimeModel, untried_step_time
 from inference.engine.sequence import Sequence
 from inference.engine.speculation import draft_model, prompt_lookup
+from inference.engine.speculation import speculator as drafting
 from inference.engine.speculation.draft_model import (
     UNTRIED_DRAFT,
     DraftCosts,
@@ -24,19 +25,6 @@ from inference.engine.speculation.draft_model import (
     DraftRow,
 )
 from inference.engine.speculation.prompt_lookup import LookupSpeculator, PromptLookup
-from inference.engine.speculation.speculator import (
-    ENGINE_GAIN,
-    IDLE_STEPS,
-    MOST_SEQUENCES,
-    PRIORS,
-    REST_STEPS,
-    Acceptance,
-    AutomaticSpeculator,
-    Offer,
-    best_length,
-    match_class,
-    most_drafts,
-)
 from tests.cases import each_case
 from tests.inference.engine.asking import sequence_of
 
@@ -86,12 +74,12 @@ def paced(device: Device, rows: list[int], *, target_s: float | None = 0.1) -> S
 def test_how_many_are_run(
     num_rows: int, candidates: list[tuple[int, float]], row_s: float, most_rows: int, expected: int
 ) -> None:
-    assert best_length(num_rows, candidates, Device(1.0, row_s), most_rows) == expected
+    assert drafting.best_length(num_rows, candidates, Device(1.0, row_s), most_rows) == expected
 
 
 def test_when_a_lone_sequence_is_drafted_for() -> None:
     def best(pacer: StepPacer, candidate: tuple[int, float] = (8, 0.8)) -> int:
-        return best_length(1, [candidate], pacer.step_time, 128)
+        return drafting.best_length(1, [candidate], pacer.step_time, 128)
 
     for device, expected in ((FIXED, 15), (STEEP, 0)):
         pacer = paced(device, [1, 2, 3, 5, 8, 4, 2] * 6, target_s=None)
@@ -112,19 +100,19 @@ def test_when_a_lone_sequence_is_drafted_for() -> None:
 
 
 def test_acceptance_follows_what_comes_and_the_next_sequence_begins_there() -> None:
-    engine = Acceptance()
-    own = Acceptance(engine)
+    engine = drafting.Acceptance()
+    own = drafting.Acceptance(engine)
     for _ in range(50):
         own.record(2, [1, 2, 3], [1, 9, 9])
     assert 0.4 < own.rates[2] < 0.6
-    assert own.rates[0] == PRIORS[0]
-    assert abs(engine.rates[2] - PRIORS[2]) < 100 * ENGINE_GAIN
-    assert Acceptance(engine).rates[2] == engine.rates[2] < PRIORS[2]
-    classes = [match_class(length) for length in (2, 3, 4, 7, 8, 15, 16, 32)]
+    assert own.rates[0] == drafting.PRIORS[0]
+    assert abs(engine.rates[2] - drafting.PRIORS[2]) < 100 * drafting.ENGINE_GAIN
+    assert drafting.Acceptance(engine).rates[2] == engine.rates[2] < drafting.PRIORS[2]
+    classes = [drafting.match_class(length) for length in (2, 3, 4, 7, 8, 15, 16, 32)]
     assert classes == [0, 0, 1, 1, 2, 2, 3, 3], "longer matches are surer"
     for max_tokens, min_tokens, wanted in ((5, 0, 4), (1, 0, 0), (9, 3, 0)):
         sequence = sequence_of([1, 2], max_tokens=max_tokens, min_tokens=min_tokens)
-        assert most_drafts(sequence) == wanted
+        assert drafting.most_drafts(sequence) == wanted
 
 
 def test_a_sequence_that_begins_to_repeat_is_drafted_for() -> None:
@@ -137,7 +125,7 @@ def test_a_sequence_that_begins_to_repeat_is_drafted_for() -> None:
         speculator.record(sequence, [token_id])
         sequence.token_ids.append(token_id)
     assert any(num_drafts[-20:])
-    many = [sequence_of([1, 2, 1, 2, 1, 2]) for _ in range(MOST_SEQUENCES + 1)]
+    many = [sequence_of([1, 2, 1, 2, 1, 2]) for _ in range(drafting.MOST_SEQUENCES + 1)]
     speculator = LookupSpeculator()
     assert speculator.drafts(many) == {}
     assert not any(sequence.drafting for sequence in many), "they are not even looked at"
@@ -154,10 +142,10 @@ class Origin:
         self.num_asked = 0
         self.sampled: list[list[int]] = []
 
-    def offer(self, sequences: list[Sequence]) -> Offer | None:
+    def offer(self, sequences: list[Sequence]) -> drafting.Offer | None:
         self.num_asked += 1
         drafts = dict.fromkeys(sequences, [self.token_id] * 2)
-        return Offer(self.worth, self.is_trial, lambda: drafts) if self.worth else None
+        return drafting.Offer(self.worth, self.is_trial, lambda: drafts) if self.worth else None
 
     def drafts(self, sequences: list[Sequence]) -> dict[Sequence, list[int]]:
         return {} if (offered := self.offer(sequences)) is None else offered.make()
@@ -177,7 +165,7 @@ class Bench:
         self.follower: Any = SimpleNamespace(follows=True, following_s=following_s)
         self.follower.rest = lambda: setattr(self.follower, "follows", False)
         self.follower.resume = lambda: setattr(self.follower, "follows", True)
-        self.speculator = AutomaticSpeculator(self.lookup, self.predicted, self.follower)
+        self.speculator = drafting.AutomaticSpeculator(self.lookup, self.predicted, self.follower)
         self.speculator.weigh_by(StepTimeModel(row_s=STEP_S, token_s=STEP_S))
         self.sequence = sequence_of([1, 2, 3])
 
@@ -205,23 +193,23 @@ def test_the_origin_that_is_worth_more_drafts() -> None:
 
 def test_a_predictor_that_does_not_pay_rests_and_is_tried_again() -> None:
     bench = Bench(0.0, 0.0)
-    for _ in range(IDLE_STEPS):
+    for _ in range(drafting.IDLE_STEPS):
         assert bench.follower.follows
         assert bench.step() == ""
     assert not bench.follower.follows
     bench.predicted.worth = 2.0
     num_asked = bench.predicted.num_asked
-    for _ in range(REST_STEPS - 1):
+    for _ in range(drafting.REST_STEPS - 1):
         assert bench.step() == ""
     assert bench.predicted.num_asked == num_asked
     assert bench.step() == "predicted"
     assert bench.follower.follows
     bench = Bench(3.0, 1.2)  # steps of prompt lookup alone let it rest
-    assert {bench.step() for _ in range(IDLE_STEPS)} == {"lookup"}
+    assert {bench.step() for _ in range(drafting.IDLE_STEPS)} == {"lookup"}
     assert not bench.follower.follows
     # It rests where following costs more than drafts bring.
     cheap, dear = (Bench(0.0, 1.2, following_s=part * STEP_S) for part in (0.1, 0.3))
-    for _ in range(2 * IDLE_STEPS):
+    for _ in range(2 * drafting.IDLE_STEPS):
         cheap.step()
         dear.step()
     assert (cheap.follower.follows, dear.follower.follows) == (True, False)
