@@ -17,7 +17,7 @@ from inference.loading.weights.tensor_files import SafetensorsFiles
 from inference.models.families.registry import family_of
 from inference.models.stored_weights import DenseWeight
 from tests.cases import each_case
-from tests.inference.engine.asking import cpu_spec
+from tests.inference.engine.conftest import cpu_spec
 
 SHAPE = MixtureShape(
     vocab_size=256,

@@ -25,8 +25,16 @@ from inference.protocol.engine import CancelSequence, SequenceFailed, SequenceSt
 from inference.protocol.load import AdapterSpec
 from tests.cases import each_case
 from tests.inference.adapter_files import LLAMA_TARGETS, spec_of, write_adapter
-from tests.inference.engine.asking import run, submit, tokens_of
-from tests.inference.engine.conftest import OwnModel, Pair, build_pair, greedy, library
+from tests.inference.engine.conftest import (
+    OwnModel,
+    Pair,
+    build_pair,
+    greedy,
+    library,
+    run,
+    submit,
+    tokens_of,
+)
 from tests.inference.engine.speculation.scripted_speculator import ScriptedSpeculator
 from tests.inference.greedy import check_greedy
 from tests.inference.models.families import tiny_hybrid as tiny

@@ -39,7 +39,7 @@ from inference.neuron.text.model_text import load_text
 from inference.protocol import engine as protocol
 from inference.protocol.generation import PairsInput, ScoreRequest
 from tests.cases import each_case
-from tests.inference.engine.asking import cpu_spec
+from tests.inference.engine.conftest import cpu_spec
 from tests.sandbox_workers import WORKERS
 
 NOT_A_NUMBER = 13

@@ -24,7 +24,7 @@ from inference.protocol.engine import (
     ThinkingLimit,
 )
 from tests.cases import each_case
-from tests.inference.engine.asking import submit
+from tests.inference.engine.conftest import submit
 
 STOP_ID = 99
 

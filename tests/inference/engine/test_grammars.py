@@ -27,7 +27,7 @@ from inference.engine.sequence import Sequence
 from inference.engine.step import Sampled
 from inference.protocol.engine import CancelSequence, Grammar, SequenceCancelled, ThinkingLimit
 from tests.cases import each_case
-from tests.inference.engine.asking import run, sequence_of, submit
+from tests.inference.engine.conftest import run, sequence_of, submit
 
 VOCAB_SIZE = 128
 END_ID, END_THINK_ID, OTHER_END_ID = 96, 98, 99

@@ -19,8 +19,7 @@ from inference.engine.state_slots import EMPTY_SLOT, StateSlots
 from inference.engine.step import Schedule
 from inference.engine.waiting_queue import SchedulerLimits
 from tests.inference.engine import test_scheduler
-from tests.inference.engine.asking import Answers, poison, sequence_of, submit
-from tests.inference.engine.conftest import build_pair
+from tests.inference.engine.conftest import Answers, build_pair, poison, sequence_of, submit
 from tests.inference.engine.test_parity import prompt_of
 from tests.inference.engine.test_scheduler import FixedPace, SchedulerMachine
 

@@ -21,8 +21,15 @@ from inference.models.native.model import NativeModel
 from inference.models.registry import build_fastest_model, build_model
 from inference.protocol.engine import CancelSequence, TokenLogprob
 from tests.cases import each_case
-from tests.inference.engine.asking import Answers, cpu_spec, run, submit, tokens_of
-from tests.inference.engine.conftest import CONTEXT_TOKENS, OwnModel
+from tests.inference.engine.conftest import (
+    CONTEXT_TOKENS,
+    Answers,
+    OwnModel,
+    cpu_spec,
+    run,
+    submit,
+    tokens_of,
+)
 from tests.inference.models.families import tiny_hybrid
 
 VOCAB_SIZE = 128

@@ -22,8 +22,7 @@ from inference.engine.prefix_files import PrefixFiles, Tensors
 from inference.protocol.engine import CancelSequence
 from inference.protocol.load import AdapterSpec
 from tests.inference.adapter_files import spec_of, write_adapter
-from tests.inference.engine.asking import run, submit
-from tests.inference.engine.conftest import Pair
+from tests.inference.engine.conftest import Pair, run, submit
 
 NUM_BLOCKS = 5
 BUDGET_BYTES = 1 << 30

@@ -26,7 +26,7 @@ from inference.protocol.images import SequenceImage, TokenRun
 from inference.protocol.load import PrefillSpeed
 from inference.recent_results import ENTRY_BYTES
 from tests.cases import each_case
-from tests.inference.engine.asking import sequence_of
+from tests.inference.engine.conftest import sequence_of
 
 PAD = 9
 VISION = VisionConfig(

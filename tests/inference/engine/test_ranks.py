@@ -35,7 +35,7 @@ from inference.models.splits import rank_cuts, rank_share
 from inference.protocol.engine import EngineFaulted, Loaded
 from inference.protocol.load import LoadSpec
 from tests.cases import each_case
-from tests.inference.engine.asking import submit, tokens_of
+from tests.inference.engine.conftest import submit, tokens_of
 from tests.inference.engine.test_process import EXIT_TIMEOUT_S, started
 from tests.inference.models.ranks import CPU, TIMEOUT_S, MemoryFiles, random_tensors, weights_of
 from tests.inference.models.tiny_configs import config_of

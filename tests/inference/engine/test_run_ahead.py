@@ -7,7 +7,6 @@ import random
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from hypothesis import given, settings
@@ -17,14 +16,14 @@ from inference.engine.engine import Engine
 from inference.engine.errors import StepFault
 from inference.engine.faults import recover
 from inference.engine.kv_cache import KVCache
-from inference.engine.run_ahead import RunAhead, StepGroups, StepsAhead
+from inference.engine.run_ahead import RunAhead, StepGroups
 from inference.engine.scheduler import EngineLimits, Scheduler
 from inference.engine.sequence import Sequence
 from inference.engine.step import Sampled, Schedule
 from inference.engine.waiting_queue import SchedulerLimits
 from inference.protocol.engine import CancelSequence
 from tests.cases import each_case
-from tests.inference.engine.asking import Answers, submit
+from tests.inference.engine.conftest import Answers, submit
 
 VOCAB_SIZE = 50
 BLOCK_TOKENS = 4
@@ -46,12 +45,18 @@ class FakeDevice:
     """Works by itself: a launched step is computed only when it or a later one is read, in order.
     Its memory is one token a slot, so that a row that reads another sequence's block, or one that
     was overwritten, answers wrongly. Launches ``is_settled`` sequences ahead: those whose first
-    token is even."""
+    token is even. Fails some steps of groups: as they begin, or when their rows come back."""
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int = 0, failing: float = 0.0, *, fails_whole: bool = False) -> None:
+        """``fails_whole``: fails each step, one of whose sequences has ended meanwhile."""
         self._memory: dict[int, int] = {}
         self._queue: list[FakeStep] = []
         self.num_ahead, self.num_failures_ahead = 0, 0
+        self.num_rows: list[int] = []
+        """The number of rows of each step that began in a group."""
+        self.under_way: list[FakeStep] = []
+        self.most_under_way = 0
+        self._random, self.failing, self._fails_whole = random.Random(seed), failing, fails_whole
 
     def execute(self, schedule: Schedule) -> Sampled:
         return self.read(self.launch(schedule))
@@ -66,9 +71,8 @@ class FakeDevice:
             self.num_ahead += 1
         rows = [self._decode_row(s, after) for s in schedule.decodes]
         for chunk in schedule.prefills:
-            slots = slots_of(chunk.sequence, chunk.end)
             tokens = chunk.sequence.token_ids[chunk.start : chunk.end]
-            row = self._row(slots, chunk.start, lambda tokens=tokens: tokens)
+            row = self._row(chunk.sequence, chunk.end, chunk.start, lambda tokens=tokens: tokens)
             rows.append(row if chunk.is_last else lambda row=row: (row(), [])[1])
         step = FakeStep(schedule, lambda: [token for row in rows for token in row()])
         self._queue.append(step)
@@ -86,32 +90,58 @@ class FakeDevice:
     def recover(self, error: Exception) -> StepFault:
         return recover(error, "cpu")
 
-    def forget(self, sequence: Sequence) -> None:
-        pass
+    def forget(self, sequence: Sequence) -> None: ...
+
+    def begin(self, schedule: Schedule) -> FakeStep:
+        self._may_fail(schedule)
+        step = self.launch(schedule)
+        self.num_rows.append(len(schedule.sequences))
+        self.under_way.append(step)
+        self.most_under_way = max(self.most_under_way, len(self.under_way))
+        busy = [s for one in self.under_way for s in one.schedule.sequences]
+        live = [s for s in busy if s.state.value != "ended"]
+        assert len(live) == len(set(live)), "a sequence is in one step at a time"
+        return step
+
+    def finish(self, step: FakeStep, live: Schedule) -> Sampled:
+        self.under_way.remove(step)
+        if self._fails_whole and len(live.sequences) < len(step.schedule.sequences):
+            raise ValueError("a row of a sequence that has ended is at fault")
+        sampled = self.read(step)
+        self._may_fail(live)
+        tokens = dict(zip(step.schedule.sampled, sampled.token_ids, strict=True))
+        assert [s for s in tokens if s in live.sampled] == live.sampled
+        return Sampled([tokens[s] for s in live.sampled], {}, {})
+
+    def give_up(self, step: FakeStep) -> None:
+        self.under_way.remove(step)
+
+    def _may_fail(self, schedule: Schedule) -> None:
+        """Raises now and then. A step that could not be divided does not fail: its sequence would
+        fail too."""
+        if len(schedule.sequences) > 1 and self._random.random() < self.failing:
+            raise ValueError("a stage at fault")
 
     def _decode_row(self, sequence: Sequence, after: FakeStep | None) -> Callable[[], list[int]]:
         num_tokens = len(sequence.token_ids)
         if after is None:
             last = sequence.token_ids[-1]
-            return self._row(slots_of(sequence, num_tokens), num_tokens - 1, lambda: [last])
+            return self._row(sequence, num_tokens, num_tokens - 1, lambda: [last])
         row = after.schedule.sampled.index(sequence)
-        slots = slots_of(sequence, num_tokens + 1)
-        return self._row(slots, num_tokens, lambda: [after.token_ids[row]])
+        return self._row(sequence, num_tokens + 1, num_tokens, lambda: [after.token_ids[row]])
 
     def _row(
-        self, slots: list[int], start: int, tokens: Callable[[], list[int]]
+        self, sequence: Sequence, end: int, start: int, tokens: Callable[[], list[int]]
     ) -> Callable[[], list[int]]:
+        size = BLOCK_TOKENS
+        slots = [sequence.block_ids[p // size] * size + p % size for p in range(end)]
+
         def compute() -> list[int]:
             for slot, token in zip(slots[start:], tokens(), strict=True):
                 self._memory[slot] = token
             return [next_token([self._memory[slot] for slot in slots])]
 
         return compute
-
-
-def slots_of(sequence: Sequence, num_tokens: int) -> list[int]:
-    size = BLOCK_TOKENS
-    return [sequence.block_ids[p // size] * size + p % size for p in range(num_tokens)]
 
 
 CONTEXT_TOKENS = 40
@@ -131,19 +161,22 @@ class Client:
 
     def __init__(
         self,
+        device: FakeDevice | None = None,
         *,
         num_blocks: int = 40,
-        device: FakeDevice | None = None,
-        steps_ahead: Callable[[Any, Scheduler], StepsAhead] = RunAhead,
+        num_groups: int = 1,
         **limits: Any,
     ) -> None:
         self.device = device or FakeDevice()
         self.scheduler = Scheduler(KVCache(num_blocks, BLOCK_TOKENS), SchedulerLimits(**limits))
+        ahead: Any = RunAhead(self.device, self.scheduler)
+        if num_groups > 1:
+            ahead = StepGroups(self.device, self.scheduler, num_groups)
         self.engine = Engine(
             self.device,
             self.scheduler,
             EngineLimits(context_tokens=CONTEXT_TOKENS, vocab_size=VOCAB_SIZE),
-            run_ahead=steps_ahead(self.device, self.scheduler),
+            run_ahead=ahead,
             clock=lambda: 0.0,
             check_when_idle=True,
         )
@@ -168,11 +201,6 @@ class Client:
             self.num_steps += 1
             for name in self.answers.ends:
                 self.ended_in.setdefault(name, self.num_steps)
-
-    def play(self, actions: Any) -> None:
-        for kind, *what in actions:
-            getattr(self, kind)(*what)
-        self.drain()
 
     def drain(self) -> None:
         """Every answer is the one that the device computes for its sequence alone."""
@@ -217,14 +245,25 @@ def never_stops(num_tokens: int, max_tokens: int) -> list[int]:
     return next(one for one in prompts if answer_to(one, max_tokens)[-1] not in STOP_IDS)
 
 
-@settings(max_examples=3 * settings.default.max_examples)
-@given(ACTIONS, st.integers(10, 20), st.integers(1, 6), st.integers(3, 30))
+@settings(max_examples=4 * settings.default.max_examples)
+@given(
+    ACTIONS,
+    st.sampled_from([1, 1, 2, 3, 4]),
+    st.sampled_from([0.0, 0.3]),
+    st.integers(10, 20),
+    st.integers(1, 6),
+    st.integers(3, 30),
+)
 def test_any_order_of_events_gives_the_same_answers(
-    actions: Any, num_blocks: int, max_running: int, prefill_tokens: int
+    actions: Any, num_groups: int, failing: float, num_blocks: int, max_running: int, tokens: int
 ) -> None:
-    Client(
-        num_blocks=num_blocks, max_running=max_running, prefill_tokens_per_step=prefill_tokens
-    ).play(actions)
+    limits = {"max_running": max_running, "prefill_tokens_per_step": tokens}
+    device = FakeDevice(num_blocks, failing)
+    client = Client(device, num_blocks=num_blocks, num_groups=num_groups, **limits)
+    for kind, *what in actions:
+        getattr(client, kind)(*what)
+    client.drain()
+    assert not device.under_way
 
 
 def test_one_step_ahead_where_the_pace_leaves_no_slot_to_who_waits() -> None:
@@ -274,73 +313,6 @@ def test_who_comes_waits_for_one_step_more() -> None:
     assert client.ended_in == {"s0": 30, "s1": 3, "s2": 5}, "one was launched in between"
 
 
-class FakeStages(FakeDevice):
-    """Fails some steps: as they begin, or when their rows come back."""
-
-    def __init__(self, seed: int = 0, failing: float = 0.0, *, fails_whole: bool = False) -> None:
-        """``fails_whole``: fails each step, one of whose sequences has ended meanwhile."""
-        super().__init__()
-        self.num_rows: list[int] = []
-        """The number of rows of each step that began in a group."""
-        self.under_way: list[FakeStep] = []
-        self.most_under_way = 0
-        self._random, self.failing, self._fails_whole = random.Random(seed), failing, fails_whole
-
-    def begin(self, schedule: Schedule) -> FakeStep:
-        self._may_fail(schedule)
-        step = self.launch(schedule)
-        self.num_rows.append(len(schedule.sequences))
-        self.under_way.append(step)
-        self.most_under_way = max(self.most_under_way, len(self.under_way))
-        busy = [s for one in self.under_way for s in one.schedule.sequences]
-        live = [s for s in busy if s.state.value != "ended"]
-        assert len(live) == len(set(live)), "a sequence is in one step at a time"
-        return step
-
-    def finish(self, step: FakeStep, live: Schedule) -> Sampled:
-        self.under_way.remove(step)
-        if self._fails_whole and len(live.sequences) < len(step.schedule.sequences):
-            raise ValueError("a row of a sequence that has ended is at fault")
-        sampled = self.read(step)
-        self._may_fail(live)
-        tokens = dict(zip(step.schedule.sampled, sampled.token_ids, strict=True))
-        assert [s for s in tokens if s in live.sampled] == live.sampled
-        return Sampled([tokens[s] for s in live.sampled], {}, {})
-
-    def give_up(self, step: FakeStep) -> None:
-        self.under_way.remove(step)
-
-    def _may_fail(self, schedule: Schedule) -> None:
-        """Raises now and then. A step that could not be divided does not fail: its sequence would
-        fail too."""
-        if len(schedule.sequences) > 1 and self._random.random() < self.failing:
-            raise ValueError("a stage at fault")
-
-
-def grouped(stages: FakeStages, num_groups: int, **limits: Any) -> Client:
-    return Client(device=stages, steps_ahead=partial(StepGroups, num_groups=num_groups), **limits)
-
-
-@given(
-    ACTIONS,
-    st.integers(2, 4),
-    st.sampled_from([0.0, 0.3]),
-    st.fixed_dictionaries(
-        {
-            "num_blocks": st.integers(10, 20),
-            "max_running": st.integers(1, 6),
-            "prefill_tokens_per_step": st.integers(3, 30),
-        }
-    ),
-)
-def test_groups_give_the_same_answers_in_any_order_of_events(
-    actions: Any, num_groups: int, failing: float, limits: Any
-) -> None:
-    stages = FakeStages(seed=limits["num_blocks"], failing=failing)
-    grouped(stages, num_groups, **limits).play(actions)
-    assert not stages.under_way
-
-
 @each_case(
     ("num_sequences", "num_groups", "shares"),
     [(8, 2, {4}), (7, 2, {3, 4}), (8, 3, {2, 3}), (1, 2, {1}), (2, 4, {1})],
@@ -348,13 +320,12 @@ def test_groups_give_the_same_answers_in_any_order_of_events(
 def test_those_that_decode_are_shared_evenly(
     num_sequences: int, num_groups: int, shares: set[int]
 ) -> None:
-    stages = FakeStages()
-    client = grouped(stages, num_groups, num_blocks=100)
+    client = Client(num_blocks=100, num_groups=num_groups)
     for _ in range(num_sequences):
         client.submit(never_stops(3, 30), 30)
     client.step(12)
-    assert set(stages.num_rows[-8:]) == shares
-    assert stages.most_under_way == min(num_sequences, num_groups)
+    assert set(client.device.num_rows[-8:]) == shares
+    assert client.device.most_under_way == min(num_sequences, num_groups)
     client.drain()
 
 
@@ -363,14 +334,13 @@ def test_those_that_decode_are_shared_evenly(
 def test_a_sequence_is_not_failed_for_another_that_has_left(
     cancelled: int, fails_whole: bool
 ) -> None:
-    stages = FakeStages(fails_whole=fails_whole)
-    client = grouped(stages, 2, num_blocks=100)
+    client = Client(FakeDevice(fails_whole=fails_whole), num_blocks=100, num_groups=2)
     for _ in range(4):
         client.submit(never_stops(3, 20), 20)
     client.step(6)
     if not fails_whole:
-        stages.failing = 1.0
+        client.device.failing = 1.0
         client.step()
-        stages.failing = 0.0
+        client.device.failing = 0.0
     client.cancel(cancelled)
     client.drain()

@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from inference.engine.sampler import RandomStream, Sampler
 from inference.engine.sequence import Sequence
 from inference.models.step_input import HostCopy
 from tests.cases import each_case
-from tests.inference.engine.asking import sequence_of, submit, tokens_of
+from tests.inference.engine.conftest import sequence_of, submit, tokens_of
 
 VOCAB_SIZE = 50
 
@@ -176,57 +175,37 @@ def test_a_step_waits_once_or_twice_for_a_nucleus_wider_than_the_candidates(
     assert max(seen) > vocab_size // 2
 
 
-NUM_TOKENS = 100
 PENALTIES: dict[str, dict[str, float]] = {
     "repetition": {"repetition_penalty": 1.3},
     "encouraged": {"repetition_penalty": 0.8, "presence_penalty": -0.5},
     "presence": {"presence_penalty": 1.1},
     "frequency": {"frequency_penalty": 0.6},
     "all": {"repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.4},
-}
-PARAMS: dict[str, dict[str, Any]] = {
-    **PENALTIES,
-    "drawn": {"temperature": 0.9, "seed": 7, "frequency_penalty": 0.5},
     "plain": {},
 }
 
 
-def penalized(
-    logits: np.ndarray[Any, np.dtype[np.float32]],
-    prompt: list[int],
-    output: list[int],
-    *,
-    repetition_penalty: float = 1.0,
-    presence_penalty: float = 0.0,
-    frequency_penalty: float = 0.0,
-) -> np.ndarray[Any, np.dtype[np.float32]]:
+def penalized(logits: Any, prompt: list[int], output: list[int], **penalties: float) -> Any:
     """One row of logits, as ``vllm.model_executor.layers.utils.apply_penalties`` has it."""
     counts = np.bincount(output, minlength=len(logits))
     is_used = (counts > 0) | (np.bincount(prompt, minlength=len(logits)) > 0)
-    factors = np.where(is_used, repetition_penalty, 1.0)
+    factors = np.where(is_used, penalties.get("repetition_penalty", 1.0), 1.0)
     scores = np.where(logits > 0, logits / factors, logits * factors)
-    return scores - frequency_penalty * counts - presence_penalty * (counts > 0)
+    presence = penalties.get("presence_penalty", 0.0) * (counts > 0)
+    return scores - penalties.get("frequency_penalty", 0.0) * counts - presence
 
 
-def test_in_a_batch_and_alone(llama: Any) -> None:
+def test_penalties_are_those_of_vllm(llama: Any) -> None:
     """Each token has the largest penalised score, but for rounding."""
-    prompts = {name: random.Random(name).choices(range(100), k=20) for name in PARAMS}
-
-    def answers_of(names: Iterable[str], num_tokens: int = 8192) -> dict[str, list[int]]:
-        engine = llama.engine(num_tokens, prefill_tokens=64)
-        for name in names:
-            submit(engine, name, prompts[name], NUM_TOKENS, **PARAMS[name])
-        return tokens_of(engine)
-
-    found = answers_of(PARAMS)
-    for name in (*PENALTIES, "plain"):
-        prompt, answer = prompts[name], found[name]
-        assert len(answer) == NUM_TOKENS
+    prompts = {name: random.Random(name).choices(range(100), k=20) for name in PENALTIES}
+    engine = llama.engine(8192, prefill_tokens=64)
+    for name, penalties in PENALTIES.items():
+        submit(engine, name, prompts[name], 100, **penalties)
+    for name, answer in tokens_of(engine).items():
+        assert len(answer) == 100
         with torch.inference_mode():
-            logits = llama.reference(torch.tensor([prompt + answer])).logits[0].numpy()
+            logits = llama.reference(torch.tensor([prompts[name] + answer])).logits[0].numpy()
         for place, token_id in enumerate(answer):
-            row, params = logits[len(prompt) + place - 1], PENALTIES.get(name, {})
-            scores = penalized(row, prompt, answer[:place], **params)
+            row = logits[len(prompts[name]) + place - 1]
+            scores = penalized(row, prompts[name], answer[:place], **PENALTIES[name])
             assert scores[token_id] >= scores.max() - 1e-3, f"token {place}"
-    assert answers_of(["drawn"])["drawn"] == found["drawn"]
-    assert answers_of(PARAMS, num_tokens=384) == found, "after preemptions"

@@ -20,7 +20,7 @@ from inference.engine.sequence import Sequence
 from inference.engine.step import Schedule, end_of_chunk
 from inference.engine.waiting_queue import FairQueue, SchedulerLimits
 from inference.protocol.engine import Grammar
-from tests.inference.engine import asking
+from tests.inference.engine import conftest as asking
 
 BLOCK_TOKENS = 4
 NUM_BLOCKS = 8

@@ -32,7 +32,7 @@ from inference.engine.load.load_engine import LoadedEngine, load_engine
 from inference.link_identities import new_identity
 from inference.protocol.engine import StageAlive, StageListening
 from inference.protocol.load import LinkIdentity, LoadSpec, StageOf, StageSpec
-from tests.inference.engine.asking import Answers, cpu_spec, submit
+from tests.inference.engine.conftest import Answers, cpu_spec, submit
 from tests.inference.engine.test_process import EngineProcess
 from tests.inference.engine.test_process import started as start_process
 

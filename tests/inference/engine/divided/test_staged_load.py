@@ -35,7 +35,7 @@ from inference.protocol.load_errors import BadSourceError, PartFailedError
 from inference.stage_links import address_of
 from tests.cases import each_case
 from tests.inference.adapter_files import write_adapter
-from tests.inference.engine.asking import run, submit, tokens_of
+from tests.inference.engine.conftest import run, submit, tokens_of
 from tests.inference.engine.divided.conftest import (
     HERE,
     PROMPT,
@@ -47,7 +47,6 @@ from tests.inference.engine.divided.conftest import (
     spec_of,
     with_stage,
 )
-from tests.inference.engine.test_grammars import PEOPLE, json_grammar
 from tests.inference.engine.test_process import EXIT_TIMEOUT_S, EngineProcess
 from tests.inference.loading.conftest import SIZES, save_directory, save_gguf
 from tests.inference.loading.test_image_processor import encoded, noise_image
@@ -69,10 +68,35 @@ def saved_gguf(directory: Path) -> Path:
     return save_gguf(directory / "model.gguf", weights, types=types, sizes=SIZES | wide)
 
 
+def asked_and_cancelled(loaded: LoadedEngine, prompt: list[int]) -> list[object]:
+    """What drafts, scores and filters give, and that nothing stays of what is cancelled."""
+    engine = loaded.engine
+    assert isinstance(engine, Engine)
+    asked = {"top_logprobs": 3, "prompt_logprobs": 2, "logit_bias": {3: 2.0}, "top_p": 0.9}
+    asked |= {"temperature": 1.0, "seed": 5, "repetition_penalty": 1.2}
+    submit(engine, "scored", prompt[:70], 8, **asked)
+    few_words = {"logit_bias": dict.fromkeys((5, 6, 7), 100.0)}
+    submit(engine, "choice", prompt[:40], 40, **few_words)
+    submit(engine, "other choice", prompt[:40], 40, same_prompt_as="choice", **few_words)
+    found = run(engine)
+    assert found.failed == {} and found.tokens["choice"] == found.tokens["other choice"]
+    assert len(found.logprobs["scored"]) == 8 and len(found.scored["scored"]) == 69
+    for num_steps in (0, 1, 2, 6):  # while it waits, in its prompt, and in its answer
+        submit(engine, "cancelled", prompt, 100)
+        for _ in range(num_steps):
+            engine.step()
+        engine.cancel(protocol.CancelSequence(sequence_id="cancelled"))
+        outputs = engine.step()  # which checks that nothing is held
+        assert isinstance(outputs.outputs[-1], protocol.SequenceCancelled)
+        assert not engine.has_work and outputs.stats.in_flight == 0
+    return [found.tokens, found.logprobs, found.scored]
+
+
 @pytest.mark.parametrize(
     ("kind", "ends", "changes"),
     [
-        ("llama", (1, 3), {"quantization": "q8"}),  # natively, quantised while loading
+        # Natively, quantised while loading.
+        ("llama", (1, 3), {"quantization": "q8", "speculation": "prompt_lookup"}),
         ("llama", (1, 3), {"dtype": "bfloat16"}),  # on torch's operators
         ("gguf", (1, 2), {}),
         ("hybrid", (1, 3, 4), {}),  # the first two keep states and no keys, the third has both
@@ -96,6 +120,8 @@ def test_stages_answer_as_one(
     staged = load(spec_of(source, *ends, **changes), data_dir)
     expected = answers(alone, prompt)
     assert answers(staged, prompt) == expected
+    found = [asked_and_cancelled(loaded, prompt) for loaded in (alone, staged)]
+    assert found[0] == found[1] or "dtype" in changes  # torch's rows are rounded by their number
     one, report = alone.report, staged.report
     assert [stage.layers for stage in report.stages] == [*pairwise((0, *ends))]
     assert all(stage.estimated_bytes > 0 < stage.kv_bytes for stage in report.stages)
@@ -103,6 +129,7 @@ def test_stages_answer_as_one(
     (memory,) = report.stage_memory
     assert (memory.device, report.device) == ("cpu", "cpu")
     assert memory.actual_bytes == report.actual_bytes
+    assert staged.engine.stats().num_drafted_tokens > 0 or "speculation" not in changes
     assert report.compiled.startswith(f"{len(ends)} stages: layers 0 on cpu: ")
     assert bool(report.quality) == ("quantization" in changes)
     if kind == "gguf":
@@ -197,68 +224,6 @@ def test_images(tmp_path: Path, data_dir: Path, family: Any, ends: tuple[int, ..
         found.append(tokens_of(engine))
     assert found[0] == found[1]
     assert found[0]["seen"] == found[0]["again"] and len(found[0]["seen"]) == 8
-
-
-ASKED = PROMPT[:70]
-COMMANDS: dict[str, tuple[list[int], dict[str, Any]]] = {
-    "scored": (ASKED, {"max_tokens": 8, "top_logprobs": 3, "prompt_logprobs": 2}),
-    "drawn": (
-        ASKED[:50],
-        {"temperature": 1.0, "seed": 5, "top_p": 0.9, "repetition_penalty": 1.2}
-        | {"logit_bias": {3: 2.0}},
-    ),
-    "grammar": (
-        ASKED[:33],
-        {"max_tokens": 90, "temperature": 1.0, "seed": 6, "grammar": json_grammar(PEOPLE)},
-    ),
-    "repeated": (ASKED[:20] * 4, {"prediction": ASKED[:12]}),
-    "choice": (ASKED, {}),
-    "other choice": (ASKED, {"same_prompt_as": "choice"}),
-    # They do not fit together: one is preempted, however the prompts fell into steps.
-    "long": (ASKED[30:], {"max_tokens": 100}),
-    "other long": (ASKED[:29:-1], {"max_tokens": 100}),
-}
-
-
-def busy_engine(source: Path, data_dir: Path, *ends: int) -> Engine:
-    """Makes an engine with blocks for one context and a little more, so that sequences make room
-    for others, and asks it all."""
-    spec = spec_of(source, *ends, speculation="prompt_lookup", kv_memory_bytes=130_000)
-    loaded = load(spec, data_dir)
-    assert isinstance(loaded.engine, Engine) and "native" in loaded.report.compiled
-    submit_all(loaded.engine)
-    return loaded.engine
-
-
-def submit_all(engine: Engine) -> None:
-    for name, (prompt, asked) in COMMANDS.items():
-        submit(engine, name, prompt, **({"max_tokens": 24} | asked))
-
-
-def test_stages_answer_as_one_whatever_is_asked_and_cancelled(
-    tiny_model_dir: Path, data_dir: Path
-) -> None:
-    expected = run(busy_engine(tiny_model_dir, data_dir))
-    engine = busy_engine(tiny_model_dir, data_dir, 1, 2, 3)
-    found, stats = run(engine), engine.stats()
-    assert found.failed == {}
-    for of in ("tokens", "logprobs", "scored"):
-        assert getattr(found, of) == getattr(expected, of)
-    assert len(found.logprobs["scored"]) == 8 and len(found.scored["scored"]) == len(ASKED) - 1
-    assert found.tokens["choice"] == found.tokens["other choice"]
-    assert stats.num_preemptions > 0
-    assert stats.num_drafted_tokens > 0
-    for num_steps in (0, 1, 2, 12):  # while they wait, in their prompts, and in their answers
-        submit_all(engine)
-        for _ in range(num_steps):
-            engine.step()
-        for name in COMMANDS:
-            engine.cancel(protocol.CancelSequence(sequence_id=name))
-        outputs = engine.step()  # which checks that nothing is held
-        kinds = protocol.SequenceCancelled | protocol.SequenceStep
-        assert all(isinstance(output, kinds) for output in outputs.outputs)
-        assert not engine.has_work
-        assert (outputs.stats.in_flight, outputs.stats.queue_depth) == (0, 0)
 
 
 @contextmanager

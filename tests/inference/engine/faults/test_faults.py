@@ -22,8 +22,7 @@ from inference.engine.step import Schedule
 from inference.models.kv_format import KVFormat
 from inference.protocol.engine import CancelSequence, Grammar, ThinkingLimit
 from tests.cases import each_case
-from tests.inference.engine.asking import Answers, poison, submit
-from tests.inference.engine.conftest import OwnModel, build_pair
+from tests.inference.engine.conftest import Answers, OwnModel, build_pair, poison, submit
 from tests.inference.engine.faulty_executor import FaultyExecutor, Kind
 
 BAD_LENGTH = 90

@@ -31,7 +31,7 @@ from inference.models.kv_format import CacheLayout, cache_layout, kv_bytes_per_t
 from inference.models.layer_configs import DeltaConfig
 from inference.protocol.load import PrefillSpeed
 from tests.cases import each_case
-from tests.inference.engine.asking import cpu_spec
+from tests.inference.engine.conftest import cpu_spec
 
 CONFIG = ModelConfig(
     architecture="llama",

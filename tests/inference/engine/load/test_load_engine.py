@@ -38,8 +38,7 @@ from inference.protocol.engine import SequenceFailed, StepOutputs
 from inference.protocol.load_errors import BadSourceError
 from inference.protocol.load_report import LoadProgress, LoadStage
 from tests.cases import each_case
-from tests.inference.engine.asking import answer_of, cpu_spec, run, submit
-from tests.inference.engine.conftest import CONTEXT_TOKENS, Pair
+from tests.inference.engine.conftest import CONTEXT_TOKENS, Pair, answer_of, cpu_spec, run, submit
 from tests.inference.models.vision.tiny_images import IMAGE_TOKEN
 from tests.inference.models.vision.tiny_images import submit as submit_prompt
 from tests.inference.models.vision.tiny_qwen import MERGE, PATCH_PX, PROCESSOR, QWEN3_VL

@@ -38,7 +38,7 @@ from inference.protocol.engine import Loaded
 from inference.protocol.load import EarlierLoads, PrefillSpeed
 from inference.protocol.load_report import LoadProgress, LoadReport, LoadStage
 from tests.cases import each_case
-from tests.inference.engine.asking import cpu_spec
+from tests.inference.engine.conftest import cpu_spec
 from tests.inference.engine.load.test_kv_memory import CONFIG
 from tests.inference.engine.test_process import started
 

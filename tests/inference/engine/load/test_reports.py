@@ -27,8 +27,7 @@ from inference.protocol.load import NO_PROJECTOR, Quantization, draft_spec, spec
 from inference.protocol.load_errors import OtherVocabularyError
 from inference.protocol.load_report import LoadProgress
 from tests.cases import each_case
-from tests.inference.engine.asking import answer_of, cpu_spec
-from tests.inference.engine.conftest import CONTEXT_TOKENS
+from tests.inference.engine.conftest import CONTEXT_TOKENS, answer_of, cpu_spec
 from tests.inference.engine.load.test_kv_memory import HYBRID
 
 DRAFTED: dict[str, Any] = {"speculation": "draft_model", "draft_model": "path:/d"}

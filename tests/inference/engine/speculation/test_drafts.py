@@ -26,7 +26,7 @@ from inference.engine.speculation.draft_model import (
 )
 from inference.engine.speculation.prompt_lookup import LookupSpeculator, PromptLookup
 from tests.cases import each_case
-from tests.inference.engine.asking import sequence_of
+from tests.inference.engine.conftest import sequence_of
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,7 @@ from inference.engine.speculation.draft_runner import DraftRunner
 from inference.engine.speculation.speculator import Speculator
 from inference.models.step_input import StepInput
 from inference.protocol.engine import CancelSequence, Grammar, SequenceCancelled, ThinkingLimit
-from tests.inference.engine.asking import Answers, run, submit
-from tests.inference.engine.conftest import OwnModel, build_pair, library
+from tests.inference.engine.conftest import Answers, OwnModel, build_pair, library, run, submit
 from tests.inference.engine.speculation.scripted_speculator import (
     LookupOnFreeRows,
     ScriptedSpeculator,
