@@ -116,12 +116,7 @@ def separate(llama: Any) -> dict[str, list[int]]:
     ],
 )
 def test_choices_equal_separate_requests_with_their_seeds(
-    llama: Any,
-    separate: dict[str, list[int]],
-    num_choices: int,
-    num_tokens: int,
-    max_running: int,
-    num_steps: int | None,
+    llama: Any, separate: Any, num_choices: int, num_tokens: int, max_running: int, num_steps: Any
 ) -> None:
     """They share the blocks of their prompt, also with the first one that has ended."""
     limits = SchedulerLimits(prefill_tokens_per_step=48, max_running=max_running)

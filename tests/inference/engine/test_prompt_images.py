@@ -138,11 +138,7 @@ BAD = "invalid_image"
     ],
 )
 def test_which_images_fit_their_prompt(
-    images: list[SequenceImage],
-    prompt: list[int],
-    vision: VisionConfig | None,
-    code: str,
-    words: str,
+    images: Any, prompt: list[int], vision: VisionConfig | None, code: str, words: str
 ) -> None:
     problem = image_problem(images, prompt, vision)
     assert (problem is None) == (not code)

@@ -3,6 +3,7 @@ steps that are launched before the last one is read."""
 
 from __future__ import annotations
 
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -209,11 +210,7 @@ def test_disorder_is_noticed() -> None:
     ],
 )
 def test_when_there_is_a_step_ahead(
-    sequences: list[tuple[str, int]],
-    how: dict[str, int],
-    tokens: int,
-    later: tuple[str, int] | None,
-    is_ahead: bool,
+    sequences: list[tuple[str, int]], how: dict[str, int], tokens: int, later: Any, is_ahead: bool
 ) -> None:
     scheduler = scheduler_of((sequence_of(*one) for one in sequences), **how)
     schedule = scheduler.schedule(FixedPace(tokens=tokens))

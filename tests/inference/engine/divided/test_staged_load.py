@@ -103,12 +103,7 @@ def asked_and_cancelled(loaded: LoadedEngine, prompt: list[int]) -> list[object]
     ],
 )
 def test_stages_answer_as_one(
-    tiny_model_dir: Path,
-    data_dir: Path,
-    tmp_path: Path,
-    kind: str,
-    ends: tuple[int, ...],
-    changes: dict[str, str],
+    tiny_model_dir: Path, data_dir: Path, tmp_path: Path, kind: str, ends: Any, changes: Any
 ) -> None:
     source = tiny_model_dir
     if kind == "gguf":
@@ -159,11 +154,7 @@ def test_stages_answer_as_one(
     ids=str,
 )
 def test_what_cannot_be_staged_is_refused_by_name(
-    tiny_model_dir: Path,
-    data_dir: Path,
-    ends: tuple[int, ...],
-    changes: dict[str, object],
-    words: str,
+    tiny_model_dir: Path, data_dir: Path, ends: tuple[int, ...], changes: Any, words: str
 ) -> None:
     with pytest.raises(BadSourceError, match=words):
         load(spec_of(tiny_model_dir, *ends, **changes), data_dir)

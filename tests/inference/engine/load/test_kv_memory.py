@@ -93,11 +93,7 @@ ALL = 10**12
     ],
 )
 def test_plans(
-    budget_bytes: int,
-    overrides: dict[str, Any],
-    context_tokens: int,
-    num_blocks: int,
-    reasons: list[str],
+    budget_bytes: int, overrides: Any, context_tokens: int, num_blocks: int, reasons: list[str]
 ) -> None:
     found = plan(budget_bytes, **overrides)
     assert (found.context_tokens, found.num_blocks) == (context_tokens, num_blocks)
@@ -142,11 +138,7 @@ ADAPTERS_BYTES = 3 * planned_adapter_bytes(CONFIG, 2)
     ],
 )
 def test_what_a_device_has_left(
-    monkeypatch: pytest.MonkeyPatch,
-    device: str,
-    changes: dict[str, Any],
-    num_blocks: int | None,
-    adapter_bytes: int,
+    monkeypatch: pytest.MonkeyPatch, device: str, changes: Any, num_blocks: Any, adapter_bytes: int
 ) -> None:
     monkeypatch.setenv("HELEXA_CPU_KV_SHARE", "0.5")
     free_bytes = 100 * BLOCK_BYTES if device == "cpu" else 10**9
