@@ -61,7 +61,6 @@ from tests.inference.reports import engine_stats
 REPOSITORY_DIR = Path(__file__).resolve().parents[3]
 EXIT_TIMEOUT_S = 120
 KV_MEMORY_BYTES = 4 * 1024**2
-A_GRAMMAR = '{"grammars": [{"lark_grammar": "start: /[ab]{3}/"}]}'
 
 
 class EngineProcess:
@@ -155,22 +154,18 @@ def test_loads_answers_cancels_and_shuts_down(tiny_model_dir: Path, data_dir: Pa
         assert loaded.report.grammar_problem is None
 
         engine.process.send_signal(signal.SIGINT)  # Ctrl-C in the terminal is not for the engine
-        engine.submit("answered", 5)
-        answered = engine.outputs("answered")[-1]
-        assert isinstance(answered, SequenceStep)
-        assert (answered.finish_reason, answered.num_output_tokens) == ("length", 5)
-
-        engine.submit("bound", 50, Grammar(text=A_GRAMMAR))
-        bound = engine.outputs("bound")[-1]
-        assert isinstance(bound, SequenceStep)
-        assert (bound.finish_reason, bound.num_output_tokens) == ("stop", 3)
+        grammar = Grammar(text='{"grammars": [{"lark_grammar": "start: /[ab]{3}/"}]}')
+        for bound, expected in ((None, ("length", 50)), (grammar, ("stop", 3))):
+            engine.submit("answered", 50, bound)
+            end = engine.outputs("answered")[-1]
+            assert isinstance(end, SequenceStep)
+            assert (end.finish_reason, end.num_output_tokens) == expected
 
         with engine.stopped():
             engine.submit("cancelled", 200)
             engine.send(CancelSequence(sequence_id="cancelled"))
         assert isinstance(engine.outputs("cancelled")[-1], SequenceCancelled)
-        idle = next(m for m in engine.messages() if isinstance(m, Idle))
-        assert idle.stats.kv_blocks_used == 0
+        assert engine.next(Idle).stats.kv_blocks_used == 0
 
         with engine.stopped():
             engine.submit("unfinished", 200)
@@ -232,12 +227,8 @@ def test_what_it_cannot_survive_ends_it_by_its_name(
 
 
 def test_the_timeout_is_the_operators() -> None:
-    for word, seconds in ((None, 120.0), ("", 120.0), ("7.5", 7.5), ("0", None)):
-        environment = {} if word is None else {"HELEXA_STEP_TIMEOUT_S": word}
-        assert (STEP_TIMEOUT_S.read(environment) or None) == seconds
-    for word in ("soon", "-1", "nan", "inf"):
-        with pytest.raises(ValueError, match="HELEXA_STEP_TIMEOUT_S"):
-            STEP_TIMEOUT_S.read({"HELEXA_STEP_TIMEOUT_S": word})
+    for word, seconds in (("", 120.0), ("7.5", 7.5), ("0", None)):
+        assert (STEP_TIMEOUT_S.read({"HELEXA_STEP_TIMEOUT_S": word}) or None) == seconds
     watchdog = StepWatchdog(None, lambda fault: pytest.fail("it watched"))
     watchdog.start()
     with watchdog.step():
@@ -327,11 +318,8 @@ def test_an_engine_reports_when_prompts_make_its_steps_long() -> None:
 def test_a_line_for_each_end_and_none_for_tokens(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     timing = SequenceTiming(queue_ms=12.0, prefill_ms=100.0, decode_ms=500.0, prefill_tokens=50)
-    ends = SequenceStep(
-        sequence_id="s", token_ids=[8], finish_reason="length", num_output_tokens=11, timing=timing
-    )
-    outputs = step(TOKEN, ends, FAILED)
-    sent: list[Any] = []
+    ends = msgspec.structs.replace(LAST, num_output_tokens=11, timing=timing)
+    outputs, sent = step(TOKEN, ends, FAILED), list[Any]()
     logging_ends(sent.append)(outputs)
     (message,) = sent
     assert message.stats == outputs.stats

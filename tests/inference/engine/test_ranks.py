@@ -205,9 +205,7 @@ def test_a_rank_that_is_lost_ends_the_model(tiny_model_dir: Path, data_dir: Path
     environment = {"HELEXA_STEP_TIMEOUT_S": "5" if stands else "600"}
     source = f"path:{tiny_model_dir}"
     with started(source, data_dir, tensor_parallel=2, environment=environment) as engine:
-        loaded = engine.wait_loaded()
-        assert isinstance(loaded, Loaded)
-        report = loaded.report
+        report = engine.next(Loaded).report
         assert "2 ranks on cpu, cpu" in report.compiled
         assert [rank.rank for rank in report.ranks] == [0, 1]
         assert all(rank.estimated_bytes > 0 < rank.actual_bytes for rank in report.ranks)

@@ -240,7 +240,9 @@ def three_stages(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lost", ["ours", "theirs", "ours stands still"])
+@pytest.mark.parametrize(
+    "lost", ["ours", "theirs", "ours stands still", "is asked to end", "its neuron ends"]
+)
 def test_a_stage_that_is_lost_ends_the_model(
     tiny_model_dir: Path, data_dir: Path, lost: str
 ) -> None:
@@ -248,37 +250,27 @@ def test_a_stage_that_is_lost_ends_the_model(
     engine ends the others."""
     stands = lost == "ours stands still"
     with three_stages(tiny_model_dir, data_dir) as (engine, local, remote):
-        if stands:
-            local.suspend()
-        elif lost == "ours":
+        if not stands and lost != "theirs":
             engine.submit("long", 200)
-            local.kill()
-        else:
-            remote.process.kill()
-        assert engine.next(protocol.EngineFaulted).code == (
-            "engine_hung" if stands else "device_fault"
-        )
+        {
+            "ours": local.kill,
+            "theirs": remote.process.kill,
+            "ours stands still": local.suspend,
+            "is asked to end": lambda: remote.send(protocol.Shutdown()),
+            "its neuron ends": remote.connection.close,
+        }[lost]()
+        if lost == "its neuron ends":
+            assert remote.process.wait(EXIT_TIMEOUT_S) == EngineExit.ORPHANED
+        code = engine.next(protocol.EngineFaulted).code
+        assert code == ("engine_hung" if stands else "device_fault")
         expected = EngineExit.HUNG if stands else EngineExit.DEVICE_FAULT
         assert engine.process.wait(EXIT_TIMEOUT_S) == expected
-        if lost != "theirs":
+        if lost.startswith("ours"):
             remote.next(protocol.StageReleased)
+        if lost not in ("theirs", "its neuron ends"):
             assert remote.process.wait(EXIT_TIMEOUT_S) == EngineExit.OK
         psutil.wait_procs([local], timeout=EXIT_TIMEOUT_S)
         assert has_ended(local)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("is_asked", [True, False])
-def test_a_stage_ends_with_its_neuron(tiny_model_dir: Path, data_dir: Path, is_asked: bool) -> None:
-    with three_stages(tiny_model_dir, data_dir) as (engine, _, remote):
-        engine.submit("long", 200)
-        if is_asked:
-            remote.send(protocol.Shutdown())
-        else:
-            remote.connection.close()
-        expected = EngineExit.OK if is_asked else EngineExit.ORPHANED
-        assert remote.process.wait(EXIT_TIMEOUT_S) == expected
-        assert engine.next(protocol.EngineFaulted).code == "device_fault"
 
 
 class Proxy:
