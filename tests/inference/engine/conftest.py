@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import inspect
 import json
 import shutil
 from collections.abc import Iterable, Iterator
@@ -233,6 +234,7 @@ def compiler(ascii_tokenizer_file: Path) -> GrammarCompiler:
 
 
 FIELDS = {*SubmitSequence.__struct_fields__}
+SEQUENCE_FIELDS = {*inspect.signature(Sequence).parameters}
 ARRIVALS = count(1)
 
 
@@ -306,12 +308,6 @@ def sequence_of(
     sequence = Sequence(name or f"s{fields['arrival']}", list(prompt), params, **fields)
     sequence.token_ids += output
     return sequence
-
-
-SEQUENCE_FIELDS = {
-    *("context_tokens", "arrival", "deadline_s", "same_prompt_as", "account", "weight"),
-    *("is_anonymous", "cache_salt", "images", "prediction"),
-}
 
 
 def cpu_spec(path: Path | str, **settings: Any) -> LoadSpec:

@@ -262,18 +262,16 @@ class StatesMachine(SchedulerMachine):
     @invariant()
     def snapshots_are_of_their_prefix(self) -> None:
         """Found as a prompt finds them: by walking the blocks."""
-        states = self.scheduler.kv_cache.states
+        states, allocator = self.scheduler.kv_cache.states, self.scheduler.kv_cache.allocator
         assert states is not None
-        allocator = self.scheduler.kv_cache.allocator
         prefixes: dict[int | str, Prefix] = {"": ()}
         left = {content: key for key, (_, content) in allocator._content.items()}
         while known := {c for c, (parent, _) in left.items() if parent in prefixes}:
             for content in known:
                 parent, tokens = left.pop(content)
                 prefixes[content] = prefixes[parent] + tokens
-        for content, slot in states._snapshots.items():
-            if content in prefixes:
-                assert self.stored[slot] == prefixes[content]
+        for content in prefixes.keys() & states._snapshots.keys():
+            assert self.stored[states._snapshots[content]] == prefixes[content]
 
 
 TestStates = StatesMachine.TestCase
@@ -361,11 +359,11 @@ def test_no_more_sequences_run_than_have_slots() -> None:
     run_to_end(scheduler, sequence_of(PROMPT))
     for name in "abcd":
         scheduler.add(sequence_of([ord(name)] * 5, name=name))
-    scheduler.commit(scheduler.schedule(FixedPace(tokens=100)), [7] * 4)
-    scheduler.commit(scheduler.schedule(FixedPace(tokens=100)), [7] * 4)
+    for _ in range(2):
+        scheduler.commit(scheduler.schedule(FixedPace(tokens=100)), [7] * 4)
     scheduler.check_integrity()
-    assert scheduler.kv_cache.states is not None
-    assert scheduler.kv_cache.states.num_snapshots == 0
+    states = scheduler.kv_cache.states
+    assert states is not None and states.num_snapshots == 0
 
 
 def test_disorder_is_noticed() -> None:

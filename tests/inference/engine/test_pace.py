@@ -29,12 +29,11 @@ def cpu(num_rows: int) -> float:
     return 0.002 + 0.00153 * num_rows
 
 
-def gpu(num_rows: int) -> float:
-    return 0.008 + 0.00002 * num_rows
-
-
-def slow(num_rows: int) -> float:
-    return 0.05 * num_rows
+COSTS: list[tuple[Cost, int]] = [
+    (cpu, FULL),
+    (lambda num_rows: 0.008 + 0.00002 * num_rows, MAX_RUNNING),
+    (lambda num_rows: 0.05 * num_rows, MIN_RUNNING),
+]
 
 
 def pacer_for(max_running: int = MAX_RUNNING) -> StepPacer:
@@ -56,12 +55,14 @@ def run_full(pacer: StepPacer, cost: Cost, num_steps: int, noise: float = 0.0) -
 
 
 def test_settles_where_a_full_step_takes_half_as_long_again() -> None:
-    for cost, expected in ((cpu, FULL), (gpu, MAX_RUNNING), (slow, MIN_RUNNING)):
+    for cost, expected in COSTS:
         limits = run_full(pacer_for(), cost, 40)
         assert limits[-1] == pytest.approx(expected, abs=2)
         # From below, without ever going back: it does not swing.
         assert limits == sorted(limits)
-        assert cost is not gpu or limits[4] == MAX_RUNNING, "a fast machine has all after a few"
+        assert expected < MAX_RUNNING or limits[4] == MAX_RUNNING, (
+            "a fast machine has all after a few"
+        )
 
 
 def test_what_moves_the_limit_and_what_does_not() -> None:
@@ -86,7 +87,7 @@ def test_what_moves_the_limit_and_what_does_not() -> None:
         record(pacer, 200, 0, cpu(200))
     assert pacer.running_limit == pytest.approx(FULL, abs=3)
     assert pacer_for(max_running=1).running_limit == 1
-    assert run_full(pacer_for(max_running=20), gpu, 20)[-1] == 20
+    assert run_full(pacer_for(max_running=20), COSTS[1][0], 20)[-1] == 20
 
 
 def test_prompt_chunks_alone() -> None:

@@ -145,27 +145,19 @@ def test_which_images_fit_their_prompt(
     assert problem is None or (problem[0] == code and words in problem[1])
 
 
-@each_case(
-    ("images", "start", "end", "num_images", "expected"),
-    [
-        (BOTH, 0, 12, 1, 7),
-        (BOTH, 0, 6, 1, 6),
-        (BOTH, 4, 12, 1, 7),  # the rest of the first counts
-        (BOTH, 6, 12, 1, 12),
-        (BOTH, 0, 12, 0, 2),
+IN_PARTS = [APART, image(12, 1, 2, "b")]
+
+
+def test_a_chunk_ends_before_an_image_too_many() -> None:
+    for images, start, end, num_images, expected in (
+        *((BOTH, 0, 12, 1, 7), (BOTH, 0, 6, 1, 6), (BOTH, 0, 12, 0, 2), (BOTH, 10, 12, 0, 12)),
+        *((BOTH, 4, 12, 1, 7), (BOTH, 6, 12, 1, 12)),  # the rest of the first counts
         (BOTH, 8, 12, 0, 8),  # nothing: it begins within one
-        (BOTH, 10, 12, 0, 12),
-        ([APART, image(12, 1, 2, "b")], 0, 14, 1, 12),
-        ([APART, image(12, 1, 2, "b")], 0, 14, 0, 2),
-        ([APART, image(12, 1, 2, "b")], 4, 14, 0, 5),  # the text between two runs
-        ([APART, image(12, 1, 2, "b")], 5, 14, 0, 5),
-    ],
-)
-def test_a_chunk_ends_before_an_image_too_many(
-    images: list[SequenceImage], start: int, end: int, num_images: int, expected: int
-) -> None:
-    found = PromptImages(images, 15, merge=2, has_places=False)
-    assert found.end_with_images(start, end, num_images) == expected
+        *((IN_PARTS, 0, 14, 1, 12), (IN_PARTS, 0, 14, 0, 2)),
+        *((IN_PARTS, 4, 14, 0, 5), (IN_PARTS, 5, 14, 0, 5)),  # the text between two runs
+    ):
+        found = PromptImages(images, 15, merge=2, has_places=False)
+        assert found.end_with_images(start, end, num_images) == expected
 
 
 def test_no_chunk_ends_within_an_image_that_is_seen_whole() -> None:
@@ -186,28 +178,23 @@ def test_no_chunk_ends_within_an_image_that_is_seen_whole() -> None:
     assert whole.end_of_whole(2, 4, may_exceed=False) == 2, "nothing: it begins with it"
 
 
-CPU = torch.device("cpu")
-TOKENS = [1, PAD, PAD, PAD, PAD, 2, 3]
-
-
 def test_what_the_rows_of_an_image_see() -> None:
     def sequence(**how: bool) -> Sequence:
         images = PromptImages([image(1, 2, 2)], 7, merge=2, has_places=False, **how)
-        return sequence_of(TOKENS, images=images)
+        return sequence_of([1, PAD, PAD, PAD, PAD, 2, 3], images=images)
 
-    positions = np.array([6, 2, 3, 4, 5], dtype=np.int32)
-    rows = ImageEmbeddings(torch.zeros(4, 8))
-    decoding, causal, whole = sequence(), sequence(), sequence(are_seen_whole=True)
-    for seeing, wanted in ((causal, None), (whole, [6, 4, 4, 4, 5])):
+    positions, decoding = np.array([6, 2, 3, 4, 5], dtype=np.int32), sequence()
+    cpu, rows = torch.device("cpu"), ImageEmbeddings(torch.zeros(4, 8))
+    for seeing, wanted in ((sequence(), None), (sequence(are_seen_whole=True), [6, 4, 4, 4, 5])):
         chunk = PrefillChunk(seeing, 2, 6, is_last=False)
         schedule = Schedule(decodes=[decoding], prefills=[chunk])
         found = last_seen(schedule, positions)
         assert (None if found is None else found.tolist()) == wanted
-        images = step_images(schedule, positions, lambda image: rows, CPU)
+        images = step_images(schedule, positions, lambda image: rows, cpu)
         assert images is not None and images.rotary is None
         assert images.row_ids.tolist() == [1, 2, 3]
     decodes = Schedule(decodes=[decoding])
-    assert step_images(decodes, positions[:1], lambda image: rows, CPU) is None
+    assert step_images(decodes, positions[:1], lambda image: rows, cpu) is None
 
 
 ROW_BYTES = 2 * 4 * 3

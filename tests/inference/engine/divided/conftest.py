@@ -67,9 +67,8 @@ def close_all() -> None:
 def answers(loaded: LoadedEngine, longest_prompt: Sequence[int] = PROMPT) -> tuple[list[int], int]:
     """Two sequences at once, the second of the first one's beginning; then how much of the first
     one's prompt is known when it comes again."""
-    engine = loaded.engine
+    engine, found = loaded.engine, Answers()
     assert isinstance(engine, Engine)
-    found = Answers()
     for names in (("a", "b"), ("again",)):
         for name in names:
             submit(engine, name, longest_prompt[: 70 if name == "b" else None], NUM_TOKENS)
@@ -79,8 +78,6 @@ def answers(loaded: LoadedEngine, longest_prompt: Sequence[int] = PROMPT) -> tup
 
 
 WAIT_S = 20.0
-HERE = ""
-"""The neuron of stages beside the engine."""
 held: list[HeldStage] = []
 loaded_engines: list[LoadedEngine] = []
 
@@ -126,9 +123,10 @@ class RemoteStages:
 
 
 def ordered(source: Path, neurons: Sequence[str], *ends: int, **changes: object) -> RemoteStages:
-    """``ends``: of each stage's layers. Nothing is started, so that nothing has an address."""
+    """``neurons``: empty for stages beside the engine. ``ends``: of each stage's layers. Nothing is
+    started, so that nothing has an address."""
     spec, engine = spec_of(source, *ends, **changes), new_identity()
-    identities = {index: new_identity() for index, one in enumerate(neurons) if one != HERE}
+    identities = {index: new_identity() for index, one in enumerate(neurons) if one}
     stages = list(spec.stages)
     for index, identity in identities.items():
         stages[index] = msgspec.structs.replace(
@@ -151,7 +149,7 @@ def with_stage(spec: LoadSpec, index: int, **changes: object) -> LoadSpec:
 def started(
     there: RemoteStages, data_dir: Path, hold: Callable[[LoadSpec, Path], Any] = HeldStage
 ) -> RemoteStages:
-    """Starts the stages whose neuron is not ``HERE``, and gives the engine their addresses."""
+    """Starts the stages of other neurons, and gives the engine their addresses."""
     spec = there.spec
     for index, order in there.orders.items():
         there.stages.append(hold(order, data_dir))

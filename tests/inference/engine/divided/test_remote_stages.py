@@ -27,11 +27,11 @@ from tests.cases import each_case
 from tests.inference.engine.divided import conftest as stages
 
 ORDERS = {
-    "there and back": ([stages.HERE, "b"], (1, 3)),
-    "from here to another": ([stages.HERE, stages.HERE, "b"], (1, 2, 3)),
-    "back from another": ([stages.HERE, "b", stages.HERE], (1, 2, 3)),
-    "from another to a third": ([stages.HERE, "b", "c"], (1, 2, 3)),
-    "beside each other": ([stages.HERE, "b", "b"], (1, 2, 3)),
+    "there and back": (["", "b"], (1, 3)),
+    "from here to another": (["", "", "b"], (1, 2, 3)),
+    "back from another": (["", "b", ""], (1, 2, 3)),
+    "from another to a third": (["", "b", "c"], (1, 2, 3)),
+    "beside each other": (["", "b", "b"], (1, 2, 3)),
 }
 
 
@@ -64,24 +64,27 @@ def test_in_any_order(
 
 @each_case("dtype", ["auto", "float32"])
 def test_rows_are_rounded_where_they_leave_a_host(dtype: str) -> None:
-    spec = stages.ordered(
-        Path("/m"), [stages.HERE, stages.HERE, "b", "b", "c"], 1, 2, 3, 4, 5, dtype=dtype
-    ).spec
+    spec = stages.ordered(Path("/m"), ["", "", "b", "b", "c"], 1, 2, 3, 4, 5, dtype=dtype).spec
     leaves = [False, True, False, True, True]  # the last one's rows go back
     assert [are_narrow(spec, index) for index in range(5)] == [
         one and dtype == "auto" for one in leaves
     ]
 
 
+@pytest.fixture
+def there(tiny_model_dir: Path, data_dir: Path) -> stages.RemoteStages:
+    """One stage here, and one that waits on another neuron."""
+    return stages.started(stages.ordered(tiny_model_dir, ["", "b"], 1, 3), data_dir)
+
+
 def test_files_that_are_not_the_engines_are_refused(
-    tiny_model_dir: Path, data_dir: Path, tmp_path: Path
+    there: stages.RemoteStages, tiny_model_dir: Path, data_dir: Path, tmp_path: Path
 ) -> None:
     """A stage that computed with others would answer, and wrongly."""
     shutil.copytree(tiny_model_dir, tmp_path, dirs_exist_ok=True)
     weights = bytearray((tmp_path / "model.safetensors").read_bytes())
     weights[-1] ^= 1
     (tmp_path / "model.safetensors").write_bytes(weights)
-    there = stages.started(stages.ordered(tiny_model_dir, [stages.HERE, "b"], 1, 3), data_dir)
     with pytest.raises(PartFailedError, match="other files") as raised:
         stages.load(msgspec.structs.replace(there.spec, source=f"path:{tmp_path}"), data_dir)
     assert there.stages[0].last().failure == raised.value.failure
@@ -89,9 +92,8 @@ def test_files_that_are_not_the_engines_are_refused(
     assert there.stages[0].code == EngineExit.FAILED
 
 
-def test_a_stage_that_is_another_is_refused(tiny_model_dir: Path, data_dir: Path) -> None:
+def test_a_stage_that_is_another_is_refused(there: stages.RemoteStages, data_dir: Path) -> None:
     """Its certificate is not the one that the load names; it waits for its own engine."""
-    there = stages.started(stages.ordered(tiny_model_dir, [stages.HERE, "b"], 1, 3), data_dir)
     other = new_identity()
     for spec in (
         stages.with_stage(there.spec, 1, certificate=other.certificate),
@@ -108,7 +110,7 @@ def test_ports_are_those_that_the_operator_named(
 ) -> None:
     """The next one where the first is taken; a failure where all are, or none is named."""
     monkeypatch.setattr(remote_stage, "ENGINE_TIMEOUT_S", 0.5)
-    order = stages.ordered(tiny_model_dir, [stages.HERE, "b"], 1, 3).orders[1]
+    order = stages.ordered(tiny_model_dir, ["", "b"], 1, 3).orders[1]
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         for listen, problem in (("", "HELEXA_STAGE_LISTEN"), (f"127.0.0.1:{port}", "is free")):
@@ -129,21 +131,18 @@ def test_ports_are_those_that_the_operator_named(
 
 
 def dial_as_engine(there: stages.RemoteStages) -> SecureConnection:
-    stage = there.spec.stages[1]
+    stage, timeouts = there.spec.stages[1], {"timeout_s": 60.0, "stall_timeout_s": 60.0}
     address = address_of(stage.address)
-    return dial(
-        address, there.engine, stage.certificate, "control", timeout_s=60, stall_timeout_s=60
-    )
+    return dial(address, there.engine, stage.certificate, "control", **timeouts)
 
 
 def test_neighbours_that_never_come_fail_the_stage(
-    tiny_model_dir: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+    there: stages.RemoteStages, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An engine that has the stage built, and made no links for its rows before: it holds the
     control link, so nothing else would end the stage."""
     monkeypatch.setattr(remote_stage, "LINKS_TIMEOUT_S", 0.1)
     monkeypatch.setattr(remote_stage, "NEIGHBOUR_TIMEOUT_S", 5.0)
-    there = stages.started(stages.ordered(tiny_model_dir, [stages.HERE, "b"], 1, 3), data_dir)
     files: Any = SimpleNamespace(
         weight_paths=[tiny_model_dir / "model.safetensors"], projector=None
     )
@@ -176,10 +175,7 @@ NO_ENGINES = {
 
 
 @pytest.mark.parametrize("lie", NO_ENGINES.values(), ids=NO_ENGINES)
-def test_what_no_engine_sends_ends_the_stage(
-    tiny_model_dir: Path, data_dir: Path, lie: bytes
-) -> None:
-    there = stages.started(stages.ordered(tiny_model_dir, [stages.HERE, "b"], 1, 3), data_dir)
+def test_what_no_engine_sends_ends_the_stage(there: stages.RemoteStages, lie: bytes) -> None:
     control = dial_as_engine(there)
     control.sendall(lie)
     if not lie:
@@ -206,7 +202,7 @@ def test_what_no_stage_sends_fails_the_load(
     tiny_model_dir: Path, data_dir: Path, lie: bytes
 ) -> None:
     """A host whose stage sends the lie on its control link and ends."""
-    there = stages.ordered(tiny_model_dir, [stages.HERE, "b"], 1, 3)
+    there = stages.ordered(tiny_model_dir, ["", "b"], 1, 3)
     stage = there.orders[1].link_identity
     assert stage is not None
     purposes = dict.fromkeys(("control", "rows", "rows-back"), there.engine.certificate)

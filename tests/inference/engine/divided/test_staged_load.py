@@ -37,7 +37,6 @@ from tests.cases import each_case
 from tests.inference.adapter_files import write_adapter
 from tests.inference.engine.conftest import run, submit, tokens_of
 from tests.inference.engine.divided.conftest import (
-    HERE,
     PROMPT,
     answers,
     load,
@@ -224,7 +223,7 @@ def three_stages(
     """The engine, the process of the second stage, and the neuron's end of another neuron's third
     stage."""
     with (
-        processes(ordered(model_dir, [HERE, HERE, "b"], 1, 2, 3), data_dir) as there,
+        processes(ordered(model_dir, ["", "", "b"], 1, 2, 3), data_dir) as there,
         process_of(there.spec, data_dir) as engine,
     ):
         loaded = engine.wait_loaded()
@@ -304,7 +303,7 @@ class Proxy:
 @pytest.mark.slow
 def test_two_other_hosts_that_lose_each_other(tiny_model_dir: Path, data_dir: Path) -> None:
     """The engine reaches both and sees nothing of it but what they report."""
-    with processes(ordered(tiny_model_dir, [HERE, "b", "c"], 1, 2, 3), data_dir) as there:
+    with processes(ordered(tiny_model_dir, ["", "b", "c"], 1, 2, 3), data_dir) as there:
         proxy = Proxy(there.spec.stages[2].address)
         spec = with_stage(there.spec, 2, address=proxy.address)
         with process_of(spec, data_dir) as engine:

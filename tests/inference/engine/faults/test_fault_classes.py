@@ -123,16 +123,13 @@ def test_after_recovering_the_attempt_holds_nothing() -> None:
         assert isinstance(fault, OutOfMemoryFault)
 
 
-@each_case(
-    ("error", "code"),
-    [
+def test_a_load_that_raised_is_reported_by_its_reason() -> None:
+    for error, code in (
         (DoesNotFitError("too large"), "does_not_fit"),
         (MemoryError("too large"), "does_not_fit"),
         (UnlikeKernelsError("rank 1 lacks it"), "bad_source"),
         (UnfitWeightsError("of another shape"), "bad_file"),
         (DeviceFault("lost"), "device_fault"),
         (RuntimeError("a bug"), "engine_crashed"),
-    ],
-)
-def test_a_load_that_raised_is_reported_by_its_reason(error: Exception, code: str) -> None:
-    assert load_failure(error, "a model").code == code
+    ):
+        assert load_failure(error, "a model").code == code

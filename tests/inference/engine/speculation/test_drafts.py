@@ -61,21 +61,17 @@ def paced(device: Device, rows: list[int], *, target_s: float | None = 0.1) -> S
     return pacer
 
 
-@each_case(
-    ("num_rows", "candidates", "row_s", "most_rows", "expected"),
-    [
+def test_how_many_are_run() -> None:
+    for num_rows, candidates, row_s, most_rows, expected in (
         (1, [(8, 0.5)], 0.0, 128, 8),  # rows that cost nothing are all run
         (32, [(8, 0.6)] * 32, 10.0, 1024, 0),  # rows that cost as much as a step are not
         (1, [(8, 0.05)], 0.1, 128, 0),  # hopeless
         (1, [(15, 0.4)], 0.2, 128, 1),
         (1, [(15, 0.95)], 0.2, 128, 11),  # sure ones are longer
         (4, [(8, 1.0)] * 4, 0.0, 12, 2),  # a step holds so many rows
-    ],
-)
-def test_how_many_are_run(
-    num_rows: int, candidates: list[tuple[int, float]], row_s: float, most_rows: int, expected: int
-) -> None:
-    assert drafting.best_length(num_rows, candidates, Device(1.0, row_s), most_rows) == expected
+    ):
+        costs = Device(1.0, row_s)
+        assert drafting.best_length(num_rows, candidates, costs, most_rows) == expected
 
 
 def test_when_a_lone_sequence_is_drafted_for() -> None:
@@ -203,19 +199,16 @@ def test_a_predictor_that_does_not_pay_rests_and_is_tried_again() -> None:
     assert (cheap.follower.follows, dear.follower.follows) == (True, False)
 
 
-@each_case(
-    ("text", "most", "proposed"),
-    [
+def test_what_followed_is_proposed() -> None:
+    for text, most, proposed in (
         ([5, 1, 2, 3, 4, 9, 9, 1, 2], 3, [3, 4, 9]),
         ([7, 1, 2, 30, 8, 1, 2, 40, 7, 1, 2], 1, [30]),  # the longest match wins over the last
         ([1, 2, 30, 9, 1, 2, 40, 8, 1, 2], 1, [40]),  # the last of equals
         ([4, 5, 6, 4, 5, 6, 4], 8, [5, 6, 4, 5, 6, 4, 5, 6]),  # a text that goes in circles
         *((text, 4, None) for text in ([], [1], [1, 1], [1, 2, 3, 4], [1, 2, 1])),
-    ],
-)
-def test_what_followed_is_proposed(text: list[int], most: int, proposed: list[int] | None) -> None:
-    found = PromptLookup().propose(text, most)
-    assert (None if found is None else found.token_ids) == proposed
+    ):
+        found = PromptLookup().propose(text, most)
+        assert (None if found is None else found.token_ids) == proposed
 
 
 @each_case("num_words", [2, 3, 8])

@@ -15,16 +15,13 @@ import torch
 
 from inference.engine.engine import Engine
 from inference.engine.sampler import SampledTokens, Sampler
-from inference.engine.speculation import draft_model
+from inference.engine.speculation import draft_model, prompt_lookup
 from inference.engine.speculation.draft_runner import DraftRunner
 from inference.engine.speculation.speculator import Speculator
 from inference.models.step_input import StepInput
 from inference.protocol.engine import CancelSequence, Grammar, SequenceCancelled, ThinkingLimit
 from tests.inference.engine.conftest import Answers, OwnModel, build_pair, library, run, submit
-from tests.inference.engine.speculation.scripted_speculator import (
-    LookupOnFreeRows,
-    ScriptedSpeculator,
-)
+from tests.inference.engine.speculation.scripted_speculator import ScriptedSpeculator
 from tests.inference.models.families import tiny_hybrid as tiny
 from tests.inference.models.families import tiny_states as states
 
@@ -116,9 +113,10 @@ def _drafts_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else how many there are would follow from this machine's times."""
 
     def longest(_num_rows: int, candidates: Any, _costs: Any, _most_rows: int) -> int:
-        return max(length for length, _ in candidates)
+        return max((length for length, _ in candidates), default=0)
 
-    monkeypatch.setattr(draft_model, "best_length", longest)
+    for module in (draft_model, prompt_lookup):
+        monkeypatch.setattr(module, "best_length", longest)
 
 
 @pytest.mark.parametrize(("run_ahead", "num_tokens"), [(False, 4096), (True, 4096), (False, 256)])
@@ -183,7 +181,7 @@ def test_looked_up_in_the_text_or_a_prediction(subject: OwnModel, plain: Answers
         ("greedy", greedy, 21),
         ("drawn", plain.tokens["drawn"], 21),
     ):
-        engine, found = engine_for(subject, LookupOnFreeRows()), Answers()
+        engine, found = engine_for(subject, prompt_lookup.LookupSpeculator()), Answers()
         asked = PARAMS.get(name, few_words)
         submit(engine, name, prompt_of(name), 40, prediction=prediction, **asked)
         num_steps = 0
