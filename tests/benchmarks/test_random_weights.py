@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks import random_folder
 from benchmarks.gguf_files import file_bytes, write
-from benchmarks.shapes import SHAPES, DenseShape, HybridShape, MixtureShape
+from benchmarks.shapes import SHAPES, DenseShape, HybridShape
 from inference.loading.described import check_tensors
 from inference.loading.hub_config import read_directory_config
 from inference.loading.loader import OpenedModel, open_model
@@ -18,18 +18,6 @@ from inference.models.families.registry import family_of
 from inference.models.stored_weights import DenseWeight
 from tests.cases import each_case
 from tests.inference.engine.conftest import cpu_spec
-
-SHAPE = MixtureShape(
-    vocab_size=256,
-    hidden_size=256,
-    num_layers=1,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=64,
-    num_experts=3,
-    experts_per_token=2,
-    expert_size=256,
-)
 
 
 def opened(source: Path, folder: Path) -> OpenedModel:
@@ -42,8 +30,8 @@ def opened(source: Path, folder: Path) -> OpenedModel:
     ("shape", "config", "bits"),
     [
         (
-            SHAPE,
-            {"experts.num_experts": 3, "experts.experts_per_token": 2}
+            SHAPES["tiny-mixture"],
+            {"experts.num_experts": 8, "experts.experts_per_token": 2}
             | {"experts.intermediate_size": 256, "experts.normalizes": True},
             {"mlp.experts.2.gate_proj": 4, "mlp.experts.2.down_proj": 6},
         ),

@@ -40,7 +40,6 @@ from inference.protocol.engine import (
     Idle,
     Loaded,
     LoadFailedMessage,
-    LoadProgressed,
     SamplingParams,
     SequenceCancelled,
     SequenceFailed,
@@ -89,17 +88,10 @@ class EngineProcess:
         while True:
             yield decode_engine_message(self.channel.receive())
 
-    def next(self, kind: type[Any]) -> Any:
+    def next(self, kind: Any) -> Any:
         return next(message for message in self.messages() if isinstance(message, kind))
 
-    def wait_loaded(self) -> EngineMessage:
-        return next(m for m in self.messages() if not isinstance(m, LoadProgressed))
-
-    def tokens(self, sequence_id: str) -> list[int]:
-        steps = [one for one in self.outputs(sequence_id) if isinstance(one, SequenceStep)]
-        return [token_id for step in steps for token_id in step.token_ids]
-
-    def outputs(self, sequence_id: str) -> list[SequenceStep | SequenceFailed | SequenceCancelled]:
+    def outputs(self, sequence_id: str) -> list[Any]:
         """The sequence's, up to the one that ends it."""
         outputs = []
         while True:
@@ -147,18 +139,16 @@ def started(
 @pytest.mark.slow
 def test_loads_answers_cancels_and_shuts_down(tiny_model_dir: Path, data_dir: Path) -> None:
     with started(f"path:{tiny_model_dir}", data_dir) as engine:
-        loaded = engine.wait_loaded()
-        assert isinstance(loaded, Loaded), loaded
-        assert loaded.report.context_tokens == 256
-        assert loaded.report.kv_bytes <= KV_MEMORY_BYTES
-        assert loaded.report.grammar_problem is None
+        report = engine.next(Loaded | LoadFailedMessage).report
+        assert report.context_tokens == 256
+        assert report.kv_bytes <= KV_MEMORY_BYTES
+        assert report.grammar_problem is None
 
         engine.process.send_signal(signal.SIGINT)  # Ctrl-C in the terminal is not for the engine
         grammar = Grammar(text='{"grammars": [{"lark_grammar": "start: /[ab]{3}/"}]}')
         for bound, expected in ((None, ("length", 50)), (grammar, ("stop", 3))):
             engine.submit("answered", 50, bound)
             end = engine.outputs("answered")[-1]
-            assert isinstance(end, SequenceStep)
             assert (end.finish_reason, end.num_output_tokens) == expected
 
         with engine.stopped():
@@ -183,8 +173,7 @@ def test_a_load_that_fails_and_a_neuron_that_ends(
     tiny_model_dir: Path, tmp_path: Path, data_dir: Path
 ) -> None:
     with started(f"path:{tmp_path / 'nothing-here'}", data_dir) as engine:
-        failed = engine.wait_loaded()
-        assert isinstance(failed, LoadFailedMessage)
+        failed = engine.next(Loaded | LoadFailedMessage)
         assert failed.failure.code in {"missing_file", "bad_source"}
         assert engine.process.wait(EXIT_TIMEOUT_S) == 1
         with pytest.raises(ChannelClosedError):
@@ -218,7 +207,7 @@ def test_what_it_cannot_survive_ends_it_by_its_name(
         log_file.open("wb") as log,
         started(source, data_dir, module=module, environment=environment, log_file=log) as engine,
     ):
-        assert isinstance(engine.wait_loaded(), Loaded)
+        engine.next(Loaded)
         engine.submit("good", 200, first=7)
         engine.submit("bad", 200, first=kind)
         assert engine.next(EngineFaulted).code == code

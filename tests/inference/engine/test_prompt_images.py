@@ -27,25 +27,12 @@ from inference.protocol.load import PrefillSpeed
 from inference.recent_results import ENTRY_BYTES
 from tests.cases import each_case
 from tests.inference.engine.conftest import sequence_of
+from tests.inference.models.tiny_configs import config_of
 
 PAD = 9
-VISION = VisionConfig(
-    image_token_id=PAD,
-    patch_px=16,
-    merge=2,
-    temporal_patch=2,
-    min_pixels=1024,
-    max_pixels=24 * 256,
-    num_channels=3,
-    depth=1,
-    hidden_size=8,
-    intermediate_size=8,
-    num_heads=1,
-    out_hidden_size=8,
-    num_position_embeddings=4,
-    rope_theta=10000.0,
-    mrope_section=(1, 1, 1),
-)
+TINY = config_of("qwen3_vl").vision
+assert TINY is not None
+VISION = replace(TINY, image_token_id=PAD, patch_px=16, min_pixels=1024, max_pixels=24 * 256)
 
 
 def image(first_token: int, height: int, width: int, digest: str = "a") -> SequenceImage:

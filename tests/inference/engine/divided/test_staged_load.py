@@ -24,7 +24,6 @@ from inference.engine.divided import stage_processes
 from inference.engine.divided.children import Child
 from inference.engine.divided.stage_messages import Alive
 from inference.engine.divided.stage_processes import StageProcesses
-from inference.engine.engine import Engine
 from inference.engine.errors import EngineExit, HangFault, StepFault
 from inference.engine.load.load_engine import LoadedEngine
 from inference.loading.loader import OpenedModel, open_model
@@ -67,10 +66,8 @@ def saved_gguf(directory: Path) -> Path:
     return save_gguf(directory / "model.gguf", weights, types=types, sizes=SIZES | wide)
 
 
-def asked_and_cancelled(loaded: LoadedEngine, prompt: list[int]) -> list[object]:
+def asked_and_cancelled(engine: Any, prompt: list[int]) -> list[object]:
     """What drafts, scores and filters give, and that nothing stays of what is cancelled."""
-    engine = loaded.engine
-    assert isinstance(engine, Engine)
     asked = {"top_logprobs": 3, "prompt_logprobs": 2, "logit_bias": {3: 2.0}, "top_p": 0.9}
     asked |= {"temperature": 1.0, "seed": 5, "repetition_penalty": 1.2}
     submit(engine, "scored", prompt[:70], 8, **asked)
@@ -114,7 +111,7 @@ def test_stages_answer_as_one(
     staged = load(spec_of(source, *ends, **changes), data_dir)
     expected = answers(alone, prompt)
     assert answers(staged, prompt) == expected
-    found = [asked_and_cancelled(loaded, prompt) for loaded in (alone, staged)]
+    found = [asked_and_cancelled(loaded.engine, prompt) for loaded in (alone, staged)]
     assert found[0] == found[1] or "dtype" in changes  # torch's rows are rounded by their number
     one, report = alone.report, staged.report
     assert [stage.layers for stage in report.stages] == [*pairwise((0, *ends))]
@@ -181,8 +178,7 @@ def test_an_adapter_over_two_stages(tiny_model_dir: Path, data_dir: Path, tmp_pa
     adapter = AdapterSpec(name="a", source=f"path:{tmp_path / 'adapter'}")
     found = []
     for ends, asked in (((), adapter), ((1, 3), adapter), ((), None)):
-        engine = load(spec_of(tiny_model_dir, *ends), data_dir).engine
-        assert isinstance(engine, Engine)
+        engine: Any = load(spec_of(tiny_model_dir, *ends), data_dir).engine
         submit(engine, "a", PROMPT, 24, adapter=asked)
         found.append(tokens_of(engine))
     assert found[0] == found[1] != found[2]
@@ -198,9 +194,8 @@ def test_images(tmp_path: Path, data_dir: Path, family: Any, ends: tuple[int, ..
     directory = family.save(tmp_path / "model")
     found = []
     for bounds in ((), ends):
-        loaded = load(spec_of(directory, *bounds), data_dir)
+        loaded: Any = load(spec_of(directory, *bounds), data_dir)
         takes, engine = loaded.report.vision, loaded.engine
-        assert takes is not None and isinstance(engine, Engine)
         token_ids, images = TEXT[:5], []
         for size_px in ((23, 14), (30, 22)):
             data, grid = encoded(noise_image(pillow, size_px), "PNG"), image_grid(*size_px, takes)
@@ -226,13 +221,12 @@ def three_stages(
         processes(ordered(model_dir, ["", "", "b"], 1, 2, 3), data_dir) as there,
         process_of(there.spec, data_dir) as engine,
     ):
-        loaded = engine.wait_loaded()
-        assert isinstance(loaded, protocol.Loaded)
-        assert "3 stages: layers 0 on cpu" in loaded.report.compiled
-        (memory,) = loaded.report.stage_memory
+        report = engine.next(protocol.Loaded).report
+        assert "3 stages: layers 0 on cpu" in report.compiled
+        (memory,) = report.stage_memory
         assert memory.process_bytes > 100_000_000, "several processes"
         engine.submit("one", 24)
-        assert len(engine.tokens("one")) == 24
+        assert engine.outputs("one")[-1].num_output_tokens == 24
         (local,) = psutil.Process(engine.process.pid).children()
         there.stages[0].next(protocol.StageReady)
         yield engine, local, there.stages[0]
@@ -307,7 +301,7 @@ def test_two_other_hosts_that_lose_each_other(tiny_model_dir: Path, data_dir: Pa
         proxy = Proxy(there.spec.stages[2].address)
         spec = with_stage(there.spec, 2, address=proxy.address)
         with process_of(spec, data_dir) as engine:
-            assert isinstance(engine.wait_loaded(), protocol.Loaded)
+            engine.next(protocol.Loaded)
             proxy.cut(1)  # control came first, then rows, then rows back
             assert engine.next(protocol.EngineFaulted).code == "device_fault"
             for stage in there.stages:

@@ -28,24 +28,12 @@ from inference.engine.load.trial import DeviceTrial
 from inference.models.adapter import planned_adapter_bytes
 from inference.models.config import ModelConfig
 from inference.models.kv_format import CacheLayout, cache_layout, kv_bytes_per_token
-from inference.models.layer_configs import DeltaConfig
 from inference.protocol.load import PrefillSpeed
 from tests.cases import each_case
 from tests.inference.engine.conftest import cpu_spec
+from tests.inference.models.tiny_configs import config_of
 
-CONFIG = ModelConfig(
-    architecture="llama",
-    vocab_size=100,
-    hidden_size=64,
-    intermediate_size=96,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    max_positions=1024,
-    rms_norm_eps=1e-5,
-    rope_theta=10_000.0,
-)
+CONFIG = replace(config_of("llama"), vocab_size=100, max_positions=1024)
 BLOCK_BYTES = 2 * 2 * 2 * 16 * 32 * 4
 
 
@@ -176,20 +164,9 @@ def test_shares_and_claims() -> None:
     assert positions_that_fit(unrotated, 516 * 1000, "fp32") == 1250
 
 
-DELTA = DeltaConfig(
-    num_key_heads=2, num_value_heads=4, key_head_dim=8, value_head_dim=6, conv_kernel=4
-)
-HYBRID = replace(
-    CONFIG,
-    architecture="qwen3_5",
-    vocab_size=128,
-    num_layers=4,
-    max_positions=256,
-    mixers=("delta", "delta", "delta", "attention"),
-    delta=DELTA,
-)
+HYBRID = config_of("qwen3_5")
 LAYOUT = cache_layout(HYBRID)
-SLOT_BYTES = 3 * 4 * (3 * (2 * 16 + 24) + 4 * 8 * 6)
+SLOT_BYTES = 3 * 4 * (3 * (2 * 2 * 16 + 4 * 32) + 4 * 16 * 32)
 
 
 def test_states_and_the_blocks_that_they_leave() -> None:
@@ -202,7 +179,7 @@ def test_states_and_the_blocks_that_they_leave() -> None:
         assert (found.num_slots, found.max_sequences, found.num_snapshots) == (num_slots, *expected)
         assert found.state_bytes == num_slots * SLOT_BYTES
         assert num_slots < 33 or found.in_words() == (
-            "states of 8 sequences and 16 snapshots take 0.1 MB"
+            "states of 8 sequences and 16 snapshots take 1.0 MB"
         )
     assert LAYOUT.state_bytes_per_slot == SLOT_BYTES
     found = plan_states(LAYOUT, budget_bytes=80 * SLOT_BYTES, max_sequences=50, leaves_room=True)
