@@ -25,16 +25,7 @@ from inference.protocol.engine import CancelSequence, SequenceFailed, SequenceSt
 from inference.protocol.load import AdapterSpec
 from tests.cases import each_case
 from tests.inference.adapter_files import LLAMA_TARGETS, spec_of, write_adapter
-from tests.inference.engine.conftest import (
-    OwnModel,
-    Pair,
-    build_pair,
-    greedy,
-    library,
-    run,
-    submit,
-    tokens_of,
-)
+from tests.inference.engine import conftest
 from tests.inference.engine.speculation.scripted_speculator import ScriptedSpeculator
 from tests.inference.greedy import check_greedy
 from tests.inference.models.families import tiny_hybrid as tiny
@@ -53,7 +44,7 @@ KINDS: dict[str, dict[str, Any]] = {
 class Adapted:
     """A model, some adapters of it, and what transformers answers with each merged in."""
 
-    pair: Pair
+    pair: conftest.Pair
     specs: dict[str, AdapterSpec]
     merged: dict[str | None, Any]
     """``None``: the model itself."""
@@ -68,10 +59,10 @@ class Adapted:
     def submit(
         self, engine: Engine, name: str, prompt: list[int], num_tokens: int, adapter: str | None
     ) -> None:
-        submit(engine, name, prompt, num_tokens, adapter=self.specs.get(adapter or ""))
+        conftest.submit(engine, name, prompt, num_tokens, adapter=self.specs.get(adapter or ""))
 
     def greedy(self, adapter: str | None, prompt: list[int], num_tokens: int) -> list[int]:
-        return list(greedy(self.merged[adapter], tuple(prompt), num_tokens))
+        return list(conftest.greedy(self.merged[adapter], tuple(prompt), num_tokens))
 
 
 @pytest.fixture(scope="module", params=[pytest.param("torch", marks=pytest.mark.slow), "native"])
@@ -80,7 +71,7 @@ def adapted(
     native_cache_dir: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Adapted:
-    pair = build_pair("qwen2", request.param, native_cache_dir)
+    pair = conftest.build_pair("qwen2", request.param, native_cache_dir)
     specs: dict[str, AdapterSpec] = {}
     merged: dict[str | None, Any] = {None: pair.reference}
     base = {name: weight.detach() for name, weight in pair.reference.state_dict().items()}
@@ -110,7 +101,7 @@ def test_each_adapter_among_the_others_gives_what_merged_weights_give(
             adapted.submit(engine, f"{name}{seed}", prompt, 8, name)
             wanted[f"{name}{seed}"] = adapted.greedy(name, prompt, 8)
     assert len({tuple(answer) for answer in wanted.values()}) == len(wanted), "adapters do nothing"
-    assert tokens_of(engine) == wanted
+    assert conftest.tokens_of(engine) == wanted
     assert engine.stats().adapters == [*KINDS]
 
 
@@ -121,13 +112,13 @@ def test_drafted_and_preempted_sequences_keep_their_adapters(adapted: Adapted) -
     for engine in (scripted, adapted.engine(draft_model=adapted.pair.model)):
         for name, prompt in prompts.items():
             adapted.submit(engine, str(name), prompt, 16, name)
-        assert tokens_of(engine) == wanted
+        assert conftest.tokens_of(engine) == wanted
     assert scripted.stats().num_accepted_drafts > 20
     tight = adapted.engine(128 // adapted.pair.block_tokens)
     for num_tokens in (1, 40):  # only adapters that are loaded already begin together
         for name in KINDS:
             adapted.submit(tight, name, prompts[name], num_tokens, name)
-        answers = tokens_of(tight)
+        answers = conftest.tokens_of(tight)
     assert tight.stats().num_preemptions > 0
     assert answers == {name: adapted.greedy(name, prompts[name], 40) for name in KINDS}
 
@@ -138,7 +129,7 @@ def test_blocks_are_shared_within_an_adapter_and_never_beyond(adapted: Adapted) 
     found = []
     for name in ("all", None, "output", "all", None):
         adapted.submit(engine, "one", prompt, 6, name)
-        answers = run(engine)
+        answers = conftest.run(engine)
         assert answers.tokens["one"] == adapted.greedy(name, prompt, 6), name
         found.append(answers.cached["one"])
     assert found == [0, 0, 0, 2 * size, 2 * size]
@@ -146,7 +137,9 @@ def test_blocks_are_shared_within_an_adapter_and_never_beyond(adapted: Adapted) 
     engine = adapted.engine(slots=2)  # which adapters take in turn
     for name in KINDS:
         adapted.submit(engine, name, prompt[:9], 10, name)
-    assert tokens_of(engine) == {name: adapted.greedy(name, prompt[:9], 10) for name in KINDS}
+    assert conftest.tokens_of(engine) == {
+        name: adapted.greedy(name, prompt[:9], 10) for name in KINDS
+    }
     assert engine.stats().adapters == ["narrow", "output"]
 
 
@@ -168,7 +161,7 @@ def test_sequences_wait_for_their_adapter_and_it_leaves_once_nobody_has_it(
     assert failed.message == "the adapter mlp cannot be loaded: it has use_dora"
     real = AdapterLoader(adapted.pair.model, Path("/nowhere")).load(adapted.specs["all"])
     loads["all"].set_result(real.result())
-    assert tokens_of(engine) == {"held": adapted.greedy("all", prompt_of(4, 1), 3)}
+    assert conftest.tokens_of(engine) == {"held": adapted.greedy("all", prompt_of(4, 1), 3)}
 
     engine = adapted.engine(slots=0)
     adapted.submit(engine, "one", prompt_of(4, 1), 3, "all")
@@ -184,7 +177,7 @@ def test_sequences_wait_for_their_adapter_and_it_leaves_once_nobody_has_it(
     engine.drop_adapter("all")
     adapted.submit(engine, "two", prompt, 8, "all")
     wanted = adapted.greedy("all", prompt, 8)
-    answers = tokens_of(engine)
+    answers = conftest.tokens_of(engine)
     assert answers["two"] == wanted
     assert wanted[-len(answers["one"]) :] == answers["one"]
     engine.drop_adapter("all")
@@ -217,15 +210,19 @@ def test_an_adapter_of_all_linear_layers(
     expected = copy.deepcopy(reference)
     expected.load_state_dict(merged, strict=False)
     if is_native:
-        own = OwnModel(tiny.natively(library(native_cache_dir), directory, tmp_path), 32)
+        own = conftest.OwnModel(
+            tiny.natively(conftest.library(native_cache_dir), directory, tmp_path), 32
+        )
     else:
-        own = OwnModel(tiny.on_torch(directory, tmp_path), 8)
+        own = conftest.OwnModel(tiny.on_torch(directory, tmp_path), 8)
     loader = AdapterLoader(own.model, Path("/nowhere"))
     engine = own.engine(512, prefill_tokens=19, adapters=Adapters(loader, 2))
     for name in ("with", "without"):
         adapter = spec_of(tmp_path / "adapter") if name == "with" else None
-        submit(engine, name, random.Random(name).choices(range(100), k=40), 16, adapter=adapter)
-    answers = tokens_of(engine)
+        conftest.submit(
+            engine, name, random.Random(name).choices(range(100), k=40), 16, adapter=adapter
+        )
+    answers = conftest.tokens_of(engine)
     for name, wanted in (("with", expected), ("without", reference)):
         assert len(answers[name]) == 16
         check_greedy(wanted, random.Random(name).choices(range(100), k=40), answers[name])

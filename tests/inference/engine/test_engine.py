@@ -5,15 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.measured_once import bookkeeping_ms_per_step
-from inference.protocol.engine import (
-    CancelSequence,
-    SequenceCancelled,
-    SequenceFailed,
-    SequenceStep,
-    SequenceTiming,
-    SequenceUsage,
-    ThinkingLimit,
-)
+from inference.protocol import engine as protocol
 from tests.cases import each_case
 from tests.inference.engine.conftest import submit
 from tests.inference.engine.test_run_ahead import Client
@@ -37,14 +29,16 @@ def test_how_long_the_engine_worked_is_reported_at_the_end_and_traced_before() -
     ask(client, "c", num_tokens=12, is_traced=True)
     ask(client, "d", is_traced=True)
     client.device.now_s += 7.0  # in the queue
-    steps = [one for one in steps_of(client, 4) if isinstance(one, SequenceStep)]
+    steps = [one for one in steps_of(client, 4) if isinstance(one, protocol.SequenceStep)]
     assert [one.sequence_id for one in steps] == [*"aabab"]
     assert [one.prefill_ms for one in steps] == [1000.0, None, None, None, None]
-    timing = SequenceTiming(queue_ms=7000.0, prefill_ms=1000.0, decode_ms=1000.0, prefill_tokens=8)
+    timing = protocol.SequenceTiming(
+        queue_ms=7000.0, prefill_ms=1000.0, decode_ms=1000.0, prefill_tokens=8
+    )
     assert [one.timing for one in steps if one.timing] == [timing] == [steps[3].timing]
     for name in "cd":
-        client.engine.cancel(CancelSequence(sequence_id=name))
-    ended = [one for one in steps_of(client) if isinstance(one, SequenceCancelled)]
+        client.engine.cancel(protocol.CancelSequence(sequence_id=name))
+    ended = [one for one in steps_of(client) if isinstance(one, protocol.SequenceCancelled)]
     assert [(one.sequence_id, one.used.prefill_ms) for one in ended] == [("c", 500.0), ("d", None)]
 
 
@@ -66,10 +60,12 @@ def test_cancel_frees_blocks_in_the_next_step(
         reported += steps_of(client)
     num_output_tokens = sum(output.sequence_id == target for output in reported)
     assert (num_output_tokens > 0) == (num_prompt_tokens == 8)
-    client.engine.cancel(CancelSequence(sequence_id=target))
+    client.engine.cancel(protocol.CancelSequence(sequence_id=target))
     (cancelled,) = [one for one in steps_of(client) if one.sequence_id == target]
-    used = SequenceUsage(num_prompt_tokens=num_prompt_tokens, num_output_tokens=num_output_tokens)
-    assert cancelled == SequenceCancelled(sequence_id=target, used=used)
+    used = protocol.SequenceUsage(
+        num_prompt_tokens=num_prompt_tokens, num_output_tokens=num_output_tokens
+    )
+    assert cancelled == protocol.SequenceCancelled(sequence_id=target, used=used)
     client.engine.check_integrity()
     while client.engine.has_work:
         assert all(one.sequence_id != target for one in steps_of(client))
@@ -82,16 +78,16 @@ def test_what_ended_ones_used() -> None:
     steps_of(client)
     submit(client.engine, "a", [0] * 12, 9)
     steps_of(client)
-    client.engine.cancel(CancelSequence(sequence_id="a"))
-    used = SequenceUsage(num_prompt_tokens=12, num_cached_tokens=8, num_output_tokens=1)
-    assert steps_of(client) == [SequenceCancelled(sequence_id="a", used=used)]
+    client.engine.cancel(protocol.CancelSequence(sequence_id="a"))
+    used = protocol.SequenceUsage(num_prompt_tokens=12, num_cached_tokens=8, num_output_tokens=1)
+    assert steps_of(client) == [protocol.SequenceCancelled(sequence_id="a", used=used)]
     for name in ("good", "bad"):
         ask(client, name, max_tokens=2)
     client.device.not_numbers = {"bad"}
     good, failed, end = steps_of(client, 2)
-    assert isinstance(failed, SequenceFailed)
+    assert isinstance(failed, protocol.SequenceFailed)
     assert (failed.sequence_id, failed.code) == ("bad", "numerical_error")
-    assert failed.used == SequenceUsage(num_prompt_tokens=4), "its token is of no use"
+    assert failed.used == protocol.SequenceUsage(num_prompt_tokens=4), "its token is of no use"
     assert [one.finish_reason for one in (good, end)] == [None, "length"]
 
 
@@ -107,7 +103,7 @@ def test_what_ended_ones_used() -> None:
             for field, asked in (
                 ("logit_bias", {5: 1.0, token_id: 1.0}),
                 ("stop_token_ids", [9, token_id]),
-                ("thinking_limit", ThinkingLimit(max_tokens=1, end_token_id=token_id)),
+                ("thinking_limit", protocol.ThinkingLimit(max_tokens=1, end_token_id=token_id)),
                 ("prediction", [3, token_id]),
             )
         ),
@@ -118,10 +114,10 @@ def test_refusals(token_ids: list[int], asked: dict[str, Any], code: str, words:
     submit(client.engine, "a", token_ids, 1, **asked)
     ask(client, "b", max_tokens=1)
     refused, answer = steps_of(client)
-    assert isinstance(refused, SequenceFailed)
+    assert isinstance(refused, protocol.SequenceFailed)
     assert (refused.sequence_id, refused.code) == ("a", code)
     assert words in refused.message
-    assert isinstance(answer, SequenceStep) and answer.sequence_id == "b"
+    assert isinstance(answer, protocol.SequenceStep) and answer.sequence_id == "b"
 
 
 def test_a_full_queue_and_waiting_too_long() -> None:

@@ -23,15 +23,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.channel import Channel, ChannelClosedError
-from inference.engine import process
+from inference.engine import loop, process
 from inference.engine.errors import EngineExit
-from inference.engine.loop import (
-    SEND_WITHIN_S,
-    STATS_INTERVAL_S,
-    OutputBatcher,
-    StepWatchdog,
-    logging_ends,
-)
 from inference.protocol.engine import (
     CancelSequence,
     EngineFaulted,
@@ -218,7 +211,7 @@ def test_what_it_cannot_survive_ends_it_by_its_name(
 def test_the_timeout_is_the_operators() -> None:
     for word, seconds in (("", 120.0), ("7.5", 7.5), ("0", None)):
         assert (STEP_TIMEOUT_S.read({"HELEXA_STEP_TIMEOUT_S": word}) or None) == seconds
-    watchdog = StepWatchdog(None, lambda fault: pytest.fail("it watched"))
+    watchdog = loop.StepWatchdog(None, lambda fault: pytest.fail("it watched"))
     watchdog.start()
     with watchdog.step():
         pass
@@ -241,7 +234,7 @@ class Reported:
 
     def __init__(self) -> None:
         self.sent: list[StepOutputs] = []
-        self.batcher = OutputBatcher(self.sent.append)
+        self.batcher = loop.OutputBatcher(self.sent.append)
         self.batcher.record_sent(0.0)
 
     @property
@@ -260,7 +253,7 @@ def test_short_steps_are_reported_together_and_no_token_is_held_too_long() -> No
             made_s.append(now_s)
             reported.add(now_s, step_s, TOKEN)
             held = made_s[sum(reported.sizes) :]
-            assert not held or now_s + step_s - held[0] <= SEND_WITHIN_S
+            assert not held or now_s + step_s - held[0] <= loop.SEND_WITHIN_S
         assert set(reported.sizes) == wanted
     for output in (FIRST, LAST, FAILED, CANCELLED, None):  # what is waited for goes at once
         reported = Reported()
@@ -279,9 +272,9 @@ def test_short_steps_are_reported_together_and_no_token_is_held_too_long() -> No
     for number in range(1, 31):
         reported.add(0.1 * number, 0.1, number=number)
     assert [message.stats.in_flight for message in reported.sent] == [10, 20, 30]
-    assert reported.batcher.is_quiet(3.0 + STATS_INTERVAL_S)
+    assert reported.batcher.is_quiet(3.0 + loop.STATS_INTERVAL_S)
     reported.batcher.record_sent(3.5)
-    assert not reported.batcher.is_quiet(3.0 + STATS_INTERVAL_S)
+    assert not reported.batcher.is_quiet(3.0 + loop.STATS_INTERVAL_S)
 
 
 @given(st.lists(st.tuples(st.sampled_from([FIRST, TOKEN, LAST, None]), st.floats(0, 0.05))))
@@ -309,7 +302,7 @@ def test_a_line_for_each_end_and_none_for_tokens(caplog: pytest.LogCaptureFixtur
     timing = SequenceTiming(queue_ms=12.0, prefill_ms=100.0, decode_ms=500.0, prefill_tokens=50)
     ends = msgspec.structs.replace(LAST, num_output_tokens=11, timing=timing)
     outputs, sent = step(TOKEN, ends, FAILED), list[Any]()
-    logging_ends(sent.append)(outputs)
+    loop.logging_ends(sent.append)(outputs)
     (message,) = sent
     assert message.stats == outputs.stats
     assert [message.outputs[0], message.outputs[2]] == [TOKEN, FAILED]

@@ -35,16 +35,7 @@ from inference.stage_links import address_of
 from tests.cases import each_case
 from tests.inference.adapter_files import write_adapter
 from tests.inference.engine.conftest import run, submit, tokens_of
-from tests.inference.engine.divided.conftest import (
-    PROMPT,
-    answers,
-    load,
-    ordered,
-    process_of,
-    processes,
-    spec_of,
-    with_stage,
-)
+from tests.inference.engine.divided import conftest
 from tests.inference.engine.test_process import EXIT_TIMEOUT_S, EngineProcess
 from tests.inference.loading.conftest import SIZES, save_directory, save_gguf
 from tests.inference.loading.test_image_processor import encoded, noise_image
@@ -106,11 +97,11 @@ def test_stages_answer_as_one(
         source = saved_gguf(tmp_path)
     elif kind == "hybrid":
         source = tiny_hybrid.save(tiny_hybrid.qwen3_next(), tmp_path / "hybrid")
-    prompt = [1 + token % 60 for token in PROMPT]
-    alone = load(spec_of(source, **changes), data_dir)
-    staged = load(spec_of(source, *ends, **changes), data_dir)
-    expected = answers(alone, prompt)
-    assert answers(staged, prompt) == expected
+    prompt = [1 + token % 60 for token in conftest.PROMPT]
+    alone = conftest.load(conftest.spec_of(source, **changes), data_dir)
+    staged = conftest.load(conftest.spec_of(source, *ends, **changes), data_dir)
+    expected = conftest.answers(alone, prompt)
+    assert conftest.answers(staged, prompt) == expected
     found = [asked_and_cancelled(loaded.engine, prompt) for loaded in (alone, staged)]
     assert found[0] == found[1] or "dtype" in changes  # torch's rows are rounded by their number
     one, report = alone.report, staged.report
@@ -135,7 +126,7 @@ def test_stages_answer_as_one(
     assert sleeper is not None
     del staged
     sleeper.fall_asleep()
-    assert answers(LoadedEngine(sleeper.wake(), report), prompt) == expected
+    assert conftest.answers(LoadedEngine(sleeper.wake(), report), prompt) == expected
 
 
 @each_case(
@@ -153,15 +144,17 @@ def test_what_cannot_be_staged_is_refused_by_name(
     tiny_model_dir: Path, data_dir: Path, ends: tuple[int, ...], changes: Any, words: str
 ) -> None:
     with pytest.raises(BadSourceError, match=words):
-        load(spec_of(tiny_model_dir, *ends, **changes), data_dir)
+        conftest.load(conftest.spec_of(tiny_model_dir, *ends, **changes), data_dir)
 
 
 def test_stages_of_one_device_share_its_memory(
     tiny_model_dir: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of them would fit by itself. Where layers go does not change the model."""
-    assert spec_digest(spec_of(tiny_model_dir, 1, 3)) == spec_digest(spec_of(tiny_model_dir))
-    spec = spec_of(tiny_model_dir, 1, 3, kv_memory_bytes=None)
+    assert spec_digest(conftest.spec_of(tiny_model_dir, 1, 3)) == spec_digest(
+        conftest.spec_of(tiny_model_dir)
+    )
+    spec = conftest.spec_of(tiny_model_dir, 1, 3, kv_memory_bytes=None)
     opened = [
         open_model(spec, data_dir / "models", lambda _: None, stage=stage) for stage in (0, 1)
     ]
@@ -169,7 +162,7 @@ def test_stages_of_one_device_share_its_memory(
     free_bytes = max(needs) + min(needs) // 2
     monkeypatch.setattr("inference.loading.loader.free_memory_bytes", lambda device: free_bytes)
     with pytest.raises(PartFailedError, match="on cpu"):
-        load(spec, data_dir)
+        conftest.load(spec, data_dir)
 
 
 def test_an_adapter_over_two_stages(tiny_model_dir: Path, data_dir: Path, tmp_path: Path) -> None:
@@ -178,8 +171,8 @@ def test_an_adapter_over_two_stages(tiny_model_dir: Path, data_dir: Path, tmp_pa
     adapter = AdapterSpec(name="a", source=f"path:{tmp_path / 'adapter'}")
     found = []
     for ends, asked in (((), adapter), ((1, 3), adapter), ((), None)):
-        engine: Any = load(spec_of(tiny_model_dir, *ends), data_dir).engine
-        submit(engine, "a", PROMPT, 24, adapter=asked)
+        engine: Any = conftest.load(conftest.spec_of(tiny_model_dir, *ends), data_dir).engine
+        submit(engine, "a", conftest.PROMPT, 24, adapter=asked)
         found.append(tokens_of(engine))
     assert found[0] == found[1] != found[2]
 
@@ -194,7 +187,7 @@ def test_images(tmp_path: Path, data_dir: Path, family: Any, ends: tuple[int, ..
     directory = family.save(tmp_path / "model")
     found = []
     for bounds in ((), ends):
-        loaded: Any = load(spec_of(directory, *bounds), data_dir)
+        loaded: Any = conftest.load(conftest.spec_of(directory, *bounds), data_dir)
         takes, engine = loaded.report.vision, loaded.engine
         token_ids, images = TEXT[:5], []
         for size_px in ((23, 14), (30, 22)):
@@ -218,8 +211,8 @@ def three_stages(
     """The engine, the process of the second stage, and the neuron's end of another neuron's third
     stage."""
     with (
-        processes(ordered(model_dir, ["", "", "b"], 1, 2, 3), data_dir) as there,
-        process_of(there.spec, data_dir) as engine,
+        conftest.processes(conftest.ordered(model_dir, ["", "", "b"], 1, 2, 3), data_dir) as there,
+        conftest.process_of(there.spec, data_dir) as engine,
     ):
         report = engine.next(protocol.Loaded).report
         assert "3 stages: layers 0 on cpu" in report.compiled
@@ -297,10 +290,12 @@ class Proxy:
 @pytest.mark.slow
 def test_two_other_hosts_that_lose_each_other(tiny_model_dir: Path, data_dir: Path) -> None:
     """The engine reaches both and sees nothing of it but what they report."""
-    with processes(ordered(tiny_model_dir, ["", "b", "c"], 1, 2, 3), data_dir) as there:
+    with conftest.processes(
+        conftest.ordered(tiny_model_dir, ["", "b", "c"], 1, 2, 3), data_dir
+    ) as there:
         proxy = Proxy(there.spec.stages[2].address)
-        spec = with_stage(there.spec, 2, address=proxy.address)
-        with process_of(spec, data_dir) as engine:
+        spec = conftest.with_stage(there.spec, 2, address=proxy.address)
+        with conftest.process_of(spec, data_dir) as engine:
             engine.next(protocol.Loaded)
             proxy.cut(1)  # control came first, then rows, then rows back
             assert engine.next(protocol.EngineFaulted).code == "device_fault"
@@ -314,20 +309,20 @@ def test_a_stage_that_stands_still_ends_the_model_in_time(
 ) -> None:
     """The silent stage sends until the sixtieth second. Until then there are up to four checks
     between two messages, as of processes of a busy host; from then on the other sends always."""
-    spec = spec_of(Path("/m"), 1, 2, 3)
-    processes, lost, slept_s = StageProcesses(spec), list[StepFault](), list[float]()
+    spec = conftest.spec_of(Path("/m"), 1, 2, 3)
+    conftest.processes, lost, slept_s = StageProcesses(spec), list[StepFault](), list[float]()
     names = [SimpleNamespace(name=f"stage {number}") for number in (2, 3)]
-    processes.all = cast("list[Child]", names)
+    conftest.processes.all = cast("list[Child]", names)
 
     def sleep(seconds: float) -> None:
         slept_s.append(seconds)
         for index in (0, 1):
             if index != silent_index if sum(slept_s) > 60 else len(slept_s) % 4 == 0:
-                processes._note(index, Alive())
+                conftest.processes._note(index, Alive())
 
     monkeypatch.setattr(stage_processes, "time", SimpleNamespace(sleep=sleep))
-    processes._on_lost = lost.append
-    processes._watch_silence()
+    conftest.processes._on_lost = lost.append
+    conftest.processes._watch_silence()
     (fault,) = lost
     assert isinstance(fault, HangFault)
     assert f"stage {silent_index + 2} has sent nothing" in str(fault)

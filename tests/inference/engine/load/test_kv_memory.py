@@ -10,20 +10,8 @@ import pytest
 import torch
 
 from inference.engine.errors import DoesNotFitError
-from inference.engine.load import kv_budget
+from inference.engine.load import kv_budget, kv_memory
 from inference.engine.load.kv_budget import PartPlan, smallest_plan
-from inference.engine.load.kv_memory import (
-    KVPlan,
-    PrefillBound,
-    StatePlan,
-    cpu_kv_share,
-    kept_host_bytes,
-    plan_kv,
-    plan_states,
-    positions_that_fit,
-    shared_budget,
-    wanted_slots,
-)
 from inference.engine.load.trial import DeviceTrial
 from inference.models.adapter import planned_adapter_bytes
 from inference.models.config import ModelConfig
@@ -37,17 +25,17 @@ CONFIG = replace(config_of("llama"), vocab_size=100, max_positions=1024)
 BLOCK_BYTES = 2 * 2 * 2 * 16 * 32 * 4
 
 
-def plan(budget_bytes: int, *, config: ModelConfig = CONFIG, **overrides: Any) -> KVPlan:
+def plan(budget_bytes: int, *, config: ModelConfig = CONFIG, **overrides: Any) -> kv_memory.KVPlan:
     arguments: dict[str, Any] = {"max_context_tokens": None, "max_sequences": 4} | overrides
-    return plan_kv(
+    return kv_memory.plan_kv(
         config, budget_bytes=budget_bytes, block_tokens=32, kv_format="fp32", **arguments
     )
 
 
 def prefill_bound(
     max_prefill_s: float | None, *, token_s: float = 0.1, is_average: bool = False
-) -> PrefillBound:
-    return PrefillBound(
+) -> kv_memory.PrefillBound:
+    return kv_memory.PrefillBound(
         speed=PrefillSpeed(token_s=token_s), max_prefill_s=max_prefill_s, is_average=is_average
     )
 
@@ -96,12 +84,12 @@ def test_kept_blocks_and_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
         assert plan(40 * BLOCK_BYTES, kept_bytes=kept_bytes).kept_blocks == expected
     # Past prompts take twice the weights unless the operator set more.
     monkeypatch.delenv("HELEXA_CPU_KV_SHARE", raising=False)
-    assert kept_host_bytes(10**6) == 2 * 10**6
+    assert kv_memory.kept_host_bytes(10**6) == 2 * 10**6
     monkeypatch.setenv("HELEXA_CPU_KV_SHARE", "0.2")
-    assert kept_host_bytes(10**6) is None
+    assert kv_memory.kept_host_bytes(10**6) is None
     monkeypatch.setenv("HELEXA_CPU_KV_SHARE", "1.5")
     with pytest.raises(ValueError, match=r"1\.5"):
-        cpu_kv_share()
+        kv_memory.cpu_kv_share()
     # What does not fit is refused with both numbers.
     with pytest.raises(DoesNotFitError, match="256 tokens takes 26 s here and 20 s are allowed"):
         plan(ALL, prefill=prefill_bound(20))
@@ -158,10 +146,10 @@ def test_shares_and_claims() -> None:
         (10_000, 900, 900),  # many short sequences
         (1_000, 900, 500),
     ):
-        assert shared_budget(free, context_bytes=100, sequences_bytes=sequences) == taken
-    assert positions_that_fit(CONFIG, 708 * 1000, "fp32") == 1250
+        assert kv_memory.shared_budget(free, context_bytes=100, sequences_bytes=sequences) == taken
+    assert kv_memory.positions_that_fit(CONFIG, 708 * 1000, "fp32") == 1250
     unrotated = replace(CONFIG, mixers=("unrotated",) * 2)
-    assert positions_that_fit(unrotated, 516 * 1000, "fp32") == 1250
+    assert kv_memory.positions_that_fit(unrotated, 516 * 1000, "fp32") == 1250
 
 
 HYBRID = config_of("qwen3_5")
@@ -174,39 +162,47 @@ def test_states_and_the_blocks_that_they_leave() -> None:
     assert (LAYOUT.attention_layers, LAYOUT.state_layers) == ((3,), (0, 1, 2))
     assert kv_bytes_per_token(HYBRID, "fp32") == 2 * 2 * 16 * 4, "of one layer"
     for num_slots, *expected in ((33, 8, 16), (3, 1, 0), (4, 1, 1), (7, 2, 2), (31, 8, 14)):
-        budget_bytes = 10**9 if num_slots == wanted_slots(8) else 2 * num_slots * SLOT_BYTES
-        found = plan_states(LAYOUT, budget_bytes=budget_bytes, max_sequences=8)
+        budget_bytes = (
+            10**9 if num_slots == kv_memory.wanted_slots(8) else 2 * num_slots * SLOT_BYTES
+        )
+        found = kv_memory.plan_states(LAYOUT, budget_bytes=budget_bytes, max_sequences=8)
         assert (found.num_slots, found.max_sequences, found.num_snapshots) == (num_slots, *expected)
         assert found.state_bytes == num_slots * SLOT_BYTES
         assert num_slots < 33 or found.in_words() == (
             "states of 8 sequences and 16 snapshots take 1.0 MB"
         )
     assert LAYOUT.state_bytes_per_slot == SLOT_BYTES
-    found = plan_states(LAYOUT, budget_bytes=80 * SLOT_BYTES, max_sequences=50, leaves_room=True)
+    found = kv_memory.plan_states(
+        LAYOUT, budget_bytes=80 * SLOT_BYTES, max_sequences=50, leaves_room=True
+    )
     assert found.num_slots == 20
-    found = plan_states(CacheLayout(attention_layers=(0,)), budget_bytes=0, max_sequences=8)
-    assert found == StatePlan(num_slots=0, state_bytes=0, max_sequences=8)
+    found = kv_memory.plan_states(
+        CacheLayout(attention_layers=(0,)), budget_bytes=0, max_sequences=8
+    )
+    assert found == kv_memory.StatePlan(num_slots=0, state_bytes=0, max_sequences=8)
     assert found.in_words() == ""
     with pytest.raises(DoesNotFitError, match="one sequence needs"):
-        plan_states(LAYOUT, budget_bytes=6 * SLOT_BYTES - 1, max_sequences=8)
+        kv_memory.plan_states(LAYOUT, budget_bytes=6 * SLOT_BYTES - 1, max_sequences=8)
     block_bytes = 32 * kv_bytes_per_token(HYBRID, "fp32")
-    budget_bytes = wanted_slots(2) * SLOT_BYTES + 100 * block_bytes
+    budget_bytes = kv_memory.wanted_slots(2) * SLOT_BYTES + 100 * block_bytes
     whole = plan(budget_bytes, config=HYBRID, max_sequences=2)
-    assert whole.states.num_slots == wanted_slots(2)
+    assert whole.states.num_slots == kv_memory.wanted_slots(2)
     assert whole.num_blocks == 16, "two contexts of 256 tokens"
-    assert whole.cache_bytes == wanted_slots(2) * SLOT_BYTES + 16 * block_bytes
+    assert whole.cache_bytes == kv_memory.wanted_slots(2) * SLOT_BYTES + 16 * block_bytes
     assert "states of 2 sequences and 4 snapshots" in whole.context_reason
 
 
-def states_of(num_slots: int, max_sequences: int) -> StatePlan:
-    return StatePlan(num_slots=num_slots, state_bytes=num_slots * 7, max_sequences=max_sequences)
+def states_of(num_slots: int, max_sequences: int) -> kv_memory.StatePlan:
+    return kv_memory.StatePlan(
+        num_slots=num_slots, state_bytes=num_slots * 7, max_sequences=max_sequences
+    )
 
 
 def part(num_blocks: int, context_tokens: int, num_slots: int = 0, slot_bytes: int = 0) -> PartPlan:
     own = states_of(num_slots, max_sequences=num_slots or 8)
     sizes = {"kv_bytes": num_blocks * 100, "kept_blocks": num_blocks // 2, "adapter_bytes": 3}
     context = {"context_tokens": context_tokens, "context_reason": f"{context_tokens} tokens"}
-    plan = KVPlan(num_blocks=num_blocks, states=own, **sizes, **context)  # type: ignore[arg-type]
+    plan = kv_memory.KVPlan(num_blocks=num_blocks, states=own, **sizes, **context)  # type: ignore[arg-type]
     return PartPlan(plan, own, block_bytes=100, slot_bytes=slot_bytes)
 
 
@@ -218,8 +214,8 @@ def test_the_smallest_part_decides() -> None:
     assert found.states.num_slots == 0 and found.states.max_sequences == 8
     # Parts without states bound no slots, and those without keys no blocks.
     found = smallest_plan([part(40, 1280, num_slots=9, slot_bytes=5), part(25, 640)])
-    assert found.states == StatePlan(num_slots=9, state_bytes=45, max_sequences=8)
+    assert found.states == kv_memory.StatePlan(num_slots=9, state_bytes=45, max_sequences=8)
     only_states = PartPlan(None, states_of(4, max_sequences=2), block_bytes=0, slot_bytes=11)
     found = smallest_plan([only_states, part(25, 640, num_slots=9, slot_bytes=5)])
     assert (found.num_blocks, found.kv_bytes) == (25, 2500)
-    assert found.states == StatePlan(num_slots=4, state_bytes=4 * 16, max_sequences=2)
+    assert found.states == kv_memory.StatePlan(num_slots=4, state_bytes=4 * 16, max_sequences=2)

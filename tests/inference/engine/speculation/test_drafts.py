@@ -19,12 +19,6 @@ from inference.engine.pace import UNTRIED_ROW_SHARE, StepPacer, StepTimeModel, u
 from inference.engine.sequence import Sequence
 from inference.engine.speculation import draft_model, prompt_lookup
 from inference.engine.speculation import speculator as drafting
-from inference.engine.speculation.draft_model import (
-    UNTRIED_DRAFT,
-    DraftCosts,
-    DraftModelSpeculator,
-    DraftRow,
-)
 from inference.engine.speculation.prompt_lookup import LookupSpeculator, PromptLookup
 from tests.cases import each_case
 from tests.inference.engine.conftest import sequence_of
@@ -249,7 +243,7 @@ class CountingUp:
         assert end <= len(sequence.block_ids) * SIZE
         self.filled.append((start, end))
 
-    def draft(self, rows: Ordered[DraftRow]) -> list[list[int]]:
+    def draft(self, rows: Ordered[draft_model.DraftRow]) -> list[list[int]]:
         self.on_draft()
         for row in rows:
             num_tokens = len(row.sequence.token_ids)
@@ -263,7 +257,7 @@ class Reading:
 
     def __init__(self, num_tokens: int, num_blocks: int = 64) -> None:
         self.drafter, self.cache, self.now_s = CountingUp(), KVCache(num_blocks, SIZE), 0.0
-        self.speculator = DraftModelSpeculator(
+        self.speculator = draft_model.DraftModelSpeculator(
             self.drafter, self.cache, 4, clock=lambda: self.now_s
         )
         self.sequence = self.add(num_tokens)
@@ -360,8 +354,10 @@ def test_where_drafts_do_not_pay_some_are_tried_now_and_then() -> None:
     assert drafts[:60] == [[]] * 60
     assert [len(draft) for draft in drafts if draft] == [draft_model.PROBE_LENGTH]
     # Each token of the longest draft costs.
-    costs = DraftCosts(untried_step_time())
-    assert costs.ratio(3, 1) == pytest.approx(1 + 2 * (UNTRIED_ROW_SHARE + UNTRIED_DRAFT))
+    costs = draft_model.DraftCosts(untried_step_time())
+    assert costs.ratio(3, 1) == pytest.approx(
+        1 + 2 * (UNTRIED_ROW_SHARE + draft_model.UNTRIED_DRAFT)
+    )
     for _ in range(10):
         costs.steps.record(1, 0, 0.010)
         costs.steps.record(3, 0, 0.012)
