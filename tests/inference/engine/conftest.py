@@ -25,6 +25,7 @@ from inference.engine.engine import Engine
 from inference.engine.grammars import GrammarCompiler
 from inference.engine.load.build import build_engine
 from inference.engine.sequence import Sequence
+from inference.engine.speculation import draft_model, prompt_lookup
 from inference.engine.waiting_queue import SchedulerLimits
 from inference.loading.hub_config import parse_config
 from inference.models.backend import AnyModel
@@ -158,6 +159,17 @@ def build_pair(name: str, path: str, cache_dir: Path, kv_format: KVFormat = "fp3
         return Pair(build_model(config, weights, CONTEXT_TOKENS, kv_format), 8, reference)
     model = NativeModel(library(cache_dir), config, weights, CONTEXT_TOKENS, kv_format)
     return Pair(model, 32, reference)
+
+
+@pytest.fixture
+def drafts_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else how many there are would follow from this machine's times."""
+
+    def longest(_num_rows: int, candidates: Any, _costs: Any, _most_rows: int) -> int:
+        return max((length for length, _ in candidates), default=0)
+
+    for module in (draft_model, prompt_lookup):
+        monkeypatch.setattr(module, "best_length", longest)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -79,6 +79,7 @@ def asked_and_cancelled(engine: Any, prompt: list[int]) -> list[object]:
     return [found.tokens, found.logprobs, found.scored]
 
 
+@pytest.mark.usefixtures("drafts_cost_nothing")
 @pytest.mark.parametrize(
     ("kind", "ends", "changes"),
     [

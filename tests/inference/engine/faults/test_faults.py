@@ -28,14 +28,16 @@ from tests.inference.engine.conftest import Answers, OwnModel, build_pair, poiso
 from tests.inference.engine.faulty_executor import FaultyExecutor, Kind
 
 BAD_LENGTH = 90
-GRAMMAR = json.dumps({"grammars": [{"lark_grammar": "start: /[a-z]{12}/"}]})
-DIGITS_GRAMMAR = json.dumps({"grammars": [{"lark_grammar": "start: /[0-9]{12}/"}]})
+LETTERS, DIGITS = (
+    Grammar(text=json.dumps({"grammars": [{"lark_grammar": f"start: /[{characters}]{{12}}/"}]}))
+    for characters in ("a-z", "0-9")
+)
 NEIGHBOURS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0, "top_logprobs": 3},
     "seeded": {"temperature": 0.9, "seed": 11},
     "penalised": {"temperature": 0.8, "seed": 12}
     | {"repetition_penalty": 1.3, "frequency_penalty": 0.4},
-    "bound": {"temperature": 0.7, "seed": 13, "grammar": Grammar(text=GRAMMAR)},
+    "bound": {"temperature": 0.7, "seed": 13, "grammar": LETTERS},
     "thinking": {"temperature": 0.7, "seed": 14}
     | {"thinking_limit": ThinkingLimit(max_tokens=5, end_token_id=98)},
 }
@@ -188,7 +190,7 @@ def test_a_grammar_that_raises_fails_alone_and_nobody_follows_a_token_twice(
 
     def start_breaking(compiled: CompiledGrammar, grammar: Grammar) -> GrammarState:
         state = start(compiled, grammar)
-        if grammar.text == DIGITS_GRAMMAR:
+        if grammar == DIGITS:
             state.matcher = Mock(wraps=state.matcher)
             getattr(state.matcher, method).side_effect = third_raises
         return state
@@ -197,8 +199,7 @@ def test_a_grammar_that_raises_fails_alone_and_nobody_follows_a_token_twice(
     watched = make_engine()
     watched.submit_neighbours()
     watched.step(3)
-    grammar = Grammar(text=DIGITS_GRAMMAR)
-    watched.submit("bad", [30, 31], grammar=grammar, temperature=temperature)
+    watched.submit("bad", [30, 31], grammar=DIGITS, temperature=temperature)
     watched.submit("later", LATER_PROMPT)
     watched.drain()
     assert watched.failed == {"bad": "invalid_grammar"}

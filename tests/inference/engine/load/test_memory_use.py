@@ -104,29 +104,22 @@ def test_the_second_load_is_estimated_within_five_percent_and_bound_by_real_spee
 ) -> None:
     """KV, which both count whole, is subtracted: only the rest could be wrong."""
 
-    def load(earlier: EarlierLoads | None) -> LoadReport:
-        spec = cpu_spec(
-            default_gguf, kv_memory_bytes=64 * MB, max_prefill_s=300, earlier_loads=earlier
-        )
+    def load(**earlier: Any) -> LoadReport:
+        earlier = {"earlier_loads": EarlierLoads(device_kind="cpu", **earlier)} if earlier else {}
+        spec = cpu_spec(default_gguf, kv_memory_bytes=64 * MB, max_prefill_s=300, **earlier)
         with started(spec, data_dir) as engine:
             return engine.next(Loaded | LoadFailedMessage).report
 
-    first = load(None)
+    first = load()
     assert first.actual_bytes - first.kv_bytes > first.weight_bytes
     assert first.process_bytes > 50 * MB
     assert first.prefill_speed is not None
-    second = load(
-        EarlierLoads(
-            device_kind="cpu",
-            memory_correction_bytes=first.memory_correction_bytes,
-            prefill_speed=PrefillSpeed(token_s=0.25),
-        )
-    )
+    correction, speed = first.memory_correction_bytes, PrefillSpeed(token_s=0.25)
+    second = load(memory_correction_bytes=correction, prefill_speed=speed)
     actual_bytes = second.actual_bytes - second.kv_bytes
     assert abs(second.estimated_bytes - second.actual_bytes) <= 0.05 * actual_bytes
     # Learning from an estimate that was right changes next to nothing.
-    learnt = second.memory_correction_bytes - first.memory_correction_bytes
-    assert abs(learnt) <= 0.05 * actual_bytes
+    assert abs(second.memory_correction_bytes - correction) <= 0.05 * actual_bytes
     assert second.context_tokens == 1200, "300 s at the four tokens a second that requests had"
     assert "(4 tokens/s, average of earlier requests)" in second.context_reason
 
@@ -153,18 +146,12 @@ def test_beside_the_model_there_is_never_more_than_one_shard(
     directory = save_sharded(tmp_path / "sharded")
     shutil.copy(ascii_tokenizer_file, directory / "tokenizer.json")
     shard_bytes = max(file.stat().st_size for file in directory.glob("*.safetensors"))
-    environment = {"HELEXA_DATA_DIR": str(data_dir), "HELEXA_ENGINE_THREADS": "2"}
-    done = subprocess.run(
-        [sys.executable, __file__, str(directory), kind],
-        cwd=REPOSITORY_DIR,
-        env=os.environ | environment | {"PYTHONPATH": str(REPOSITORY_DIR)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+    own = {"HELEXA_DATA_DIR": str(data_dir), "HELEXA_ENGINE_THREADS": "2"}
+    environment = os.environ | own | {"PYTHONPATH": str(REPOSITORY_DIR)}
+    command = [sys.executable, __file__, str(directory), kind]
+    seen = json.loads(
+        subprocess.check_output(command, cwd=REPOSITORY_DIR, env=environment, timeout=120)
     )
-    assert done.returncode == 0, done.stderr
-    seen = json.loads(done.stdout)
     assert seen["model_bytes"] > shard_bytes
     assert seen["peak_bytes"] - seen["model_bytes"] <= 1.1 * shard_bytes, seen
     unneeded = {"huggingface_hub", "transformers", "sympy", "scipy", "django", "redis"}

@@ -21,18 +21,17 @@ from inference.engine.load.load_engine import load_engine
 from inference.engine.load.quality import NotMeasurableError, compare, quality_in_words
 from inference.loading.described import check_shared_vocabulary
 from inference.loading.loader import OpenedModel, open_model
-from inference.models.config import ModelConfig
 from inference.models.registry import build_model
 from inference.protocol.load import NO_PROJECTOR, Quantization, draft_spec, spec_digest
 from inference.protocol.load_errors import OtherVocabularyError
 from inference.protocol.load_report import LoadProgress
-from tests.cases import each_case
 from tests.inference.engine.conftest import CONTEXT_TOKENS, answer_of, cpu_spec
 from tests.inference.engine.load.test_kv_memory import HYBRID
 
 DRAFTED: dict[str, Any] = {"speculation": "draft_model", "draft_model": "path:/d"}
 
 
+@pytest.mark.usefixtures("drafts_cost_nothing")
 def test_it_is_loaded_beside_the_model_and_counted(tiny_model_dir: Path, data_dir: Path) -> None:
     draft = {"speculation": "draft_model", "draft_model": f"path:{tiny_model_dir}"}
     lookup = {"speculation": "prompt_lookup", "max_draft_tokens": 4}
@@ -88,9 +87,8 @@ def test_its_spec_is_the_models_but_for_the_files() -> None:
 PLAIN = replace(HYBRID, mixers=None)
 
 
-@each_case(
-    ("settings", "config", "drafts_from_text", "words"),
-    [
+def test_drafts_in_words() -> None:
+    for settings, config, drafts_from_text, words in (
         ({}, PLAIN, False, [""]),
         ({"speculation": "prompt_lookup"}, HYBRID, True, ["prompt lookup, up to 8 tokens a step"]),
         (
@@ -105,15 +103,11 @@ PLAIN = replace(HYBRID, mixers=None)
         (DRAFTED, replace(PLAIN, sliding_window=32), False, ["none: ", "sliding window"]),
         (DRAFTED, PLAIN, False, ["draft model path:/d (0.0 MB), up to 8 tokens a step"]),
         ({"speculation": "mtp"}, PLAIN, False, [f"none: {NO_PREDICTOR}"]),
-    ],
-)
-def test_drafts_in_words(
-    settings: dict[str, Any], config: ModelConfig, drafts_from_text: bool, words: list[str]
-) -> None:
-    spec = cpu_spec("/m", **settings)
-    assert (choose_speculator(spec) is not None) == drafts_from_text
-    found = speculation_in_words(spec, config)
-    assert all(part in found for part in words) and bool(found) == bool(settings)
+    ):
+        spec = cpu_spec("/m", **settings)
+        assert (choose_speculator(spec) is not None) == drafts_from_text
+        found = speculation_in_words(spec, config)
+        assert all(part in found for part in words) and bool(found) == bool(settings)
 
 
 def opened(source: Path, tmp_path: Path, quantization: Quantization = "auto") -> OpenedModel:

@@ -25,6 +25,7 @@ from tests.inference.engine.speculation.scripted_speculator import ScriptedSpecu
 from tests.inference.models.families import tiny_hybrid as tiny
 from tests.inference.models.families import tiny_states as states
 
+pytestmark = pytest.mark.usefixtures("drafts_cost_nothing")
 END_ID = 96
 SCHEMA = {"type": "array", "minItems": 3, "items": {"enum": ["some", "words"]}, "maxItems": 6}
 GRAMMAR = Grammar(
@@ -106,17 +107,6 @@ def plain(subject: OwnModel, compiler: Any) -> Answers:
     engine = engine_for(subject, None, grammars=compiler)
     submit_all(engine, PARAMS)
     return run(engine)
-
-
-@pytest.fixture(autouse=True)
-def _drafts_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else how many there are would follow from this machine's times."""
-
-    def longest(_num_rows: int, candidates: Any, _costs: Any, _most_rows: int) -> int:
-        return max((length for length, _ in candidates), default=0)
-
-    for module in (draft_model, prompt_lookup):
-        monkeypatch.setattr(module, "best_length", longest)
 
 
 @pytest.mark.parametrize(("run_ahead", "num_tokens"), [(False, 4096), (True, 4096), (False, 256)])
