@@ -11,7 +11,7 @@ from benchmarks.gguf_files import file_bytes, write
 from benchmarks.shapes import SHAPES, DenseShape, HybridShape
 from inference.loading.described import check_tensors
 from inference.loading.hub_config import read_directory_config
-from inference.loading.loader import OpenedModel, open_model
+from inference.loading.loader import open_model
 from inference.loading.sources.sources import directory_files
 from inference.loading.weights.tensor_files import SafetensorsFiles
 from inference.models.families.registry import family_of
@@ -20,10 +20,8 @@ from tests.cases import each_case
 from tests.inference.engine.conftest import cpu_spec
 
 
-def opened(source: Path, folder: Path) -> OpenedModel:
-    model = open_model(cpu_spec(source), folder / "cache", lambda progress: None)
-    assert isinstance(model, OpenedModel)
-    return model
+def opened(source: Path, folder: Path) -> Any:
+    return open_model(cpu_spec(source), folder / "cache", lambda progress: None)
 
 
 @each_case(
@@ -68,7 +66,6 @@ def test_a_file_of_random_weights_is_a_model(
 def test_a_folder_of_random_weights_is_a_model(tmp_path: Path, is_fp8: bool) -> None:
     """In fp8 a scale for each block comes with each projection."""
     shape = SHAPES["tiny-dense"]
-    assert isinstance(shape, DenseShape)
     folder = tmp_path / "tiny-dense"
     random_folder.write("tiny-dense", folder, "cpu", is_fp8=is_fp8)
     if not is_fp8:
@@ -79,7 +76,6 @@ def test_a_folder_of_random_weights_is_a_model(tmp_path: Path, is_fp8: bool) -> 
     assert counted_bytes <= written_bytes < counted_bytes + 10**5
     model = opened(folder, tmp_path)
     read = model.weights.stored("model.layers.1.mlp.gate_proj")
-    assert isinstance(read, DenseWeight)
     assert read.weight.shape == (shape.inner_size, shape.hidden_size)
     assert 0.01 < float(read.weight.float().square().mean().sqrt()) < 0.03
     model.close()

@@ -173,26 +173,24 @@ def drafts_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _quick_interpreter() -> None:
-    patch_once_a_launch()
-
-
-@pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> Iterator[None]:
     """Tiny models gain nothing from more, and lose much where cores are shared."""
+    patch_once_a_launch()
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="session")
-def data_dir(tmp_path_factory: pytest.TempPathFactory, native_cache_dir: Path) -> Path:
-    """One for all engines of this directory."""
+def make_data_dir(tmp_path_factory: pytest.TempPathFactory, native_cache_dir: Path) -> Path:
     directory = tmp_path_factory.mktemp("data")
     (directory / "cache").mkdir()
     (directory / "cache" / "native").symlink_to(native_cache_dir)
     return directory
+
+
+data_dir = pytest.fixture(make_data_dir, scope="session")
+"""One for all engines of this directory."""
 
 
 @pytest.fixture(scope="session")
@@ -210,8 +208,7 @@ def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory, ascii_tokenizer_fil
     ids="-".join,
 )
 def pair(request: pytest.FixtureRequest, native_cache_dir: Path) -> Pair:
-    name, path = request.param
-    return build_pair(name, path, native_cache_dir)
+    return build_pair(*request.param, native_cache_dir)
 
 
 @pytest.fixture(scope="session", params=[pytest.param("torch", marks=pytest.mark.slow), "native"])

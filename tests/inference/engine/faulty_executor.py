@@ -15,7 +15,6 @@ from typing import Any, Literal
 import torch
 
 from inference.engine import process
-from inference.engine.engine import Engine
 from inference.engine.executor import LaunchedStep, TensorExecutor
 from inference.engine.load.load_engine import LoadedEngine, load_engine
 from inference.engine.sequence import Sequence
@@ -114,8 +113,6 @@ class FaultyExecutor(TensorExecutor):
 def load_faulty_engine(*arguments: Any, **options: Any) -> LoadedEngine:
     """Its first three steps go well."""
     loaded = load_engine(*arguments, **options)
-    assert isinstance(loaded.engine, Engine)
-    assert isinstance(loaded.engine.executor, TensorExecutor)
     loaded.engine.executor = FaultyExecutor(loaded.engine.executor, after=3)
     return loaded
 

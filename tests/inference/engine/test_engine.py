@@ -85,7 +85,6 @@ def test_what_ended_ones_used() -> None:
         ask(client, name, max_tokens=2)
     client.device.not_numbers = {"bad"}
     good, failed, end = steps_of(client, 2)
-    assert isinstance(failed, protocol.SequenceFailed)
     assert (failed.sequence_id, failed.code) == ("bad", "numerical_error")
     assert failed.used == protocol.SequenceUsage(num_prompt_tokens=4), "its token is of no use"
     assert [one.finish_reason for one in (good, end)] == [None, "length"]
@@ -114,7 +113,6 @@ def test_refusals(token_ids: list[int], asked: dict[str, Any], code: str, words:
     submit(client.engine, "a", token_ids, 1, **asked)
     ask(client, "b", max_tokens=1)
     refused, answer = steps_of(client)
-    assert isinstance(refused, protocol.SequenceFailed)
     assert (refused.sequence_id, refused.code) == ("a", code)
     assert words in refused.message
     assert isinstance(answer, protocol.SequenceStep) and answer.sequence_id == "b"

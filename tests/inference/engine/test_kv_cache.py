@@ -1,6 +1,5 @@
-"""Block accounting under any order of admissions, growth, registration and release. A model all of
-whose layers see only a window releases the blocks that slid out of it. State slots under any order
-of steps that fail and are run again: no step reads another state than its sequence's own."""
+"""Blocks and state slots under any order of admissions, growth, steps that fail and are run again,
+and release: no step reads what is not its sequence's own. Blocks that slid out of a window go."""
 
 from __future__ import annotations
 

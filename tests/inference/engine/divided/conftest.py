@@ -31,7 +31,7 @@ from inference.engine.load.load_engine import LoadedEngine, load_engine
 from inference.link_identities import new_identity
 from inference.protocol.engine import StageAlive, StageListening
 from inference.protocol.load import LinkIdentity, LoadSpec, StageOf, StageSpec
-from tests.inference.engine.conftest import Answers, cpu_spec, submit
+from tests.inference.engine.conftest import Answers, cpu_spec, make_data_dir, submit
 from tests.inference.engine.test_process import EngineProcess
 from tests.inference.engine.test_process import started as start_process
 
@@ -217,7 +217,4 @@ def _stages_as_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def data_dir(tmp_path_factory: pytest.TempPathFactory, native_cache_dir: Path) -> Path:
     """Makes a data directory that other tests do not use: a quality figure that is found there is
     not measured again."""
-    directory = tmp_path_factory.mktemp("staged")
-    (directory / "cache").mkdir()
-    (directory / "cache" / "native").symlink_to(native_cache_dir)
-    return directory
+    return make_data_dir(tmp_path_factory, native_cache_dir)

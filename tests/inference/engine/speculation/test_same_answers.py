@@ -19,7 +19,7 @@ from inference.engine.speculation import draft_model, prompt_lookup
 from inference.engine.speculation.draft_runner import DraftRunner
 from inference.engine.speculation.speculator import Speculator
 from inference.models.step_input import StepInput
-from inference.protocol.engine import CancelSequence, Grammar, SequenceCancelled, ThinkingLimit
+from inference.protocol.engine import CancelSequence, Grammar, ThinkingLimit
 from tests.inference.engine.conftest import Answers, OwnModel, build_pair, library, run, submit
 from tests.inference.engine.speculation.scripted_speculator import ScriptedSpeculator
 from tests.inference.models.families import tiny_hybrid as tiny
@@ -152,7 +152,6 @@ def test_every_parameter(
         answers.step(engine)
     engine.cancel(CancelSequence(sequence_id="greedy"))
     (cancelled,) = engine.take_outputs().outputs
-    assert isinstance(cancelled, SequenceCancelled)
     assert cancelled.used.num_output_tokens == len(answers.tokens["greedy"])
     assert answers.drain(engine).tokens["drawn"] == plain.tokens["drawn"]
 
