@@ -7,6 +7,7 @@ import ctypes
 import functools
 import inspect
 import json
+import random
 import shutil
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Ordered
@@ -253,6 +254,10 @@ def submit(
     fields = {key: asked.pop(key) for key in [*asked] if key in FIELDS}
     params = SamplingParams(**({"max_tokens": max_tokens, "temperature": 0.0} | asked))
     engine.submit(SubmitSequence(sequence_id=name, token_ids=[*prompt], params=params, **fields))
+
+
+def prompt_of(length: int, seed: int) -> list[int]:
+    return random.Random(seed).choices(range(VOCAB_SIZE), k=length)
 
 
 class Answers:

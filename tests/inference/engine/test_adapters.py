@@ -30,7 +30,6 @@ from tests.inference.engine.speculation.scripted_speculator import ScriptedSpecu
 from tests.inference.greedy import check_greedy
 from tests.inference.models.families import tiny_hybrid as tiny
 
-VOCAB_SIZE = 128
 KINDS: dict[str, dict[str, Any]] = {
     "all": {},
     "attention": {"rank": 20, "targets": ("q_proj", "v_proj"), "use_rslora": True},
@@ -84,10 +83,6 @@ def adapted(
     return Adapted(pair, specs, merged)
 
 
-def prompt_of(length: int, seed: int) -> list[int]:
-    return random.Random(seed).choices(range(VOCAB_SIZE), k=length)
-
-
 @each_case("prefill_tokens", [19, 512])
 def test_each_adapter_among_the_others_gives_what_merged_weights_give(
     adapted: Adapted, prefill_tokens: int
@@ -97,7 +92,7 @@ def test_each_adapter_among_the_others_gives_what_merged_weights_give(
     wanted = {}
     for seed in range(2):
         for name in (*KINDS, None):
-            prompt = prompt_of(11 + 139 * seed, seed)
+            prompt = conftest.prompt_of(11 + 139 * seed, seed)
             adapted.submit(engine, f"{name}{seed}", prompt, 8, name)
             wanted[f"{name}{seed}"] = adapted.greedy(name, prompt, 8)
     assert len({tuple(answer) for answer in wanted.values()}) == len(wanted), "adapters do nothing"
@@ -106,7 +101,7 @@ def test_each_adapter_among_the_others_gives_what_merged_weights_give(
 
 
 def test_drafted_and_preempted_sequences_keep_their_adapters(adapted: Adapted) -> None:
-    prompts = {name: prompt_of(20, seed) for seed, name in enumerate(adapted.merged)}
+    prompts = {name: conftest.prompt_of(20, seed) for seed, name in enumerate(adapted.merged)}
     wanted = {str(name): adapted.greedy(name, prompt, 16) for name, prompt in prompts.items()}
     scripted = adapted.engine(speculator=ScriptedSpeculator(wanted))
     for engine in (scripted, adapted.engine(draft_model=adapted.pair.model)):
@@ -125,7 +120,7 @@ def test_drafted_and_preempted_sequences_keep_their_adapters(adapted: Adapted) -
 
 def test_blocks_are_shared_within_an_adapter_and_never_beyond(adapted: Adapted) -> None:
     size = adapted.pair.block_tokens
-    engine, prompt = adapted.engine(), prompt_of(3 * size, seed=3)
+    engine, prompt = adapted.engine(), conftest.prompt_of(3 * size, seed=3)
     found = []
     for name in ("all", None, "output", "all", None):
         adapted.submit(engine, "one", prompt, 6, name)
@@ -150,7 +145,7 @@ def test_sequences_wait_for_their_adapter_and_it_leaves_once_nobody_has_it(
     loads: dict[str, Future[LoadedAdapter]] = defaultdict(Future)
     engine = adapted.engine(source=SimpleNamespace(load=lambda spec: loads[spec.name]))
     for name, adapter in (("held", "all"), ("cancelled", "all"), ("refused", "mlp"), ("base", "")):
-        adapted.submit(engine, name, prompt_of(4, 1), 3, adapter)
+        adapted.submit(engine, name, conftest.prompt_of(4, 1), 3, adapter)
     engine.cancel(CancelSequence(sequence_id="cancelled"))
     ended = [o for _ in range(6) for o in engine.step().outputs if isinstance(o, SequenceStep)]
     assert {output.sequence_id for output in ended} == {"base"}
@@ -160,15 +155,17 @@ def test_sequences_wait_for_their_adapter_and_it_leaves_once_nobody_has_it(
     assert failed.message == "the adapter mlp cannot be loaded: it has use_dora"
     real = AdapterLoader(adapted.pair.model, Path("/nowhere")).load(adapted.specs["all"])
     loads["all"].set_result(real.result())
-    assert conftest.tokens_of(engine) == {"held": adapted.greedy("all", prompt_of(4, 1), 3)}
+    assert conftest.tokens_of(engine) == {
+        "held": adapted.greedy("all", conftest.prompt_of(4, 1), 3)
+    }
 
     engine = adapted.engine(slots=0)
-    adapted.submit(engine, "one", prompt_of(4, 1), 3, "all")
+    adapted.submit(engine, "one", conftest.prompt_of(4, 1), 3, "all")
     (failed,) = engine.step().outputs
     assert failed.message == "this replica takes no adapters"
 
     # One that is dropped leaves once nobody has it.
-    engine, prompt = adapted.engine(), prompt_of(6, 2)
+    engine, prompt = adapted.engine(), conftest.prompt_of(6, 2)
     adapted.submit(engine, "one", prompt, 8, "all")
     while not engine.stats().in_flight:
         engine.step()

@@ -56,16 +56,14 @@ class FakeExecutor:
     def embed(self, rows: Sequence[Row]) -> list[bytes | None]:
         lengths = [len(row.token_ids) for row in rows]
         self.batches.append(lengths)
-        first_ids = {row.token_ids[0] for row in rows}
+        first_ids = [row.token_ids[0] for row in rows]
         if TOO_LARGE in first_ids:
             raise MemoryError
         if LOSES_THE_DEVICE in first_ids:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         self.now_s += len(rows) * max(lengths) / 1000
-        return [
-            None if row.token_ids[0] == NOT_A_NUMBER else bytes([len(row.token_ids)])
-            for row in rows
-        ]
+        found = zip(first_ids, lengths, strict=True)
+        return [None if first == NOT_A_NUMBER else bytes([length]) for first, length in found]
 
     def recover(self, error: Exception) -> StepFault:
         return recover(error, "cpu")
@@ -239,8 +237,7 @@ def test_room_and_what_is_overdue() -> None:
     queue.add(job("a", 10, 10, deadline_s=1.0))
     assert not queue.has_room(1)
     queue.take_batch(10)
-    assert queue.has_room(1)
-    assert not queue.has_room(MAX_QUEUED_TOKENS)
+    assert queue.has_room(1) and not queue.has_room(MAX_QUEUED_TOKENS)
     queue.add(late := job("b", 100, deadline_s=2.0))
     assert queue.overdue(1.5) == [], "only what has not started"
     assert queue.overdue(2.0) == [late]
@@ -249,8 +246,7 @@ def test_room_and_what_is_overdue() -> None:
     queue = queue_of(*burst, max_started=8)
     queue.take_batch(200)
     queue.add(job("single", 3, account="single"))
-    batches = [names(queue.take_batch(200)) for _ in range(2)]
-    assert [("single", 0)] in batches
+    assert [("single", 0)] in [names(queue.take_batch(200)) for _ in range(2)]
 
 
 @given(

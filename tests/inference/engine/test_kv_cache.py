@@ -3,6 +3,7 @@ and release: no step reads what is not its sequence's own. Blocks that slid out 
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,6 @@ from inference.engine.step import Schedule
 from inference.engine.waiting_queue import SchedulerLimits
 from tests.inference.engine import test_scheduler
 from tests.inference.engine.conftest import Answers, build_pair, poison, sequence_of, submit
-from tests.inference.engine.test_parity import prompt_of
 from tests.inference.engine.test_scheduler import FixedPace, SchedulerMachine
 
 BLOCK_TOKENS = 4
@@ -167,7 +167,7 @@ def test_two_run_to_their_ends_where_their_whole_contexts_would_not_fit(
     sliding = build_pair("mistral", path, native_cache_dir)
     contexts = 2 * -(-(40 + NUM_TOKENS) // sliding.block_tokens)
     engine = sliding.engine(contexts * 2 // 3 * sliding.block_tokens, prefill_tokens=9)
-    prompts = {"a": prompt_of(40, seed=1), "b": prompt_of(11, seed=2)}
+    prompts = {n: random.Random(n).choices(range(128), k=k) for n, k in (("a", 40), ("b", 11))}
     for name, prompt in prompts.items():
         submit(engine, name, prompt, NUM_TOKENS)
     answers = Answers()

@@ -23,20 +23,16 @@ from inference.protocol.engine import CancelSequence, TokenLogprob
 from tests.cases import each_case
 from tests.inference.engine.conftest import (
     CONTEXT_TOKENS,
+    VOCAB_SIZE,
     Answers,
     OwnModel,
     cpu_spec,
+    prompt_of,
     run,
     submit,
     tokens_of,
 )
 from tests.inference.models.families import tiny_hybrid
-
-VOCAB_SIZE = 128
-
-
-def prompt_of(length: int, seed: int) -> list[int]:
-    return random.Random(seed).choices(range(VOCAB_SIZE), k=length)
 
 
 def check(pair: Any, prompts: dict[str, list[int]], answers: Answers, num_tokens: int) -> None:

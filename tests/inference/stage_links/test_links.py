@@ -13,6 +13,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -87,21 +89,15 @@ def wait() -> Iterator[Wait]:
                 link.close()
 
 
-@dataclass(frozen=True)
-class Ends:
-    ours: stage_links.SecureConnection
-    theirs: stage_links.SecureConnection
-
-
 @pytest.fixture
-def ends(wait: Wait, request: pytest.FixtureRequest) -> Iterator[Ends]:
+def ends(wait: Wait, request: pytest.FixtureRequest) -> Iterator[Any]:
     """Both ends of one link: the one that has dialled, and the one that listened. The parameter is
     their stall timeout."""
     stall_s = getattr(request, "param", SHORT_S)
     waiting = wait(STAGE, {"rows": ENGINE.certificate}, stall_s)
     timeouts = {"timeout_s": WAIT_S, "stall_timeout_s": stall_s}
     ours = stage_links.dial(waiting.address, ENGINE, STAGE.certificate, "rows", **timeouts)
-    yield Ends(ours, waiting.links.result(WAIT_S)["rows"])
+    yield SimpleNamespace(ours=ours, theirs=waiting.links.result(WAIT_S)["rows"])
     ours.close()
 
 
@@ -127,7 +123,7 @@ def _is_refused(address: Address) -> bool:
 
 
 @pytest.mark.parametrize("ends", [LONG_S], indirect=True)
-def test_bytes_cross_both_ways_at_once(ends: Ends) -> None:
+def test_bytes_cross_both_ways_at_once(ends: Any) -> None:
     """The bytes are more than sockets hold, with a thread for each direction at each end."""
     ours, theirs = os.urandom(24_000_000), os.urandom(24_000_000)
     with ThreadPoolExecutor(4) as pool:
@@ -137,7 +133,7 @@ def test_bytes_cross_both_ways_at_once(ends: Ends) -> None:
         assert [one.result(60) for one in read] == [ours, theirs]
 
 
-def test_an_idle_link_stays_and_a_peer_that_stalls_is_a_timeout(ends: Ends) -> None:
+def test_an_idle_link_stays_and_a_peer_that_stalls_is_a_timeout(ends: Any) -> None:
     """The stall timeout is of frames that have begun. A sender waits, holds nothing for its peer,
     and ends. A host that is gone without a word is noticed by the kernel within ten seconds: what
     it will do is read from the sockets, for no test can cut a host's power."""
@@ -164,7 +160,7 @@ def test_an_idle_link_stays_and_a_peer_that_stalls_is_a_timeout(ends: Ends) -> N
 
 
 @pytest.mark.parametrize("is_writing", [False, True], ids=["reader", "writer"])
-def test_closing_wakes_who_waits(ends: Ends, is_writing: bool) -> None:
+def test_closing_wakes_who_waits(ends: Any, is_writing: bool) -> None:
     """The socket's number is not used by others meanwhile."""
     reads, writes = partial(_read, num_bytes=8), lambda link: link.sendall(bytes(64_000_000))
     with ThreadPoolExecutor(1) as pool:
@@ -176,7 +172,7 @@ def test_closing_wakes_who_waits(ends: Ends, is_writing: bool) -> None:
     ends.theirs.close()
 
 
-def test_the_other_side_ends_or_a_machine_between_changes_bytes(ends: Ends) -> None:
+def test_the_other_side_ends_or_a_machine_between_changes_bytes(ends: Any) -> None:
     os.write(ends.ours._fileno, b"\x17\x03\x03\x00\x20" + os.urandom(32))
     with pytest.raises((EOFError, OSError)):
         _read(ends.theirs)
@@ -188,7 +184,7 @@ def test_the_other_side_ends_or_a_machine_between_changes_bytes(ends: Ends) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ends", [LONG_S], indirect=True)
-def test_a_flood_waits_at_its_sender(ends: Ends) -> None:
+def test_a_flood_waits_at_its_sender(ends: Any) -> None:
     """Some 100 MB of steps that no engine has begun: the reader keeps as many as it may."""
     rows = torch.ones(4096, 64)
     stage = RowLink(ends.ours, 64, is_narrow=True)
