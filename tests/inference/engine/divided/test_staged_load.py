@@ -76,7 +76,16 @@ def asked_and_cancelled(engine: Any, prompt: list[int]) -> list[object]:
         outputs = engine.step()  # which checks that nothing is held
         assert isinstance(outputs.outputs[-1], protocol.SequenceCancelled)
         assert not engine.has_work and outputs.stats.in_flight == 0
-    return [found.tokens, found.logprobs, found.scored]
+    answers, names = conftest.Answers(), ("stays", "leaves", "stays too", "leaves too")
+    for name in names:
+        submit(engine, name, prompt[:20], 12)
+    for _ in range(5):
+        answers.step(engine)
+    for name in names[1::2]:  # while their rows are under way with others'
+        engine.cancel(protocol.CancelSequence(sequence_id=name))
+    stayed = [answers.drain(engine).tokens[name] for name in names[::2]]
+    assert [len(tokens) for tokens in stayed] == [12, 12]
+    return [found.tokens, found.logprobs, found.scored, stayed]
 
 
 @pytest.mark.usefixtures("drafts_cost_nothing")

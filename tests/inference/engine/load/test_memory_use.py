@@ -10,8 +10,6 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,11 +22,9 @@ import torch
 
 from inference.engine.drawing import TorchDrawer
 from inference.engine.load import memory_use
-from inference.engine.load.load_engine import load_engine
 from inference.engine.load.memory_use import HostGauge, anonymous_bytes, gauge_for
 from inference.engine.load.trial import measure_prefill, run_largest_steps, try_out
 from inference.engine.waiting_queue import SchedulerLimits
-from inference.garbage import release_freed_memory
 from inference.models.backend import PlainBackend
 from inference.models.kv_format import KVFormat, kv_bytes_per_token
 from inference.models.layers.attention import MOST_GATHERED_BYTES
@@ -36,7 +32,7 @@ from inference.models.paged_kv import lazy_zeros
 from inference.models.step_input import NUM_LONE_STATES, StepInput
 from inference.protocol.engine import Loaded, LoadFailedMessage
 from inference.protocol.load import EarlierLoads, PrefillSpeed
-from inference.protocol.load_report import LoadProgress, LoadReport, LoadStage
+from inference.protocol.load_report import LoadReport
 from tests.cases import each_case
 from tests.inference.engine.conftest import cpu_spec
 from tests.inference.engine.load.test_kv_memory import CONFIG
@@ -146,9 +142,9 @@ def test_beside_the_model_there_is_never_more_than_one_shard(
     directory = save_sharded(tmp_path / "sharded")
     shutil.copy(ascii_tokenizer_file, directory / "tokenizer.json")
     shard_bytes = max(file.stat().st_size for file in directory.glob("*.safetensors"))
-    own = {"HELEXA_DATA_DIR": str(data_dir), "HELEXA_ENGINE_THREADS": "2"}
-    environment = os.environ | own | {"PYTHONPATH": str(REPOSITORY_DIR)}
-    command = [sys.executable, __file__, str(directory), kind]
+    environment = os.environ | {"HELEXA_DATA_DIR": str(data_dir), "HELEXA_ENGINE_THREADS": "2"}
+    module = "tests.inference.engine.load.watched_load"
+    command = [sys.executable, "-m", module, str(directory), kind]
     seen = json.loads(
         subprocess.check_output(command, cwd=REPOSITORY_DIR, env=environment, timeout=120)
     )
@@ -156,33 +152,6 @@ def test_beside_the_model_there_is_never_more_than_one_shard(
     assert seen["peak_bytes"] - seen["model_bytes"] <= 1.1 * shard_bytes, seen
     unneeded = {"huggingface_hub", "transformers", "sympy", "scipy", "django", "redis"}
     assert not unneeded.intersection(seen["packages"]), "tens of megabytes"
-
-
-def load_watched(directory: str, kind: str) -> None:
-    """Prints, as JSON, how much anonymous memory it held at the most while the weights came in, how
-    much once they were there (bytes), and which packages. It runs in a process of its own, for what
-    other tests left in the allocator would blur the peak."""
-    peak_bytes = 0
-
-    def sample() -> None:
-        nonlocal peak_bytes
-        while True:
-            peak_bytes = max(peak_bytes, anonymous_bytes())
-            time.sleep(0.0005)  # a tensor takes tens of milliseconds, so no peak of one goes unseen
-
-    def on_progress(progress: LoadProgress) -> None:
-        """The weights are there when the engine begins to try them out, which is not waited for."""
-        if progress.stage is LoadStage.WARMUP:
-            release_freed_memory()  # or what the allocator hoards would pass for the model
-            packages = sorted({name.partition(".")[0] for name in sys.modules})
-            seen = {"peak_bytes": peak_bytes, "model_bytes": anonymous_bytes()}
-            print(json.dumps(seen | {"packages": packages}), flush=True)
-            os._exit(0)
-
-    threading.Thread(target=sample, daemon=True).start()
-    asked: Any = {"quantization" if kind in ("q4", "q8") else "dtype": kind}
-    spec = cpu_spec(directory, kv_memory_bytes=2**26, **asked)
-    load_engine(spec, Path(os.environ["HELEXA_DATA_DIR"]), on_progress)
 
 
 TRIED = replace(CONFIG, vocab_size=8, num_layers=1, max_positions=32_768)
@@ -295,7 +264,3 @@ def test_a_load_counts_what_sampling_takes() -> None:
         trial = try_out(spec, model, TorchDrawer(), limits, gauge, 10**6, 64)  # type: ignore[arg-type]
         taken.append(trial.load_bytes)
     assert taken[1] - taken[0] > 2 * limits.max_running * 50_005 * 4
-
-
-if __name__ == "__main__":
-    load_watched(*sys.argv[1:])
