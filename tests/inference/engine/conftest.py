@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import inspect
 import json
 import random
 import shutil
@@ -243,7 +242,10 @@ def compiler(ascii_tokenizer_file: Path) -> GrammarCompiler:
 
 
 FIELDS = {*SubmitSequence.__struct_fields__}
-SEQUENCE_FIELDS = {*inspect.signature(Sequence).parameters}
+SEQUENCE_FIELDS = {
+    *("context_tokens", "arrival", "deadline_s", "same_prompt_as", "account", "weight"),
+    *("is_anonymous", "cache_salt", "images", "prediction"),
+}
 ARRIVALS = count(1)
 
 
