@@ -186,22 +186,13 @@ def byte_biases() -> torch.Tensor:
     return torch.where(is_set, 0.0, float("-inf"))
 
 
-def filter_probabilities(probabilities: torch.Tensor, params: list[SamplingParams]) -> torch.Tensor:
-    """Zeroes the tokens that top_k, top_p and min_p exclude: (num_rows, vocab_size), not
-    renormalised. Filters apply in that order, top_p to the distribution that top_k left. The most
-    likely token always stays."""
-    filtered, is_short = filter_among(probabilities, params, TOP_CANDIDATES)
-    if bool(is_short.any()):
-        filtered, _ = filter_among(probabilities, params, probabilities.shape[-1])
-    return filtered
-
-
 def filter_among(
     probabilities: torch.Tensor, params: list[SamplingParams], num_candidates: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Filters as ``filter_probabilities`` does, for rows that keep fewer than the
-    ``num_candidates`` most likely tokens. Other rows, of which more may have to stay, are ``True``
-    in the second tensor (num_rows,). Does not wait for the device."""
+    """Zeroes the tokens that top_k, top_p and min_p exclude: (num_rows, vocab_size), not
+    renormalised. Filters apply in that order, top_p to the distribution that top_k left. Rows of
+    which more than the ``num_candidates`` most likely tokens may have to stay are ``True`` in the
+    second tensor (num_rows,). Does not wait for the device."""
     is_short = torch.zeros(len(probabilities), dtype=torch.bool, device=probabilities.device)
     if any(p.top_k > 0 or p.top_p < 1.0 for p in params):
         thresholds, is_short = _nucleus_threshold(probabilities, params, num_candidates)

@@ -8,43 +8,28 @@ from typing import Any
 
 from benchmarks import random_folder
 from benchmarks.gguf_files import file_bytes, write
-from benchmarks.shapes import SHAPES, DenseShape, HybridShape, MixtureShape
+from benchmarks.shapes import SHAPES, DenseShape, HybridShape
 from inference.loading.described import check_tensors
 from inference.loading.hub_config import read_directory_config
-from inference.loading.loader import OpenedModel, open_model
+from inference.loading.loader import open_model
 from inference.loading.sources.sources import directory_files
 from inference.loading.weights.tensor_files import SafetensorsFiles
 from inference.models.families.registry import family_of
 from inference.models.stored_weights import DenseWeight
-from inference.protocol.load import LoadSpec
 from tests.cases import each_case
-
-SHAPE = MixtureShape(
-    vocab_size=256,
-    hidden_size=256,
-    num_layers=1,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=64,
-    num_experts=3,
-    experts_per_token=2,
-    expert_size=256,
-)
+from tests.inference.engine.conftest import cpu_spec
 
 
-def opened(source: Path, folder: Path) -> OpenedModel:
-    spec = LoadSpec(job_id="1", model="x", source=f"path:{source}", devices=["cpu"])
-    model = open_model(spec, folder / "cache", lambda progress: None)
-    assert isinstance(model, OpenedModel)
-    return model
+def opened(source: Path, folder: Path) -> Any:
+    return open_model(cpu_spec(source), folder / "cache", lambda progress: None)
 
 
 @each_case(
     ("shape", "config", "bits"),
     [
         (
-            SHAPE,
-            {"experts.num_experts": 3, "experts.experts_per_token": 2}
+            SHAPES["tiny-mixture"],
+            {"experts.num_experts": 8, "experts.experts_per_token": 2}
             | {"experts.intermediate_size": 256, "experts.normalizes": True},
             {"mlp.experts.2.gate_proj": 4, "mlp.experts.2.down_proj": 6},
         ),
@@ -59,10 +44,7 @@ def opened(source: Path, folder: Path) -> OpenedModel:
     ids=["mixture", "hybrid", "dense"],
 )
 def test_a_file_of_random_weights_is_a_model(
-    tmp_path: Path,
-    shape: DenseShape | HybridShape | MixtureShape,
-    config: dict[str, Any],
-    bits: dict[str, int],
+    tmp_path: Path, shape: Any, config: dict[str, Any], bits: dict[str, int]
 ) -> None:
     file = tmp_path / "x.gguf"
     write(shape, file)
@@ -84,7 +66,6 @@ def test_a_file_of_random_weights_is_a_model(
 def test_a_folder_of_random_weights_is_a_model(tmp_path: Path, is_fp8: bool) -> None:
     """In fp8 a scale for each block comes with each projection."""
     shape = SHAPES["tiny-dense"]
-    assert isinstance(shape, DenseShape)
     folder = tmp_path / "tiny-dense"
     random_folder.write("tiny-dense", folder, "cpu", is_fp8=is_fp8)
     if not is_fp8:
@@ -95,7 +76,6 @@ def test_a_folder_of_random_weights_is_a_model(tmp_path: Path, is_fp8: bool) -> 
     assert counted_bytes <= written_bytes < counted_bytes + 10**5
     model = opened(folder, tmp_path)
     read = model.weights.stored("model.layers.1.mlp.gate_proj")
-    assert isinstance(read, DenseWeight)
     assert read.weight.shape == (shape.inner_size, shape.hidden_size)
     assert 0.01 < float(read.weight.float().square().mean().sqrt()) < 0.03
     model.close()

@@ -49,21 +49,18 @@ class FakeSubject:
     """Stands where ``SubjectProcess`` is; rates grow with the round, so that medians show."""
 
     def __init__(self, kind: str, factor: float, asked: list[tuple[str, int]]) -> None:
-        self.kind = kind
-        self.description = f"{kind} of this test"
-        self._factor = factor
-        self.asked = asked
+        self.kind, self.description = kind, f"{kind} of this test"
+        self.asked, self._factor = asked, factor
 
     def close(self) -> None: ...
 
-    def ask(self, **question: Any) -> Any:
-        self.asked.append((self.kind, question["seed"]))
-        if self.kind == "mortal" and question["seed"] > 1000:
+    def ask(self, *, seed: int, measure: str, **question: Any) -> Any:
+        self.asked.append((self.kind, seed))
+        if self.kind == "mortal" and seed > 1000:
             raise SubjectError("mortal ended by SIGILL")
-        if question["measure"] == "time_to_first_token":
+        if measure == "time_to_first_token":
             return None if self.kind == "forgetful" else [2.0 / self._factor, 1.0 / self._factor]
-        round_number = question["seed"] // 1000
-        return self._factor * round_number
+        return self._factor * (seed // 1000)
 
 
 def results_of(
@@ -108,15 +105,17 @@ def test_ratios_of_rounds_and_of_memory_and_a_subject_that_ends() -> None:
     results.add(MEMORY_ROW, "MiB", "llama_cpp", 500.0)
     results.add(INTERPRETER_ROW, "MiB", "helexa_engine", 300.0)
     assert memory_over_llama_cpp(results) == 1.2, "without our interpreter"
-    chosen = list(measurements())[:2]
+    first, second = list(measurements())[:2]
     subjects = FakeSubject("mortal", 30.0, []), FakeSubject("ours", 10.0, [])
-    results = results_of(2, *subjects, rows=chosen)
-    assert results.ended == {"mortal": f"mortal ended by SIGILL, asked for {chosen[1].name}"}
-    assert results.readings[chosen[0].name] == {"mortal": [30.0], "ours": [10.0, 20.0]}
-    assert results.readings[chosen[1].name] == {"ours": [10.0, 20.0]}
-    assert tokens_per_s_together([[1.0, 2.0, 3.0]] * 8) == pytest.approx(8.0)
-    ahead, behind = [0.0, 1.0, 2.0, 3.0, 4.0], [2.0, 3.0, 4.0, 5.0, 6.0]
-    assert tokens_per_s_together([ahead, behind]) == pytest.approx(4 / 2.0)
+    results = results_of(2, *subjects, rows=[first, second])
+    assert results.ended == {"mortal": f"mortal ended by SIGILL, asked for {second.name}"}
+    assert results.readings[first.name] == {"mortal": [30.0], "ours": [10.0, 20.0]}
+    assert results.readings[second.name] == {"ours": [10.0, 20.0]}
+    for times, rate in (
+        ([[1.0, 2.0, 3.0]] * 8, 8.0),
+        ([[0.0, 1.0, 2.0, 3.0, 4.0], [2.0, 3.0, 4.0, 5.0, 6.0]], 4 / 2.0),
+    ):
+        assert tokens_per_s_together(times) == pytest.approx(rate)
     with pytest.raises(ValueError, match="never decoding together"):
         tokens_per_s_together([[0.0, 1.0], [2.0, 3.0]])
 
@@ -158,13 +157,13 @@ def test_rows_and_subjects_are_chosen(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_port_that_is_taken_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     taken_port, other_port = ports.free_port(), ports.free_port()
     with (
-        socket.create_server((ports.HOST, 0)) as server,
+        socket.create_server((HOST, 0)) as server,
         socket.create_connection(server.getsockname()) as connection,
     ):
-        assert server.getsockname()[1] not in ports.PORTS
-        assert connection.getsockname()[1] not in ports.PORTS, "connections get others"
+        used = {one.getsockname()[1] for one in (server, connection)}
+        assert not used & {*ports.PORTS}, "connections get others"
     monkeypatch.setattr(ports, "PORTS", [taken_port, other_port])
-    with socket.create_server((ports.HOST, taken_port)):
+    with socket.create_server((HOST, taken_port)):
         assert {ports.free_port() for _ in range(20)} == {other_port}
 
 
@@ -186,13 +185,18 @@ def test_both_servers_are_measured_beside_their_upstream() -> None:
         assert 0 < middle["requests_per_s"] <= 2 / 0.030
 
 
-async def refuse(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    writer.write(b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n")
+def answering(data: bytes) -> Any:
+    """A server that answers so and hangs up."""
+
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(data)
+        writer.close()
+
+    return answer
 
 
-async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    writer.write(b"HTTP/1.1 200 OK\r\n")
-    writer.close()
+refuse = answering(b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n")
+hang_up = answering(b"HTTP/1.1 200 OK\r\n")
 
 
 @each_case(
@@ -209,14 +213,8 @@ def test_clients_count_tokens_and_an_unexpected_answer_ends_the_run(
     server: Any, streams: bool, num_tokens: int, reason: str | None
 ) -> None:
     request = http_request("any", streams=streams, authorization="Bearer none")
-    load = Load(
-        port=free_port(),
-        request=request,
-        num_clients=2,
-        num_tokens=num_tokens,
-        warm_up_s=0.0,
-        seconds=0.1,
-    )
+    bounds: Any = {"num_clients": 2, "num_tokens": num_tokens, "warm_up_s": 0.0, "seconds": 0.1}
+    load = Load(port=free_port(), request=request, **bounds)
 
     async def measured() -> Reading:
         async with await asyncio.start_server(server, HOST, load.port):
@@ -234,8 +232,6 @@ def test_clients_count_tokens_and_an_unexpected_answer_ends_the_run(
 
 
 MUCH = 10**12
-
-
 CARD = Host(device="cuda:0", card_bytes=MUCH, disk_bytes=MUCH, data_dir=Path("data"), num_threads=2)
 TRIAL = replace(CARD, device="cpu", card_bytes=0)
 

@@ -15,7 +15,6 @@ from typing import Any, Literal
 import torch
 
 from inference.engine import process
-from inference.engine.engine import Engine
 from inference.engine.executor import LaunchedStep, TensorExecutor
 from inference.engine.load.load_engine import LoadedEngine, load_engine
 from inference.engine.sequence import Sequence
@@ -54,11 +53,9 @@ class FaultyExecutor(TensorExecutor):
         super().__init__(inner.runner, inner.sampler, inner._device)
         self._stage, self._after, self._room_tokens = stage, after, room_tokens
         self._num_steps: Counter[str] = Counter()
-        self.schedule = Schedule()
-        self._num_unread = 0
-        self._forward = inner.runner.run
+        self.schedule, self._num_unread = Schedule(), 0
+        self._forward, self._take_logprobs = inner.runner.run, inner.sampler.logprobs
         inner.runner.run = self._run  # type: ignore[method-assign,assignment]
-        self._take_logprobs = inner.sampler.logprobs
         inner.sampler.logprobs = self._logprobs  # type: ignore[method-assign,assignment]
         self.attempted_tokens: list[int] = []
         """Prompt tokens of every attempt."""
@@ -116,8 +113,6 @@ class FaultyExecutor(TensorExecutor):
 def load_faulty_engine(*arguments: Any, **options: Any) -> LoadedEngine:
     """Its first three steps go well."""
     loaded = load_engine(*arguments, **options)
-    assert isinstance(loaded.engine, Engine)
-    assert isinstance(loaded.engine.executor, TensorExecutor)
     loaded.engine.executor = FaultyExecutor(loaded.engine.executor, after=3)
     return loaded
 

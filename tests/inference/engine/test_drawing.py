@@ -1,16 +1,18 @@
 """Drawing from filtered distributions: every drawer, and against sorting in float64 those that do
 not take long for it; tests/inference/models/cuda/test_drawing.py has the third. Rows as wide as a
-vocabulary are taken some at a time, with a bounded peak that a load counts."""
+vocabulary are taken some at a time, with a bounded peak."""
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
-import random
 from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import numpy as np
@@ -20,60 +22,35 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.engine import drawing
-from inference.engine.drawing import (
-    Draw,
-    Drawer,
-    NativeDrawer,
-    TorchDrawer,
-    TritonDrawer,
-    choose_drawer,
-    drawer_on_card,
-    filter_among,
-    try_drawer,
-)
-from inference.engine.load.memory_use import HostGauge
-from inference.engine.load.trial import try_out
-from inference.engine.waiting_queue import SchedulerLimits
 from inference.models.cuda.setup import WrongResultError
 from inference.models.native.decoder import NativeDecoder
 from inference.models.native.layers import NativeNorm
-from inference.models.native.library import NativeUnavailableError, load_library
 from inference.models.native.packing import pack
 from inference.models.stored_weights import DenseWeight
 from inference.protocol.engine import SamplingParams
-from inference.protocol.load import LoadSpec, PrefillSpeed
 from tests.cases import each_case
+from tests.inference.engine.conftest import library
 from tests.inference.engine.load.test_kv_memory import CONFIG
-from tests.inference.engine.load.test_memory_use import TimedModel
 from tests.inference.models.cuda.tiny import tiny_model
 
 ROUNDING = 2e-5
 """The rounding of a cumulative probability in float32."""
-DrawerOf = Callable[[int], Drawer]
+DrawerOf = Callable[[int], drawing.Drawer]
 against_sorting = pytest.mark.parametrize("drawer_of", ["torch", "native"], indirect=True)
 
 
 @pytest.fixture(scope="module", params=["torch", "native", "triton"])
 def drawer_of(request: pytest.FixtureRequest, native_cache_dir: Path) -> DrawerOf:
     """The drawer for a vocabulary's size."""
-    if request.param == "torch":
-        return lambda vocab_size: TorchDrawer()
-    if request.param == "triton":
-        if torch.cuda.is_available():
+    match request.param:
+        case "torch":
+            return lambda vocab_size: drawing.TorchDrawer()
+        case "triton" if torch.cuda.is_available():
             pytest.skip("not interpreted")
-        return lambda vocab_size: TritonDrawer(torch.device("cpu"))
-    try:
-        library = load_library(native_cache_dir)
-    except NativeUnavailableError as reason:
-        pytest.skip(str(reason))
-    decoders: dict[int, NativeDecoder] = {}
-
-    def native(vocab_size: int) -> Drawer:
-        if vocab_size not in decoders:
-            decoders[vocab_size] = empty_decoder(library, vocab_size)
-        return NativeDrawer(decoders[vocab_size])
-
-    return native
+        case "triton":
+            return lambda vocab_size: drawing.TritonDrawer(torch.device("cpu"))
+    made = functools.partial(empty_decoder, library(native_cache_dir))
+    return functools.cache(lambda vocab_size: drawing.NativeDrawer(made(vocab_size)))
 
 
 def empty_decoder(library: Any, vocab_size: int) -> NativeDecoder:
@@ -105,7 +82,7 @@ def kept_distribution(scores: torch.Tensor, params: SamplingParams) -> torch.Ten
     return torch.where(probabilities >= values[is_kept].min(), probabilities, 0.0)
 
 
-def draw_all(drawer: Drawer, scores: torch.Tensor, draws: list[Draw]) -> list[int]:
+def draw_all(drawer: drawing.Drawer, scores: torch.Tensor, draws: list[drawing.Draw]) -> list[int]:
     num_candidates = 1 if drawer.is_exact else scores.shape[-1]
     token_ids, is_short = drawer.draw(scores, draws, num_candidates)
     assert not is_short.any()
@@ -117,35 +94,28 @@ def draw_all(drawer: Drawer, scores: torch.Tensor, draws: list[Draw]) -> list[in
     seed=st.integers(0, 1000),
     vocab_size=st.sampled_from([5, 16, 50, 513, 3000]),
     spread=st.sampled_from([0.0, 0.5, 3.0, 12.0]),
-    temperature=st.sampled_from([0.3, 1.0, 2.0]),
-    top_k=st.sampled_from([0, 1, 7, 40, 300, 5000]),
-    top_p=st.sampled_from([0.1, 0.6, 0.95, 1.0]),
-    min_p=st.sampled_from([0.0, 0.02, 1.0]),
+    params=st.builds(
+        SamplingParams,
+        max_tokens=st.just(1),
+        temperature=st.sampled_from([0.3, 1.0, 2.0]),
+        top_k=st.sampled_from([0, 1, 7, 40, 300, 5000]),
+        top_p=st.sampled_from([0.1, 0.6, 0.95, 1.0]),
+        min_p=st.sampled_from([0.0, 0.02, 1.0]),
+    ),
 )
 def test_draws_are_those_of_the_sorted_distribution(
-    drawer_of: DrawerOf,
-    seed: int,
-    vocab_size: int,
-    spread: float,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    min_p: float,
+    drawer_of: DrawerOf, seed: int, vocab_size: int, spread: float, params: SamplingParams
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     scores = torch.randn(3, vocab_size, generator=generator) * spread
-    params = SamplingParams(
-        max_tokens=1, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
-    )
     uniforms = [0.0, 0.25, 0.8, 1 - 2**-24]
-    draws = [Draw(2, params, uniform) for uniform in uniforms]
+    draws = [drawing.Draw(2, params, uniform) for uniform in uniforms]
     kept = kept_distribution(scores[2], params)
     cumulative = kept.cumsum(0) / kept.sum()
-    for token_id, uniform in zip(
-        draw_all(drawer_of(vocab_size), scores, draws), uniforms, strict=True
-    ):
+    drawn = draw_all(drawer_of(vocab_size), scores, draws)
+    for token_id, uniform in zip(drawn, uniforms, strict=True):
         # What weighs nearly nothing, or is at the filters' edge, may fall on either side.
-        edge = ROUNDING + float(kept[kept > 0].min() / kept.sum()) * (top_p < 1)
+        edge = ROUNDING + float(kept[kept > 0].min() / kept.sum()) * (params.top_p < 1)
         assert float(cumulative[token_id]) >= uniform - edge
         below = float(cumulative[token_id - 1]) if token_id else 0.0
         assert below <= uniform + edge
@@ -180,13 +150,12 @@ def test_the_likeliest_is_the_first_of_equals(
     assert are_finite.all()
 
 
-@each_case("value", [math.nan, math.inf, -math.inf])
-@each_case("place", [0, 20, 52])
-def test_scores_that_are_not_finite(drawer_of: DrawerOf, value: float, place: int) -> None:
-    scores = torch.zeros(3, 53)
-    scores[1, place] = value
-    _, are_finite = drawer_of(53).likeliest(scores)
-    assert are_finite.tolist() == [True, value == -math.inf, True]
+def test_scores_that_are_not_finite(drawer_of: DrawerOf) -> None:
+    for value, place in itertools.product((math.nan, math.inf, -math.inf), (0, 20, 52)):
+        scores = torch.zeros(3, 53)
+        scores[1, place] = value
+        _, are_finite = drawer_of(53).likeliest(scores)
+        assert are_finite.tolist() == [True, value == -math.inf, True]
     _, are_finite = drawer_of(53).likeliest(torch.full((1, 53), -math.inf))
     assert are_finite.tolist() == [False]
 
@@ -196,12 +165,12 @@ def test_draws_at_edges(drawer_of: DrawerOf) -> None:
     tied = [3, 90, 91, 200, 511, 599]
     scores[0, tied] = 1.0
     params = SamplingParams(max_tokens=1, top_k=2)
-    draws = [Draw(0, params, (i + 0.5) / 6) for i in range(6)]
+    draws = [drawing.Draw(0, params, (i + 0.5) / 6) for i in range(6)]
     assert draw_all(drawer_of(600), scores, draws) == tied, "ties with the last one stay"
 
     scores = torch.zeros(1, 600)  # a flat nucleus is found without its order
     scores[0, ::2] = math.log(3)
-    draws = [Draw(0, SamplingParams(max_tokens=1, top_p=0.7), i / 7) for i in range(7)]
+    draws = [drawing.Draw(0, SamplingParams(max_tokens=1, top_p=0.7), i / 7) for i in range(7)]
     drawn = draw_all(drawer_of(600), scores, draws)
     assert all(token_id % 2 == 0 for token_id in drawn)
     assert drawn == sorted(drawn) and drawn[-1] > 480
@@ -210,14 +179,14 @@ def test_draws_at_edges(drawer_of: DrawerOf) -> None:
     scores[0, [7, 60]] = torch.tensor([0.0, 1.0])
     for how in ({}, {"top_k": 50}, {"top_p": 0.99}):
         params = SamplingParams(max_tokens=1, **how)
-        draws = [Draw(0, params, uniform) for uniform in (0.0, 0.1, 0.9, 1 - 2**-24)]
+        draws = [drawing.Draw(0, params, uniform) for uniform in (0.0, 0.1, 0.9, 1 - 2**-24)]
         assert draw_all(drawer_of(600), scores, draws) == [7, 7, 60, 60]
 
     scores = torch.zeros(3, 600)  # what is no number leaves other rows alone
     scores[1, 5] = math.nan
     scores[::2, 9] = 50.0
     params = SamplingParams(max_tokens=1, top_p=0.9, top_k=3)
-    drawn = draw_all(drawer_of(600), scores, [Draw(row, params, 0.5) for row in range(3)])
+    drawn = draw_all(drawer_of(600), scores, [drawing.Draw(row, params, 0.5) for row in range(3)])
     assert drawn[0] == drawn[2] == 9
     assert 0 <= drawn[1] < 600
 
@@ -225,7 +194,7 @@ def test_draws_at_edges(drawer_of: DrawerOf) -> None:
 CPU = torch.device("cpu")
 
 
-class Wrong(TorchDrawer):
+class Wrong(drawing.TorchDrawer):
     """Rounds as a kernel may, and errs in one thing."""
 
     def __init__(self, device: torch.device, error: str = "", **others: float) -> None:
@@ -234,7 +203,7 @@ class Wrong(TorchDrawer):
         self._error, self._others = error, others
 
     def draw(
-        self, scores: torch.Tensor, draws: Ordered[Draw], num_candidates: int
+        self, scores: torch.Tensor, draws: Ordered[drawing.Draw], num_candidates: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         wrong = [
             replace(
@@ -266,30 +235,27 @@ class Wrong(TorchDrawer):
 )
 def test_what_is_wrong_is_found_and_rounding_is_not_wrong(wrong: dict[str, Any]) -> None:
     with pytest.raises(WrongResultError):
-        try_drawer(Wrong(CPU, **wrong), 61, CPU)
+        drawing.try_drawer(Wrong(CPU, **wrong), 61, CPU)
     for vocab_size in (6, 61, 50_000):
-        for drawer in (TorchDrawer(), Wrong(CPU)):
-            try_drawer(drawer, vocab_size, CPU)
+        for drawer in (drawing.TorchDrawer(), Wrong(CPU)):
+            drawing.try_drawer(drawer, vocab_size, CPU)
 
 
 @each_case("reason", ["WrongResultError", "RuntimeError"])
 def test_what_fails_there_leaves_torch(monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
-    def triton_drawer(device: torch.device) -> TorchDrawer:
-        if reason == "RuntimeError":
-            raise RuntimeError("no compiler")
-        return Wrong(device, "its neighbour")
-
-    monkeypatch.setattr(drawing, "TritonDrawer", triton_drawer)
-    drawer, words = drawer_on_card(61, CPU)
-    assert type(drawer) is TorchDrawer
+    made = Mock(return_value=Wrong(CPU, "its neighbour"))
+    if reason == "RuntimeError":
+        made.side_effect = RuntimeError("no compiler")
+    monkeypatch.setattr(drawing, "TritonDrawer", made)
+    drawer, words = drawing.drawer_on_card(61, CPU)
+    assert type(drawer) is drawing.TorchDrawer
     assert words == f"torch drawing (Triton: {reason})"
-    drawer, words = choose_drawer(tiny_model(CPU))
-    assert type(drawer) is TorchDrawer and not drawer.is_exact
+    drawer, words = drawing.choose_drawer(tiny_model(CPU))
+    assert type(drawer) is drawing.TorchDrawer and not drawer.is_exact
     assert words == "", "on a CPU nothing is tried"
 
 
-VOCAB_SIZE = 3000
-NUM_ROWS = 11
+VOCAB_SIZE, NUM_ROWS = 3000, 11
 PARAMS = [
     SamplingParams(max_tokens=1, temperature=0.5 + row / 4, top_p=0.6 + row / 30, top_k=300 * row)
     for row in range(NUM_ROWS)
@@ -311,55 +277,48 @@ def test_pieces(num_rows: int, vocab_size: int, sizes: list[int]) -> None:
 
 
 @each_case("at_once", [1, 4])
-def test_draws_in_pieces_are_the_same_and_none_is_larger(
+def test_pieces_are_drawn_and_forbidden_as_the_whole(
     monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    draws = [Draw(row, params, 0.05 + 0.08 * row) for row, params in enumerate(PARAMS)]
-    whole, are_short = TorchDrawer().draw(scores(), draws, VOCAB_SIZE)
-    seen: list[int] = []
-
-    def watched(rows: torch.Tensor, *rest: object) -> tuple[torch.Tensor, torch.Tensor]:
-        seen.append(len(rows))
-        return filter_among(rows, *rest)  # type: ignore[arg-type]
-
+    draws = [drawing.Draw(row, params, 0.05 + 0.08 * row) for row, params in enumerate(PARAMS)]
+    whole, are_short = drawing.TorchDrawer().draw(scores(), draws, VOCAB_SIZE)
+    watched = Mock(side_effect=drawing.filter_among)
     monkeypatch.setattr(drawing, "filter_among", watched)
     monkeypatch.setattr(drawing, "MOST_SCORES_AT_ONCE", at_once * VOCAB_SIZE)
-    drawn, short = TorchDrawer().draw(scores(), draws, VOCAB_SIZE)
+    drawn, short = drawing.TorchDrawer().draw(scores(), draws, VOCAB_SIZE)
     assert torch.equal(drawn, whole) and torch.equal(short, are_short)
+    seen = [len(call.args[0]) for call in watched.call_args_list]
     assert max(seen) <= at_once and sum(seen) == NUM_ROWS
-
-
-@each_case("rows", [[2, 0, 9, 5], list(range(NUM_ROWS))])
-def test_tokens_are_forbidden_in_pieces(monkeypatch: pytest.MonkeyPatch, rows: list[int]) -> None:
+    rows = [2, 0, 9, 5, 10]
     bits = np.random.default_rng(1).integers(0, 256, (len(rows), VOCAB_SIZE // 8 + 4), np.uint8)
-    whole, pieces = scores(), scores()
-    TorchDrawer().forbid(whole, rows, bits)
-    monkeypatch.setattr(drawing, "MOST_SCORES_AT_ONCE", 2 * VOCAB_SIZE)
-    TorchDrawer().forbid(pieces, rows, bits)
-    assert torch.equal(pieces, whole)
+    found, wanted = scores(), scores()
+    drawing.TorchDrawer().forbid(found, rows, bits)
     allowed = np.unpackbits(bits, axis=1, bitorder="little")[:, :VOCAB_SIZE].astype(bool)
-    wanted = scores()
     wanted[rows] = wanted[rows].masked_fill(~torch.from_numpy(allowed), float("-inf"))
-    assert torch.equal(whole, wanted)
+    assert torch.equal(found, wanted)
 
 
 def test_how_many_candidates_a_neighbour_wants_changes_no_threshold() -> None:
     own = SamplingParams(max_tokens=1, top_k=1000, top_p=0.999)
     mate = SamplingParams(max_tokens=1, top_k=VOCAB_SIZE - 1, top_p=0.999)
-    for seed in range(40):
-        row = torch.randn(1, VOCAB_SIZE, generator=torch.Generator().manual_seed(seed)).softmax(-1)
-        alone, _ = filter_among(row, [own], 1)
-        among, _ = filter_among(row.repeat(2, 1), [own, mate], 1)
+    for row in scores().softmax(-1).split(1):
+        alone, _ = drawing.filter_among(row, [own], 1)
+        among, _ = drawing.filter_among(row.repeat(2, 1), [own, mate], 1)
         assert torch.equal(alone[0], among[0])
 
 
-def test_a_load_counts_what_sampling_takes() -> None:
-    limits = SchedulerLimits(max_running=96)
-    vocab_size = 50_000 + random.Random(0).randrange(8)
-    model = TimedModel(PrefillSpeed(token_s=1e-5))
-    gauge = HostGauge()
-    spec = LoadSpec(job_id="1", model="tiny", source="path:none", max_context_tokens=64)
-    small = try_out(spec, model, TorchDrawer(), limits, gauge, 10**6, 64)  # type: ignore[arg-type]
-    model.config = replace(model.config, vocab_size=vocab_size)
-    large = try_out(spec, model, TorchDrawer(), limits, gauge, 10**6, 64)  # type: ignore[arg-type]
-    assert large.load_bytes - small.load_bytes > 2 * limits.max_running * vocab_size * 4
+@each_case(
+    ("filters", "kept"),
+    [
+        ({"top_p": 0.8}, [0, 1]),
+        ({"top_p": 0.81}, [0, 1, 2]),
+        # Of what top_k left: 0.5 / 0.8 = 0.625, the first token alone reaches it.
+        ({"top_k": 2, "top_p": 0.62}, [0]),
+        ({"min_p": 0.4}, [0, 1]),
+        ({"top_k": 1}, [0]),
+    ],
+)
+def test_filters(filters: dict[str, Any], kept: list[int]) -> None:
+    params = [SamplingParams(max_tokens=1, **filters)]
+    found, _ = drawing.filter_among(torch.tensor([[0.5, 0.3, 0.15, 0.05]]), params, 4)
+    assert found.nonzero()[:, 1].tolist() == kept

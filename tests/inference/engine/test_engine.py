@@ -1,281 +1,141 @@
-"""The engine's decisions, with an executor that counts instead of computing: what it runs, and what
-it refuses."""
+"""What an engine refuses, when it gives up, and what those that ended have used."""
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
-import pytest
-
 from benchmarks.measured_once import bookkeeping_ms_per_step
-from inference.engine.engine import Engine
-from inference.engine.errors import StepFault
-from inference.engine.faults import recover
-from inference.engine.kv_cache import KVCache
-from inference.engine.scheduler import EngineLimits, Scheduler
-from inference.engine.sequence import Sequence
-from inference.engine.step import Sampled, Schedule
-from inference.engine.waiting_queue import SchedulerLimits
-from inference.protocol.engine import (
-    CancelSequence,
-    SamplingParams,
-    SequenceCancelled,
-    SequenceFailed,
-    SequenceStep,
-    SequenceTiming,
-    SequenceUsage,
-    SubmitSequence,
-    ThinkingLimit,
-)
+from inference.protocol import engine as protocol
 from tests.cases import each_case
-from tests.inference.engine.asking import submit
-
-STOP_ID = 99
-
-
-class CountingExecutor:
-    """A sequence's next token is its length; ``STOP_ID`` at ``stop_at``; row failures on demand. It
-    takes its time, on the harness's clock: ``step_s``, and so much a row and a prompt's token."""
-
-    def __init__(self, harness: Harness) -> None:
-        self.harness = harness
-        self.stop_at: int | None = None
-        self.failing: set[str] = set()
-        self.step_s, self.row_s, self.token_s = 0.0, 0.0, 0.0
-        self.seconds: list[float] = []
-        self.computed: Counter[str] = Counter()
-        """Of prompts."""
-        self.forgotten: list[str] = []
-
-    def execute(self, schedule: Schedule) -> Sampled:
-        of_rows_s = self.row_s * len(schedule.decodes)
-        self.seconds.append(self.step_s + of_rows_s + self.token_s * schedule.num_prefill_tokens)
-        self.harness.now_s += self.seconds[-1]
-        self.computed.update({c.sequence.sequence_id: c.end - c.start for c in schedule.prefills})
-        rows = schedule.sampled
-        tokens = [STOP_ID if len(s.token_ids) == self.stop_at else len(s.token_ids) for s in rows]
-        failed = {i: 1 for i, s in enumerate(rows) if s.sequence_id in self.failing}
-        return Sampled(tokens, failed, {})
-
-    def recover(self, error: Exception) -> StepFault:
-        return recover(error, "cpu")
-
-    def forget(self, sequence: Sequence) -> None:
-        self.forgotten.append(sequence.sequence_id)
+from tests.inference.engine.conftest import submit
+from tests.inference.engine.test_run_ahead import Client
 
 
-class Harness:
-    def __init__(self, *, num_blocks: int = 64, context_tokens: int = 64, **limits: Any) -> None:
-        self.now_s = 0.0
-        self.executor = CountingExecutor(self)
-        self.engine = Engine(
-            self.executor,
-            Scheduler(KVCache(num_blocks, 4), SchedulerLimits(**limits)),
-            EngineLimits(context_tokens=context_tokens, vocab_size=100),
-            clock=lambda: self.now_s,
-            check_when_idle=True,
-        )
-
-    def submit(self, name: str, num_tokens: int = 4, max_tokens: int = 8, **asked: Any) -> None:
-        # Prompts differ from the first token on, so that nothing is shared unless a test wants it.
-        prompt = [sum(name.encode()) % 90] * num_tokens
-        submit(self.engine, name, prompt, max_tokens, stop_token_ids=[STOP_ID], **asked)
-
-    def cancel(self, sequence_id: str) -> None:
-        self.engine.cancel(CancelSequence(sequence_id=sequence_id))
-
-    def step(self) -> list[SequenceStep | SequenceFailed | SequenceCancelled]:
-        return self.engine.step().outputs
-
-    def drain(self) -> list[SequenceStep | SequenceFailed | SequenceCancelled]:
-        outputs = []
-        while self.engine.has_work:
-            outputs += self.step()
-        return outputs
+def steps_of(client: Client, num_steps: int = 1) -> list[Any]:
+    return [output for _ in range(num_steps) for output in client.engine.step().outputs]
 
 
-@each_case(
-    ("num_tokens", "max_tokens", "stop_at", "token_ids", "finish_reason"),
-    [
-        (4, 3, None, [[4], [5], [6]], "length"),
-        (4, 8, 6, [[4], [5], []], "stop"),  # a stop token is counted, and not emitted
-        (9, 50, None, [[9]], "length"),  # the context ends
-    ],
-)
-def test_a_sequence_to_its_end(
-    num_tokens: int,
-    max_tokens: int,
-    stop_at: int | None,
-    token_ids: list[list[int]],
-    finish_reason: str,
-) -> None:
-    harness = Harness(context_tokens=10)
-    harness.executor.stop_at = stop_at
-    harness.submit("a", num_tokens, max_tokens)
-    harness.cancel("nobody")
-    *before, last = harness.drain()
-    assert isinstance(last, SequenceStep)
-    steps = [step for step in before if isinstance(step, SequenceStep)]
-    assert [step.token_ids for step in (*steps, last)] == token_ids
-    assert [step.finish_reason for step in steps] == [None] * (len(token_ids) - 1)
-    assert (last.finish_reason, last.num_output_tokens) == (finish_reason, len(token_ids))
-    assert harness.engine.stats().kv_blocks_used == 0
-    assert harness.executor.forgotten == ["a"]
+def ask(client: Client, name: str, num_tokens: int = 4, max_tokens: int = 8, **asked: Any) -> None:
+    """Prompts differ from the first token on, so that nothing is shared."""
+    client.prompts[name] = [len(client.prompts)] * num_tokens, max_tokens
+    submit(client.engine, name, *client.prompts[name], **asked)
 
 
 def test_how_long_the_engine_worked_is_reported_at_the_end_and_traced_before() -> None:
-    harness = Harness(prefill_tokens_per_step=4)
-    harness.executor.step_s = 0.5
-    harness.submit("a", num_tokens=8, max_tokens=3, is_traced=True)
-    harness.submit("b", num_tokens=4)
-    harness.submit("c", num_tokens=12, is_traced=True)
-    harness.submit("d", num_tokens=4, is_traced=True)
-    harness.now_s += 7.0  # in the queue
-    steps = [one for _ in range(4) for one in harness.step() if isinstance(one, SequenceStep)]
-    assert [(one.sequence_id, one.prefill_ms) for one in steps] == [
-        ("a", 1000.0),
-        ("a", None),
-        ("b", None),
-        ("a", None),
-        ("b", None),
-    ]
-    timing = SequenceTiming(queue_ms=7000.0, prefill_ms=1000.0, decode_ms=1000.0, prefill_tokens=8)
+    client = Client(num_groups=0, prefill_tokens_per_step=4)
+    client.device.step_s = 0.5
+    ask(client, "a", num_tokens=8, max_tokens=3, is_traced=True)
+    ask(client, "b")
+    ask(client, "c", num_tokens=12, is_traced=True)
+    ask(client, "d", is_traced=True)
+    client.device.now_s += 7.0  # in the queue
+    steps = [one for one in steps_of(client, 4) if isinstance(one, protocol.SequenceStep)]
+    assert [one.sequence_id for one in steps] == [*"aabab"]
+    assert [one.prefill_ms for one in steps] == [1000.0, None, None, None, None]
+    timing = protocol.SequenceTiming(
+        queue_ms=7000.0, prefill_ms=1000.0, decode_ms=1000.0, prefill_tokens=8
+    )
     assert [one.timing for one in steps if one.timing] == [timing] == [steps[3].timing]
-    harness.cancel("c")
-    harness.cancel("d")
-    ended = [one for one in harness.step() if isinstance(one, SequenceCancelled)]
+    for name in "cd":
+        client.engine.cancel(protocol.CancelSequence(sequence_id=name))
+    ended = [one for one in steps_of(client) if isinstance(one, protocol.SequenceCancelled)]
     assert [(one.sequence_id, one.used.prefill_ms) for one in ended] == [("c", 500.0), ("d", None)]
 
 
-@each_case("phase", ["queued", "prefilling", "decoding", "preempted"])
-def test_cancel_frees_blocks_in_the_next_step(phase: str) -> None:
-    harness = Harness(num_blocks=6, context_tokens=24, prefill_tokens_per_step=4, max_running=2)
-    harness.submit("other", num_tokens=4, max_tokens=20)
-    harness.submit("preempted", num_tokens=8, max_tokens=16)
+@each_case(
+    ("phase", "num_steps", "num_prompt_tokens"),
+    [("queued", 2, 0), ("prefilling", 2, 4), ("decoding", 4, 8), ("preempted", 0, 8)],
+)
+def test_cancel_frees_blocks_in_the_next_step(
+    phase: str, num_steps: int, num_prompt_tokens: int
+) -> None:
+    client = Client(num_groups=0, num_blocks=6, prefill_tokens_per_step=4, max_running=2)
+    ask(client, "other", max_tokens=20)
+    ask(client, "second", num_tokens=8, max_tokens=16)
+    target = "third" if phase == "queued" else "second"
     if phase == "queued":
-        harness.submit("third")
-    target = "third" if phase == "queued" else "preempted"
-    num_steps = {"queued": 2, "prefilling": 2, "decoding": 4, "preempted": 0}[phase]
-    reported = [output for _ in range(num_steps) for output in harness.step()]
-    while phase == "preempted" and harness.engine.stats().num_preemptions == 0:
-        reported += harness.step()
-    used = SequenceUsage(
-        num_prompt_tokens=min(8, harness.executor.computed[target]),
-        num_output_tokens=sum(output.sequence_id == target for output in reported),
+        ask(client, target)
+    reported = steps_of(client, num_steps)
+    while phase == "preempted" and client.engine.stats().num_preemptions == 0:
+        reported += steps_of(client)
+    num_output_tokens = sum(output.sequence_id == target for output in reported)
+    assert (num_output_tokens > 0) == (num_prompt_tokens == 8)
+    client.engine.cancel(protocol.CancelSequence(sequence_id=target))
+    (cancelled,) = [one for one in steps_of(client) if one.sequence_id == target]
+    used = protocol.SequenceUsage(
+        num_prompt_tokens=num_prompt_tokens, num_output_tokens=num_output_tokens
     )
-    assert (used.num_prompt_tokens, used.num_output_tokens > 0) == {
-        "queued": (0, False),
-        "prefilling": (4, False),
-        "decoding": (8, True),
-        "preempted": (8, True),
-    }[phase]
-    harness.cancel(target)
-    outputs = harness.step()
-    assert SequenceCancelled(sequence_id=target, used=used) in outputs
-    harness.engine.check_integrity()
-    assert all(o.sequence_id != target for o in harness.drain())
-    assert harness.engine.stats().kv_blocks_used == 0
+    assert cancelled == protocol.SequenceCancelled(sequence_id=target, used=used)
+    client.engine.check_integrity()
+    while client.engine.has_work:
+        assert all(one.sequence_id != target for one in steps_of(client))
+    assert client.engine.stats().kv_blocks_used == 0
 
 
 def test_what_ended_ones_used() -> None:
-    harness = Harness()
-    harness.submit("a", num_tokens=9, max_tokens=1)
-    harness.drain()
-    harness.submit("a", num_tokens=12, max_tokens=9)
-    harness.step()
-    harness.cancel("a")
-    (cancelled,) = harness.step()
-    used = SequenceUsage(num_prompt_tokens=12, num_cached_tokens=8, num_output_tokens=1)
-    assert cancelled == SequenceCancelled(sequence_id="a", used=used)
-    harness.submit("good", max_tokens=2)
-    harness.submit("bad", max_tokens=2)
-    harness.executor.failing = {"bad"}
-    outputs = harness.drain()
-    (failed,) = [o for o in outputs if isinstance(o, SequenceFailed)]
+    client = Client(num_groups=0)
+    submit(client.engine, "a", [0] * 9, 1)
+    steps_of(client)
+    submit(client.engine, "a", [0] * 12, 9)
+    steps_of(client)
+    client.engine.cancel(protocol.CancelSequence(sequence_id="a"))
+    used = protocol.SequenceUsage(num_prompt_tokens=12, num_cached_tokens=8, num_output_tokens=1)
+    assert steps_of(client) == [protocol.SequenceCancelled(sequence_id="a", used=used)]
+    for name in ("good", "bad"):
+        ask(client, name, max_tokens=2)
+    client.device.not_numbers = {"bad"}
+    good, failed, end = steps_of(client, 2)
     assert (failed.sequence_id, failed.code) == ("bad", "numerical_error")
-    assert failed.used == SequenceUsage(num_prompt_tokens=4), "its token is of no use"
-    assert [o.finish_reason for o in outputs if isinstance(o, SequenceStep)] == [None, "length"]
-
-
-def test_a_crowd_is_served_in_steps_that_a_cancellation_can_wait_for() -> None:
-    harness = Harness(num_blocks=4096, target_step_s=0.1, max_queue_wait_s=5.0)
-    executor = harness.executor
-    executor.row_s, executor.token_s = 0.002, 0.0005
-    for index in range(256):
-        harness.submit(f"r{index}", num_tokens=20, max_tokens=40)
-    outputs = harness.drain()
-    ends = [o for o in outputs if isinstance(o, SequenceStep) and o.finish_reason]
-    # None of the 256 running sequences is refused because serving all of them takes long.
-    assert len(ends) == 256 and harness.now_s > 20
-    assert max(executor.seconds) < 0.2
-    busy = executor.seconds[20:-60]
-    assert sum(busy) / len(busy) == pytest.approx(0.15, rel=0.15)
+    assert failed.used == protocol.SequenceUsage(num_prompt_tokens=4), "its token is of no use"
+    assert [one.finish_reason for one in (good, end)] == [None, "length"]
 
 
 @each_case(
-    ("token_ids", "params", "prediction", "code", "words"),
+    ("token_ids", "asked", "code", "words"),
     [
+        ([1] * 40, {}, "context_length_exceeded", "40 tokens"),
+        ([1] * 40, {}, "context_length_exceeded", "holds 40"),
+        *(([*ids], {}, "bad_token_id", "") for ids in ([], [3, 50], [-1])),
         *(
-            ([1] * 10, {}, [], "context_length_exceeded", word)
-            for word in ("10 tokens", "holds 10")
-        ),
-        *(([*ids], {}, [], "bad_token_id", "") for ids in ([], [3, 100], [-1])),
-        *(
-            ([1], params, prediction, "bad_token_id", f"{field}: token id {token_id} ")
-            for token_id in (-1, 100, 2**40)
-            for field, params, prediction in (
-                ("logit_bias", {"logit_bias": {5: 1.0, token_id: 1.0}}, []),
-                ("stop_token_ids", {"stop_token_ids": [STOP_ID, token_id]}, []),
-                (
-                    "thinking_limit",
-                    {"thinking_limit": ThinkingLimit(max_tokens=1, end_token_id=token_id)},
-                    [],
-                ),
-                ("prediction", {}, [3, token_id]),
+            ([1], {field: asked}, "bad_token_id", f"{field}: token id {token_id} ")
+            for token_id in (-1, 50, 2**40)
+            for field, asked in (
+                ("logit_bias", {5: 1.0, token_id: 1.0}),
+                ("stop_token_ids", [9, token_id]),
+                ("thinking_limit", protocol.ThinkingLimit(max_tokens=1, end_token_id=token_id)),
+                ("prediction", [3, token_id]),
             )
         ),
     ],
 )
-def test_refusals(
-    token_ids: list[int], params: dict[str, Any], prediction: list[int], code: str, words: str
-) -> None:
-    harness = Harness(context_tokens=10)
-    own = SamplingParams(max_tokens=1, **params)
-    harness.engine.submit(
-        SubmitSequence(sequence_id="a", token_ids=token_ids, params=own, prediction=prediction)
-    )
-    harness.submit("b", max_tokens=1)
-    refused, answer = harness.step()
-    assert isinstance(refused, SequenceFailed)
+def test_refusals(token_ids: list[int], asked: dict[str, Any], code: str, words: str) -> None:
+    client = Client(num_groups=0)
+    submit(client.engine, "a", token_ids, 1, **asked)
+    ask(client, "b", max_tokens=1)
+    refused, answer = steps_of(client)
     assert (refused.sequence_id, refused.code) == ("a", code)
     assert words in refused.message
-    assert isinstance(answer, SequenceStep) and answer.sequence_id == "b"
+    assert isinstance(answer, protocol.SequenceStep) and answer.sequence_id == "b"
 
 
-def failures(harness: Harness) -> list[tuple[str, str]]:
-    return [(o.sequence_id, o.code) for o in harness.step() if isinstance(o, SequenceFailed)]
-
-
-def test_queue_full() -> None:
-    harness = Harness(max_running=1, max_queue_depth=1)
-    for sequence_id in ("runs", "waits", "refused"):
-        harness.submit(sequence_id)
-    assert failures(harness) == [("refused", "queue_full")]
-
-
-def test_queue_timeout() -> None:
-    harness = Harness(max_running=1)
-    harness.submit("runs", max_tokens=40, max_queue_wait_s=5.0)
-    harness.submit("waits")
-    harness.submit("hurries", max_queue_wait_s=5.0)
-    harness.submit("patient", max_queue_wait_s=100.0)
-    harness.step()
-    harness.now_s = 6.0
-    assert failures(harness) == [("hurries", "queue_timeout")]
-    harness.now_s = 61.0
-    assert sorted(failures(harness)) == [("patient", "queue_timeout"), ("waits", "queue_timeout")]
-    assert harness.engine.stats().in_flight == 1
+def test_a_full_queue_and_waiting_too_long() -> None:
+    client = Client(num_groups=0, max_running=1, max_queue_depth=1)
+    for name in ("runs", "waits", "refused"):
+        ask(client, name)
+    failed = [(one.sequence_id, one.code) for one in steps_of(client) if one.sequence_id != "runs"]
+    assert failed == [("refused", "queue_full")]
+    client = Client(num_groups=0, max_running=1)
+    ask(client, "runs", max_tokens=30, max_queue_wait_s=5.0)
+    ask(client, "waits")
+    ask(client, "hurries", max_queue_wait_s=5.0)
+    ask(client, "patient", max_queue_wait_s=100.0)
+    steps_of(client)
+    for now_s, names in ((6.0, ["hurries"]), (61.0, ["patient", "waits"])):
+        client.device.now_s = now_s
+        outputs = [one for one in steps_of(client) if one.sequence_id != "runs"]
+        assert sorted(one.sequence_id for one in outputs) == names
+        assert {one.code for one in outputs} == {"queue_timeout"}
+    assert client.engine.stats().in_flight == 1
 
 
 def test_bookkeeping_benchmark_measures_full_steps() -> None:

@@ -25,33 +25,34 @@ from inference.engine.logits_processors import ThinkingBudget, apply_masks
 from inference.engine.sampler import Sampler
 from inference.engine.sequence import Sequence
 from inference.engine.step import Sampled
-from inference.engine.waiting_queue import SchedulerLimits
 from inference.protocol.engine import CancelSequence, Grammar, SequenceCancelled, ThinkingLimit
 from tests.cases import each_case
-from tests.inference.engine.asking import run, sequence_of, submit
-from tests.inference.engine.conftest import Pair
+from tests.inference.engine.conftest import run, sequence_of, submit
 
 VOCAB_SIZE = 128
-END_ID, THINK_ID, END_THINK_ID = 96, 97, 98
-OTHER_END_ID = 99
-SCHEMA = {
+END_ID, END_THINK_ID, OTHER_END_ID = 96, 98, 99
+
+
+PERSON = {
     "type": "object",
-    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
-    "required": ["name", "age"],
+    "properties": {"name": {"type": "string", "maxLength": 8}, "kind": {"enum": ["a", "bc"]}},
+    "required": ["name", "kind"],
     "additionalProperties": False,
 }
+PEOPLE = {"type": "array", "minItems": 2, "maxItems": 3, "items": PERSON}
+
+
+def json_grammar(schema: dict[str, Any], starts_after: int | None = None) -> Grammar:
+    grammar = {"json_schema": schema | {"x-guidance": {"whitespace_flexible": False}}}
+    return Grammar(text=json.dumps({"grammars": [grammar]}), starts_after_token_id=starts_after)
 
 
 def lark(rule: str) -> str:
     return json.dumps({"grammars": [{"lark_grammar": f"start: {rule}"}]})
 
 
-def id_of(character: str) -> int:
-    return ord(character) - 32
-
-
 def ids_of(text: str) -> list[int]:
-    return [id_of(character) for character in text]
+    return [ord(character) - 32 for character in text]
 
 
 def bound(
@@ -76,15 +77,6 @@ def follow(sampler: Sampler, sequence: Sequence, *best: int) -> Sampled:
     sampled = sampler.sample([sequence], logits_for(*best))
     sequence.token_ids.append(sampled.token_ids[0])
     return sampled
-
-
-def test_grammar_among_rows_without(compiler: GrammarCompiler) -> None:
-    plain, drawn = sequence_of([1], temperature=0.0), sequence_of([1], seed=1)
-    stuck = bound(compiler, lark('"\u00e9"'))  # the vocabulary has no byte beyond ASCII
-    rows = [plain, bound(compiler, lark("/a/")), drawn, bound(compiler, lark("/bc/")), stuck]
-    sampled = Sampler(VOCAB_SIZE).sample(rows, logits_for(id_of("z")).expand(5, -1) * 5)
-    assert sampled.token_ids[:4] == ids_of("zazb")
-    assert sampled.complete == {1} and set(sampled.broken) == {4}
 
 
 A, B, C, D, Z = ids_of("abcdz")
@@ -125,12 +117,7 @@ LETTERS = "/[abc]+/"
     ],
 )
 def test_what_a_grammar_lets_through(
-    compiler: GrammarCompiler,
-    rule: str,
-    params: dict[str, Any],
-    best: list[tuple[int, ...]],
-    wanted: list[int] | None,
-    state: str,
+    compiler: GrammarCompiler, rule: str, params: dict[str, Any], best: Any, wanted: Any, state: str
 ) -> None:
     sampler, sequence = Sampler(VOCAB_SIZE), bound(compiler, lark(rule), **params)
     found = [follow(sampler, sequence, *ids) for ids in best]
@@ -147,42 +134,40 @@ def test_what_a_grammar_lets_through(
 def test_greedy_takes_the_likeliest_allowed_token(
     compiler: GrammarCompiler, seed: int, length: int
 ) -> None:
-    text = json.dumps({"grammars": [{"json_schema": SCHEMA}]})
-    sequence = bound(compiler, text)
+    sequence = bound(compiler, json_grammar(PERSON).text)
     assert sequence.grammar is not None
-    for token_id in ids_of('{"name": "somebody", "age": 41')[:length]:
+    for token_id in ids_of('{"name":"somebody","kind":"bc')[:length]:
         sequence.grammar.advance(token_id)
     logits = torch.randn(1, VOCAB_SIZE, generator=torch.Generator().manual_seed(seed)) * 3
     scores = logits.clone()
     apply_masks(scores, [sequence], TorchDrawer())
-    assert Sampler(VOCAB_SIZE).sample([sequence], logits).token_ids == [int(scores.argmax())]
+    plain, drawn = sequence_of([1], temperature=0.0), sequence_of([1], seed=1)
+    stuck = bound(compiler, lark('"\u00e9"'))  # the vocabulary has no byte beyond ASCII
+    rows = [plain, sequence, drawn, bound(compiler, lark("/a/")), stuck]
+    sampled = Sampler(VOCAB_SIZE).sample(rows, logits.expand(5, -1))
+    greedy, bound_id, _, only, _ = sampled.token_ids
+    assert (greedy, bound_id, only) == (int(logits.argmax()), int(scores.argmax()), A)
+    assert sampled.complete >= {3} and set(sampled.broken) == {4}
 
 
-OPEN, CLOSE, WORD = 1, 2, 3
-
-
-@each_case(
-    ("max_tokens", "start", "token_ids", "forced"),
-    [
+def test_the_token_that_a_thinking_budget_forces() -> None:
+    start, close, word = 1, 2, 3
+    for max_tokens, start_id, token_ids, forced in (
         # The prompt has opened the block, or the output opens it.
-        (2, None, [WORD, WORD, CLOSE, WORD], [None, None, CLOSE, None, None]),
-        (1, OPEN, [WORD, OPEN, WORD], [None, None, None, CLOSE]),
-        (0, None, [CLOSE], [CLOSE, None]),
-        (3, None, [WORD, WORD, CLOSE, WORD, WORD, WORD], [None] * 7),
+        (2, None, [word, word, close, word], [None, None, close, None, None]),
+        (1, start, [word, start, word], [None, None, None, close]),
+        (0, None, [close], [close, None]),
+        (3, None, [word, word, close, word, word, word], [None] * 7),
         # A block that is opened again continues counting.
-        (2, OPEN, [OPEN, WORD, CLOSE, OPEN, WORD], [None, None, None, None, None, CLOSE]),
-    ],
-)
-def test_the_token_that_a_thinking_budget_forces(
-    max_tokens: int, start: int | None, token_ids: list[int], forced: list[int | None]
-) -> None:
-    limit = ThinkingLimit(max_tokens=max_tokens, end_token_id=CLOSE, start_token_id=start)
-    budget = ThinkingBudget(limit)
-    found = [budget.forced_token]
-    for token_id in token_ids:
-        budget.advance(token_id)
-        found.append(budget.forced_token)
-    assert found == forced
+        (2, start, [start, word, close, start, word], [None] * 5 + [close]),
+    ):
+        limit = ThinkingLimit(max_tokens=max_tokens, end_token_id=close, start_token_id=start_id)
+        budget = ThinkingBudget(limit)
+        found = [budget.forced_token]
+        for token_id in token_ids:
+            budget.advance(token_id)
+            found.append(budget.forced_token)
+        assert found == forced
 
 
 def test_equal_texts_are_compiled_once_and_the_oldest_is_dropped(
@@ -228,29 +213,6 @@ def test_tokenizers_and_grammars_that_cannot_be_read(
         assert str(error) and "\n" not in str(error)
 
 
-PEOPLE = {
-    "type": "array",
-    "minItems": 2,
-    "maxItems": 3,
-    "items": {
-        "type": "object",
-        "properties": {"name": {"type": "string", "maxLength": 8}, "kind": {"enum": ["a", "bc"]}},
-        "required": ["name", "kind"],
-        "additionalProperties": False,
-    },
-}
-
-
-def json_grammar(schema: object, starts_after: int | None = None) -> Grammar:
-    grammar = {"json_schema": schema | {"x-guidance": {"whitespace_flexible": False}}}  # type: ignore[operator]
-    return Grammar(text=json.dumps({"grammars": [grammar]}), starts_after_token_id=starts_after)
-
-
-def engine_for(llama: Pair, grammars: Any, *, num_tokens: int = 2048) -> Engine:
-    limits = SchedulerLimits(prefill_tokens_per_step=64)
-    return llama.engine(num_tokens, limits=limits, grammars=grammars)
-
-
 def ask(engine: Engine, name: str, grammar: Grammar | None, **params: Any) -> None:
     asked = {"max_tokens": 200, "stop_token_ids": [END_ID]} | params
     submit(engine, name, [len(name), *name.encode()], grammar=grammar, **asked)
@@ -260,23 +222,22 @@ def text_of(token_ids: list[int]) -> str:
     return "".join(chr(token_id + 32) for token_id in token_ids)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "params", [{}, {"temperature": 1.5, "seed": 4}, {"min_tokens": 190}, {"stop_token_ids": []}]
 )
 def test_any_model_answers_in_the_schema(
     llama: Any, compiler: GrammarCompiler, params: dict[str, Any]
 ) -> None:
-    engine = engine_for(llama, compiler)
+    engine = llama.engine(prefill_tokens=64, grammars=compiler)
     for index in range(4):
         ask(engine, f"r{index}", json_grammar(PEOPLE), **params)
     answers = run(engine)
-    tokens, ends = answers.tokens, answers.ends
-    for name in tokens:
-        people = json.loads(text_of(tokens[name]))
+    for name, tokens in answers.tokens.items():
+        people = json.loads(text_of(tokens))
         assert 2 <= len(people) <= 3
         assert all(person["kind"] in ("a", "bc") for person in people)
-        assert ends[name].finish_reason == "stop"
-        assert ends[name].num_output_tokens == len(tokens[name])
+        assert answers.ends[name].finish_reason == "stop"
+        assert answers.ends[name].num_output_tokens == len(tokens)
 
 
 def test_others_run_while_a_grammar_is_compiled(llama: Any, compiler: GrammarCompiler) -> None:
@@ -286,7 +247,7 @@ def test_others_run_while_a_grammar_is_compiled(llama: Any, compiler: GrammarCom
         pending.append((text, Future()))
         return pending[-1][1]
 
-    engine = engine_for(llama, SimpleNamespace(compile=compile_later))
+    engine = llama.engine(prefill_tokens=64, grammars=SimpleNamespace(compile=compile_later))
     ask(engine, "bound", json_grammar(PEOPLE))
     ask(engine, "cancelled", json_grammar(PEOPLE))
     ask(engine, "free", None, max_tokens=5)
@@ -316,11 +277,8 @@ def test_a_grammar_that_cannot_be_followed_fails_its_sequence(
 ) -> None:
     broken: Future[CompiledGrammar] = Future()
     broken.set_exception(RuntimeError(text))
-    sources: dict[Any, Any] = {
-        "compiler": compiler,
-        "breaks": SimpleNamespace(compile=lambda text: broken),
-    }
-    engine = engine_for(llama, sources.get(grammars))
+    sources = {"compiler": compiler, "breaks": SimpleNamespace(compile=lambda text: broken)}
+    engine = llama.engine(prefill_tokens=64, grammars=sources.get(grammars or ""))
     ask(engine, "bad", Grammar(text=text))
     ask(engine, "good", None, max_tokens=3)
     answers = run(engine)

@@ -9,6 +9,8 @@ import random
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -19,13 +21,10 @@ from inference.engine.engine import Engine
 from inference.engine.load.build import AdapterLoader
 from inference.engine.prefix_files import PrefixFiles, Tensors
 from inference.protocol.engine import CancelSequence
-from inference.protocol.load import AdapterSpec
 from tests.inference.adapter_files import spec_of, write_adapter
-from tests.inference.engine.asking import run, submit
-from tests.inference.engine.conftest import Pair
+from tests.inference.engine.conftest import Pair, run, submit
 
 NUM_BLOCKS = 5
-BUDGET_BYTES = 1 << 30
 MakeEngine = Callable[..., Engine]
 
 
@@ -40,11 +39,9 @@ def _short_prefixes(monkeypatch: pytest.MonkeyPatch) -> None:
 def make(llama: Pair, tmp_path: Path) -> MakeEngine:
     """Each engine is a new instance over the same directory."""
 
-    def made(
-        fingerprint: str = "one", budget_bytes: int = BUDGET_BYTES, num_kv_blocks: int = 64
-    ) -> Engine:
+    def made(fingerprint: str = "one", budget_bytes: int = 1 << 30, num_blocks: int = 64) -> Engine:
         return llama.engine(
-            num_kv_blocks * llama.block_tokens,
+            num_blocks * llama.block_tokens,
             adapters=Adapters(AdapterLoader(llama.model, tmp_path)),
             prefix_files=PrefixFiles(tmp_path / "prefixes", budget_bytes),
             prefix_fingerprint=fingerprint,
@@ -57,12 +54,10 @@ def prompt_of(llama: Pair, num_blocks: int = NUM_BLOCKS, seed: int = 1) -> list[
     return random.Random(seed).choices(range(128), k=num_blocks * llama.block_tokens + 3)
 
 
-def answer(
-    engine: Engine, prompt: list[int], *, salt: str = "", adapter: AdapterSpec | None = None
-) -> tuple[list[int], int]:
+def answer(engine: Engine, prompt: list[int], salt: str = "", **asked: Any) -> tuple[Any, int]:
     """Tokens, and how many of the prompt's blocks' tokens were not computed. The engine then closes
     in order."""
-    submit(engine, "one", prompt, 4, cache_salt=salt, adapter=adapter)
+    submit(engine, "one", prompt, 4, cache_salt=salt, **asked)
     answers = run(engine)
     assert answers.failed == {}
     engine.close()
@@ -80,17 +75,13 @@ def test_a_prompt_is_warm_in_the_next_life(llama: Pair, make: MakeEngine, tmp_pa
     assert len(files(tmp_path)) == NUM_BLOCKS
     assert answer(make(), prompt) == (wanted, NUM_BLOCKS * llama.block_tokens)
     longer = prompt[: 3 * llama.block_tokens] + prompt_of(llama, 2, seed=2)
-    assert answer(make(num_kv_blocks=NUM_BLOCKS + 1), prompt)[1] == NUM_BLOCKS * llama.block_tokens
+    assert answer(make(num_blocks=NUM_BLOCKS + 1), prompt)[1] == NUM_BLOCKS * llama.block_tokens
     assert answer(make(), longer) == (llama.greedy(longer, 4), 3 * llama.block_tokens)
 
 
 def test_a_transfer_keeps_every_dtype_and_shape() -> None:
-    tensors = [
-        torch.arange(5, dtype=torch.int8),
-        torch.rand(3, 7),
-        torch.rand(3).to(torch.float8_e4m3fn),
-        torch.rand(2, 1, 3).half(),
-    ]
+    tensors = [torch.arange(5, dtype=torch.int8), torch.rand(3, 7), torch.rand(2, 1, 3).half()]
+    tensors.insert(2, torch.rand(3).to(torch.float8_e4m3fn))
     found = prefix_disk.in_one_transfer(tensors, torch.device("cpu"))
     for sent, tensor in zip(found, tensors, strict=True):
         assert sent.dtype == tensor.dtype and torch.equal(sent.float(), tensor.float())
@@ -119,20 +110,16 @@ def test_what_is_damaged_is_dropped_and_computed(
     prompt = prompt_of(llama)
     wanted = llama.greedy(prompt, 4)
     answer(make(), prompt)
-    before = files(tmp_path)
-    engine = make()
+    before, engine = files(tmp_path), make()
     contents = [path.read_bytes() for path in before]
     for path, data, other in zip(before, contents, contents[1:] + contents[:1], strict=True):
-        changed = {
-            "flip": data[:-7] + bytes([data[-7] ^ 1]) + data[-6:],
-            "cut": data[:-9],
-            "empty": b"",
-            "swap": other,
-        }
-        if damage == "unlink":
-            path.unlink()
-        else:
-            path.write_bytes(changed[damage])
+        match damage:
+            case "flip":
+                path.write_bytes(data[:-7] + bytes([data[-7] ^ 1]) + data[-6:])
+            case "unlink":
+                path.unlink()
+            case _:
+                path.write_bytes({"cut": data[:-9], "empty": b"", "swap": other}[damage])
     assert answer(engine, prompt) == (wanted, 0)
     assert answer(make(), prompt)[0] == wanted
     assert files(tmp_path) == before, "they are written again"
@@ -140,10 +127,7 @@ def test_what_is_damaged_is_dropped_and_computed(
 
 def remount_read_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a disk does after an error: files can be read, and nothing written or deleted."""
-
-    def refuse(*arguments: object, **options: object) -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
+    refuse = Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS)))
     for name in ("write_bytes", "rename", "unlink", "mkdir"):
         monkeypatch.setattr(Path, name, refuse)
     monkeypatch.setattr(os, "utime", refuse)
@@ -170,13 +154,14 @@ def test_a_disk_that_becomes_read_only_is_switched_off_and_answers_continue(
 
 
 def test_the_budget_holds_and_the_oldest_go(llama: Pair, make: MakeEngine, tmp_path: Path) -> None:
+    def num_bytes() -> int:
+        return sum(path.stat().st_size for path in files(tmp_path))
+
     first, second = prompt_of(llama, seed=1), prompt_of(llama, seed=2)
     answer(make(), first)
-    num_bytes = sum(path.stat().st_size for path in files(tmp_path))
-    of_first = set(files(tmp_path))
-    budget = num_bytes * 2 - 1
+    of_first, budget = set(files(tmp_path)), num_bytes() * 2 - 1
     answer(make(budget_bytes=budget), second)
-    assert sum(path.stat().st_size for path in files(tmp_path)) <= budget
+    assert num_bytes() <= budget
     assert len(of_first - set(files(tmp_path))) == 1
     assert answer(make(budget_bytes=budget), second)[1] == NUM_BLOCKS * llama.block_tokens
     make(budget_bytes=0)

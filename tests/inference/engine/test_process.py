@@ -10,8 +10,8 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,15 +23,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.channel import Channel, ChannelClosedError
-from inference.engine import process
+from inference.engine import loop, process
 from inference.engine.errors import EngineExit
-from inference.engine.loop import (
-    SEND_WITHIN_S,
-    STATS_INTERVAL_S,
-    OutputBatcher,
-    StepWatchdog,
-    logging_ends,
-)
 from inference.protocol.engine import (
     CancelSequence,
     EngineFaulted,
@@ -40,7 +33,6 @@ from inference.protocol.engine import (
     Idle,
     Loaded,
     LoadFailedMessage,
-    LoadProgressed,
     SamplingParams,
     SequenceCancelled,
     SequenceFailed,
@@ -54,7 +46,6 @@ from inference.protocol.engine import (
 )
 from inference.protocol.load import LoadSpec
 from inference.settings.neuron import STEP_TIMEOUT_S
-from tests.cases import each_case
 from tests.inference.engine.faulty_executor import Kind
 from tests.inference.engine.test_run_ahead import Client
 from tests.inference.reports import engine_stats
@@ -62,7 +53,6 @@ from tests.inference.reports import engine_stats
 REPOSITORY_DIR = Path(__file__).resolve().parents[3]
 EXIT_TIMEOUT_S = 120
 KV_MEMORY_BYTES = 4 * 1024**2
-A_GRAMMAR = '{"grammars": [{"lark_grammar": "start: /[ab]{3}/"}]}'
 
 
 class EngineProcess:
@@ -91,27 +81,19 @@ class EngineProcess:
         while True:
             yield decode_engine_message(self.channel.receive())
 
-    def next(self, kind: type[Any]) -> Any:
+    def next(self, kind: Any) -> Any:
         return next(message for message in self.messages() if isinstance(message, kind))
 
-    def wait_loaded(self) -> EngineMessage:
-        return next(m for m in self.messages() if not isinstance(m, LoadProgressed))
-
-    def tokens(self, sequence_id: str) -> list[int]:
-        steps = [one for one in self.outputs(sequence_id) if isinstance(one, SequenceStep)]
-        return [token_id for step in steps for token_id in step.token_ids]
-
-    def outputs(self, sequence_id: str) -> list[SequenceStep | SequenceFailed | SequenceCancelled]:
+    def outputs(self, sequence_id: str) -> list[Any]:
         """The sequence's, up to the one that ends it."""
         outputs = []
-        for message in self.messages():
-            for output in message.outputs if isinstance(message, StepOutputs) else []:
+        while True:
+            for output in self.next(StepOutputs).outputs:
                 if output.sequence_id != sequence_id:
                     continue
                 outputs.append(output)
                 if not isinstance(output, SequenceStep) or output.finish_reason is not None:
                     return outputs
-        raise AssertionError("unreachable: messages() never ends")
 
 
 @contextmanager
@@ -128,17 +110,12 @@ def started(
         settings = {"kv_memory_bytes": KV_MEMORY_BYTES} | settings
         source = LoadSpec(job_id="1", model="tiny", source=source, **settings)
     ours, theirs = socket.socketpair()
+    own = {"HELEXA_DATA_DIR": str(data_dir), "HELEXA_ENGINE_THREADS": "1"}
     process = subprocess.Popen(
         [sys.executable, "-m", module, "--fd", str(theirs.fileno())],
         pass_fds=[theirs.fileno()],
         cwd=REPOSITORY_DIR,
-        env=os.environ
-        | {
-            "HELEXA_DATA_DIR": str(data_dir),
-            "HELEXA_ENGINE_THREADS": "1",
-            "HELEXA_ENGINE_CHECKS": "1",
-        }
-        | dict(environment or {}),
+        env=os.environ | own | {"HELEXA_ENGINE_CHECKS": "1"} | dict(environment or {}),
         stderr=log_file,
     )
     theirs.close()
@@ -155,29 +132,23 @@ def started(
 @pytest.mark.slow
 def test_loads_answers_cancels_and_shuts_down(tiny_model_dir: Path, data_dir: Path) -> None:
     with started(f"path:{tiny_model_dir}", data_dir) as engine:
-        loaded = engine.wait_loaded()
-        assert isinstance(loaded, Loaded), loaded
-        assert loaded.report.context_tokens == 256
-        assert loaded.report.kv_bytes <= KV_MEMORY_BYTES
-        assert loaded.report.grammar_problem is None
+        report = engine.next(Loaded | LoadFailedMessage).report
+        assert report.context_tokens == 256
+        assert report.kv_bytes <= KV_MEMORY_BYTES
+        assert report.grammar_problem is None
 
         engine.process.send_signal(signal.SIGINT)  # Ctrl-C in the terminal is not for the engine
-        engine.submit("answered", 5)
-        answered = engine.outputs("answered")[-1]
-        assert isinstance(answered, SequenceStep)
-        assert (answered.finish_reason, answered.num_output_tokens) == ("length", 5)
-
-        engine.submit("bound", 50, Grammar(text=A_GRAMMAR))
-        bound = engine.outputs("bound")[-1]
-        assert isinstance(bound, SequenceStep)
-        assert (bound.finish_reason, bound.num_output_tokens) == ("stop", 3)
+        grammar = Grammar(text='{"grammars": [{"lark_grammar": "start: /[ab]{3}/"}]}')
+        for bound, expected in ((None, ("length", 50)), (grammar, ("stop", 3))):
+            engine.submit("answered", 50, bound)
+            end = engine.outputs("answered")[-1]
+            assert (end.finish_reason, end.num_output_tokens) == expected
 
         with engine.stopped():
             engine.submit("cancelled", 200)
             engine.send(CancelSequence(sequence_id="cancelled"))
         assert isinstance(engine.outputs("cancelled")[-1], SequenceCancelled)
-        idle = next(m for m in engine.messages() if isinstance(m, Idle))
-        assert idle.stats.kv_blocks_used == 0
+        assert engine.next(Idle).stats.kv_blocks_used == 0
 
         with engine.stopped():
             engine.submit("unfinished", 200)
@@ -195,8 +166,7 @@ def test_a_load_that_fails_and_a_neuron_that_ends(
     tiny_model_dir: Path, tmp_path: Path, data_dir: Path
 ) -> None:
     with started(f"path:{tmp_path / 'nothing-here'}", data_dir) as engine:
-        failed = engine.wait_loaded()
-        assert isinstance(failed, LoadFailedMessage)
+        failed = engine.next(Loaded | LoadFailedMessage)
         assert failed.failure.code in {"missing_file", "bad_source"}
         assert engine.process.wait(EXIT_TIMEOUT_S) == 1
         with pytest.raises(ChannelClosedError):
@@ -204,9 +174,6 @@ def test_a_load_that_fails_and_a_neuron_that_ends(
     with started(f"path:{tiny_model_dir}", data_dir) as engine:
         engine.connection.close()  # while it is still importing or loading
         assert engine.process.wait(EXIT_TIMEOUT_S) == 2
-
-
-FAULTY_ENGINE = "tests.inference.engine.faulty_executor"
 
 
 @pytest.mark.slow
@@ -227,33 +194,24 @@ def test_what_it_cannot_survive_ends_it_by_its_name(
     logged: str,
 ) -> None:
     log_file = tmp_path / "engine.log"
+    source, module = f"path:{tiny_model_dir}", "tests.inference.engine.faulty_executor"
+    environment = {"HELEXA_STEP_TIMEOUT_S": "2" if kind is Kind.HANGS else "60"}
     with (
-        log_file.open("wb") as stream,
-        started(
-            f"path:{tiny_model_dir}",
-            data_dir,
-            module=FAULTY_ENGINE,
-            environment={"HELEXA_STEP_TIMEOUT_S": "2" if kind is Kind.HANGS else "60"},
-            log_file=stream,
-        ) as engine,
+        log_file.open("wb") as log,
+        started(source, data_dir, module=module, environment=environment, log_file=log) as engine,
     ):
-        assert isinstance(engine.wait_loaded(), Loaded)
+        engine.next(Loaded)
         engine.submit("good", 200, first=7)
         engine.submit("bad", 200, first=kind)
-        last = next(m for m in engine.messages() if isinstance(m, EngineFaulted))
-        assert last.code == code
+        assert engine.next(EngineFaulted).code == code
         assert engine.process.wait(EXIT_TIMEOUT_S) == exit_code
     assert logged in log_file.read_text(), "the log names the place"
 
 
 def test_the_timeout_is_the_operators() -> None:
-    for word, seconds in ((None, 120.0), ("", 120.0), ("7.5", 7.5), ("0", None)):
-        environment = {} if word is None else {"HELEXA_STEP_TIMEOUT_S": word}
-        assert (STEP_TIMEOUT_S.read(environment) or None) == seconds
-    for word in ("soon", "-1", "nan", "inf"):
-        with pytest.raises(ValueError, match="HELEXA_STEP_TIMEOUT_S"):
-            STEP_TIMEOUT_S.read({"HELEXA_STEP_TIMEOUT_S": word})
-    watchdog = StepWatchdog(None, lambda fault: pytest.fail("it watched"))
+    for word, seconds in (("", 120.0), ("7.5", 7.5), ("0", None)):
+        assert (STEP_TIMEOUT_S.read({"HELEXA_STEP_TIMEOUT_S": word}) or None) == seconds
+    watchdog = loop.StepWatchdog(None, lambda fault: pytest.fail("it watched"))
     watchdog.start()
     with watchdog.step():
         pass
@@ -271,68 +229,62 @@ def step(*outputs: Any, number: int = 0) -> StepOutputs:
     return StepOutputs(outputs=list(outputs), stats=stats)
 
 
-def batcher(sent: list[StepOutputs]) -> OutputBatcher:
-    found = OutputBatcher(sent.append)
-    found.record_sent(0.0)
-    return found
+class Reported:
+    """What a batcher sends."""
+
+    def __init__(self) -> None:
+        self.sent: list[StepOutputs] = []
+        self.batcher = loop.OutputBatcher(self.sent.append)
+        self.batcher.record_sent(0.0)
+
+    @property
+    def sizes(self) -> list[int]:
+        return [len(message.outputs) for message in self.sent]
+
+    def add(self, now_s: float, next_step_s: float, *outputs: Any, number: int = 0) -> None:
+        self.batcher.add(step(*outputs, number=number), now_s=now_s, next_step_s=next_step_s)
 
 
-def sizes(sent: list[StepOutputs]) -> list[int]:
-    return [len(message.outputs) for message in sent]
-
-
-@each_case(("step_s", "wanted"), [(0.003, {6}), (0.015, {1})])
-def test_short_steps_are_reported_together_and_no_token_is_held_too_long(
-    step_s: float, wanted: set[int]
-) -> None:
-    sent: list[StepOutputs] = []
-    neuron, now_s, made_s = batcher(sent), 0.0, []
-    for _ in range(100):
-        now_s += step_s
-        made_s.append(now_s)
-        neuron.add(step(TOKEN), now_s=now_s, next_step_s=step_s)
-        held = made_s[sum(sizes(sent)) :]
-        assert not held or now_s + step_s - held[0] <= SEND_WITHIN_S
-    assert set(sizes(sent)) == wanted
-
-
-@each_case("output", [FIRST, LAST, FAILED, CANCELLED, None])
-def test_what_is_waited_for_is_reported_at_once(output: Any) -> None:
-    sent: list[StepOutputs] = []
-    neuron = batcher(sent)
-    neuron.flush(0.001)
-    neuron.add(step(TOKEN), now_s=0.001, next_step_s=0.001)
-    assert sent == []
-    if output is None:
-        neuron.flush(0.002)
-        neuron.flush(0.003)
-        assert sizes(sent) == [1]
-        return
-    neuron.add(step(TOKEN, output, number=7), now_s=0.002, next_step_s=0.001)
-    (message,) = sent
-    assert message == step(TOKEN, TOKEN, output, number=7), "in order, with the newest stats"
-
-
-def test_steps_without_tokens_are_reported_now_and_then() -> None:
-    sent: list[StepOutputs] = []
-    neuron = batcher(sent)
+def test_short_steps_are_reported_together_and_no_token_is_held_too_long() -> None:
+    for step_s, wanted in ((0.003, {6}), (0.015, {1})):
+        reported, now_s, made_s = Reported(), 0.0, []
+        for _ in range(100):
+            now_s += step_s
+            made_s.append(now_s)
+            reported.add(now_s, step_s, TOKEN)
+            held = made_s[sum(reported.sizes) :]
+            assert not held or now_s + step_s - held[0] <= loop.SEND_WITHIN_S
+        assert set(reported.sizes) == wanted
+    for output in (FIRST, LAST, FAILED, CANCELLED, None):  # what is waited for goes at once
+        reported = Reported()
+        reported.batcher.flush(0.001)
+        reported.add(0.001, 0.001, TOKEN)
+        assert reported.sent == []
+        if output is None:
+            reported.batcher.flush(0.002)
+            reported.batcher.flush(0.003)
+            assert reported.sizes == [1]
+            continue
+        reported.add(0.002, 0.001, TOKEN, output, number=7)
+        # In order, with the newest stats.
+        assert reported.sent == [step(TOKEN, TOKEN, output, number=7)]
+    reported = Reported()  # steps without tokens are reported now and then
     for number in range(1, 31):
-        neuron.add(step(number=number), now_s=0.1 * number, next_step_s=0.1)
-    assert [message.stats.in_flight for message in sent] == [10, 20, 30]
-    assert neuron.is_quiet(3.0 + STATS_INTERVAL_S)
-    neuron.record_sent(3.5)
-    assert not neuron.is_quiet(3.0 + STATS_INTERVAL_S)
+        reported.add(0.1 * number, 0.1, number=number)
+    assert [message.stats.in_flight for message in reported.sent] == [10, 20, 30]
+    assert reported.batcher.is_quiet(3.0 + loop.STATS_INTERVAL_S)
+    reported.batcher.record_sent(3.5)
+    assert not reported.batcher.is_quiet(3.0 + loop.STATS_INTERVAL_S)
 
 
 @given(st.lists(st.tuples(st.sampled_from([FIRST, TOKEN, LAST, None]), st.floats(0, 0.05))))
 def test_nothing_is_lost_or_moved(steps: Any) -> None:
-    sent: list[StepOutputs] = []
-    neuron, now_s = batcher(sent), 0.0
+    reported, now_s = Reported(), 0.0
     for output, step_s in steps:
         now_s += step_s
-        neuron.add(step(*[output] * (output is not None)), now_s=now_s, next_step_s=step_s)
-    neuron.flush(now_s)
-    assert [o for message in sent for o in message.outputs] == [o for o, _ in steps if o]
+        reported.add(now_s, step_s, *[output] * (output is not None))
+    reported.batcher.flush(now_s)
+    assert [o for message in reported.sent for o in message.outputs] == [o for o, _ in steps if o]
 
 
 def test_an_engine_reports_when_prompts_make_its_steps_long() -> None:
@@ -348,12 +300,9 @@ def test_an_engine_reports_when_prompts_make_its_steps_long() -> None:
 def test_a_line_for_each_end_and_none_for_tokens(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     timing = SequenceTiming(queue_ms=12.0, prefill_ms=100.0, decode_ms=500.0, prefill_tokens=50)
-    ends = SequenceStep(
-        sequence_id="s", token_ids=[8], finish_reason="length", num_output_tokens=11, timing=timing
-    )
-    outputs = step(TOKEN, ends, FAILED)
-    sent: list[Any] = []
-    logging_ends(sent.append)(outputs)
+    ends = msgspec.structs.replace(LAST, num_output_tokens=11, timing=timing)
+    outputs, sent = step(TOKEN, ends, FAILED), list[Any]()
+    loop.logging_ends(sent.append)(outputs)
     (message,) = sent
     assert message.stats == outputs.stats
     assert [message.outputs[0], message.outputs[2]] == [TOKEN, FAILED]
@@ -370,19 +319,12 @@ def test_a_line_for_each_end_and_none_for_tokens(caplog: pytest.LogCaptureFixtur
 
 
 def test_a_fault_that_another_thread_reports_wins() -> None:
-    codes: list[EngineExit] = []
     asleep: Any = SimpleNamespace(engine=None, has_work=False, close=lambda: None)
-    inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
-    inbox.put(Shutdown())
-    messenger: Any = SimpleNamespace(
-        inbox=inbox, send=lambda message: None, flush=lambda timeout_s=0.0: None
-    )
-    main = threading.Thread(
-        target=lambda: codes.append(process.run(asleep, messenger)), daemon=True
-    )
-    with process._ending:
-        main.start()
-        main.join(0.2)
-        assert codes == []
-    main.join(60.0)
-    assert codes == [EngineExit.OK]
+    messenger: Any = SimpleNamespace(inbox=queue.SimpleQueue(), send=lambda message: None)
+    messenger.flush = lambda timeout_s=0.0: None
+    messenger.inbox.put(Shutdown())
+    with ThreadPoolExecutor(1) as pool:
+        with process._ending:
+            main = pool.submit(process.run, asleep, messenger)
+            assert wait([main], timeout=0.2).done == set()
+        assert main.result(60) == EngineExit.OK

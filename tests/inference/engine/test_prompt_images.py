@@ -26,26 +26,13 @@ from inference.protocol.images import SequenceImage, TokenRun
 from inference.protocol.load import PrefillSpeed
 from inference.recent_results import ENTRY_BYTES
 from tests.cases import each_case
-from tests.inference.engine.asking import sequence_of
+from tests.inference.engine.conftest import sequence_of
+from tests.inference.models.tiny_configs import config_of
 
 PAD = 9
-VISION = VisionConfig(
-    image_token_id=PAD,
-    patch_px=16,
-    merge=2,
-    temporal_patch=2,
-    min_pixels=1024,
-    max_pixels=24 * 256,
-    num_channels=3,
-    depth=1,
-    hidden_size=8,
-    intermediate_size=8,
-    num_heads=1,
-    out_hidden_size=8,
-    num_position_embeddings=4,
-    rope_theta=10000.0,
-    mrope_section=(1, 1, 1),
-)
+TINY = config_of("qwen3_vl").vision
+assert TINY is not None
+VISION = replace(TINY, image_token_id=PAD, patch_px=16, min_pixels=1024, max_pixels=24 * 256)
 
 
 def image(first_token: int, height: int, width: int, digest: str = "a") -> SequenceImage:
@@ -58,23 +45,27 @@ def image(first_token: int, height: int, width: int, digest: str = "a") -> Seque
     )
 
 
+BOTH = [image(2, 2, 2), image(7, 1, 3, "b")]
+WITHIN = [
+    [0, 1, 2, 3, 3, 3, 3, 3, 3, 6, 7],
+    [0, 1, 2, 3, 3, 3, 4, 4, 4, 6, 7],
+    [0, 1, 2, 3, 4, 5, 3, 4, 5, 6, 7],
+]
+
+
 def test_places() -> None:
-    images = PromptImages([image(3, 2, 3)], 11, merge=2)
-    assert images.places(0, 11).tolist() == [
-        [0, 1, 2, 3, 3, 3, 3, 3, 3, 6, 7],
-        [0, 1, 2, 3, 3, 3, 4, 4, 4, 6, 7],
-        [0, 1, 2, 3, 4, 5, 3, 4, 5, 6, 7],
-    ]
-    assert images.lag == 3
-    images = PromptImages([image(0, 1, 4)], 4, merge=2)
-    assert images.lag == 0
-    assert images.places(4, 6).tolist() == [[4, 5]] * 3, "outputs continue where the prompt ends"
-    images = PromptImages([image(1, 2, 2)], 5, merge=2)
-    assert images.places(3, 7).tolist() == [[1, 1, 3, 4], [2, 2, 3, 4], [1, 2, 3, 4]]
-    images = PromptImages([image(2, 2, 2), image(7, 1, 3, "b")], 12, merge=2)
-    whole = images.places(0, 14).tolist()
+    for images, num_tokens, span, lag, places in (
+        ([image(3, 2, 3)], 11, (0, 11), 3, WITHIN),
+        # Outputs continue where the prompt ends.
+        ([image(0, 1, 4)], 4, (4, 6), 0, [[4, 5]] * 3),
+        ([image(1, 2, 2)], 5, (3, 7), 2, [[1, 1, 3, 4], [2, 2, 3, 4], [1, 2, 3, 4]]),
+    ):
+        found = PromptImages(images, num_tokens, merge=2)
+        assert (found.lag, found.places(*span).tolist()) == (lag, places)
+    both = PromptImages(BOTH, 12, merge=2)
+    whole = both.places(0, 14).tolist()
     for cut in range(1, 14):
-        parts = [images.places(0, cut).tolist(), images.places(cut, 14).tolist()]
+        parts = [both.places(0, cut).tolist(), both.places(cut, 14).tolist()]
         assert [first + last for first, last in zip(*parts, strict=True)] == whole
 
 
@@ -88,19 +79,18 @@ APART = SequenceImage(
 
 
 def test_what_blocks_hold_beside_tokens() -> None:
-    images = PromptImages([image(2, 2, 2), image(7, 1, 3, "b")], 12, merge=2)
+    images = PromptImages(BOTH, 12, merge=2)
     spans = [(0, 2), (0, 3), (2, 6), (5, 8), (6, 7), (9, 10), (10, 14)]
-    contents = [images.content(*span) for span in spans]
     first, second = "a 1x4x4", "b 1x2x6"
-    assert contents == [(), (first,), (first,), (first, second), (), (second,), ()]
+    expected = [(), (first,), (first,), (first, second), (), (second,), ()]
+    assert [images.content(*span) for span in spans] == expected
     smaller = PromptImages([image(2, 1, 2)], 12, merge=2)
     assert smaller.content(2, 3) != images.content(2, 3), "the same file in another size"
     images = PromptImages([APART], 14, merge=2, has_places=False)
     assert images.lag == 0
     spans = [(0, 2), (0, 3), (4, 5), (4, 6), (7, 8), (11, 12), (12, 14), (0, 14)]
-    found = [bool(images.content(*span)) for span in spans]
-    assert found == [False, True, False, True, False, True, False, True]
-    assert images.content(0, 14) == ("a 1x4x8",)
+    held = [0, 1, 0, 1, 0, 1, 0, 1]
+    assert [images.content(*span) for span in spans] == [("a 1x4x8",) * one for one in held]
 
 
 PROMPT = [1, PAD, PAD, PAD, PAD, 2]
@@ -108,9 +98,7 @@ PROMPT_APART = [1, 1, PAD, PAD, 1, PAD, PAD, 1, PAD, PAD, PAD, PAD, 1]
 UNPLACED = replace(VISION, mrope_section=None, max_pixels=32 * 256)
 
 
-def changed(**changes: Any) -> list[SequenceImage]:
-    fields = {"digest": "a", "data": b"", "runs": [TokenRun(1, 4)], "grid": (1, 4, 4)}
-    return [SequenceImage(**fields | changes)]
+BAD = "invalid_image"
 
 
 @each_case(
@@ -121,70 +109,42 @@ def changed(**changes: Any) -> list[SequenceImage]:
         ([APART], PROMPT_APART, UNPLACED, "", ""),
         ([image(1, 2, 2)], PROMPT, None, "vision_unsupported", "this model reads text only"),
         *(
-            (changed(**changes), PROMPT, VISION, "invalid_image", "")
-            for changes in (
-                {"runs": [TokenRun(0, 4)]},
-                {"runs": [TokenRun(2, 4)]},
-                {"runs": [TokenRun(-1, 4)]},
-                {"runs": [TokenRun(1, 3)]},
-                {"runs": [TokenRun(1, 2), TokenRun(3, 2)]},
-                {"runs": [], "grid": (1, 0, 4)},
-                {"grid": (2, 2, 4)},
-                {"grid": (1, 1, 16)},
-                {"runs": [TokenRun(1, 8)], "grid": (1, 4, 8)},
+            ([SequenceImage(digest="a", data=b"", runs=runs, grid=grid)], PROMPT, VISION, BAD, "")
+            for runs, grid in (
+                *(([TokenRun(*run)], (1, 4, 4)) for run in ((0, 4), (2, 4), (-1, 4), (1, 3))),
+                ([TokenRun(1, 2), TokenRun(3, 2)], (1, 4, 4)),
+                ([], (1, 0, 4)),
+                *(([TokenRun(1, 4)], grid) for grid in ((2, 2, 4), (1, 1, 16))),
+                ([TokenRun(1, 8)], (1, 4, 8)),
             )
         ),
-        ([image(1, 1, 2), image(2, 1, 2)], PROMPT, VISION, "invalid_image", ""),
-        (
-            *([image(0, 1, 7)], [PAD] * 7, VISION, "invalid_image"),
-            "an image has more pixels than the model is given",
-        ),
-        (
-            *([APART], PROMPT_APART, replace(UNPLACED, mrope_section=(1, 1, 1)), "invalid_image"),
-            "places of their own",
-        ),
-        (
-            *([APART], [1, 1, PAD, 1, *PROMPT_APART[4:]], UNPLACED, "invalid_image"),
-            "not where the prompt has them",
-        ),
+        ([image(1, 1, 2), image(2, 1, 2)], PROMPT, VISION, BAD, ""),
+        ([image(0, 1, 7)], [PAD] * 7, VISION, BAD, "has more pixels than the model is given"),
+        ([APART], PROMPT_APART, replace(UNPLACED, mrope_section=(1, 1, 1)), BAD, "of their own"),
+        ([APART], [1, 1, PAD, 1, *PROMPT_APART[4:]], UNPLACED, BAD, "not where the prompt has"),
     ],
 )
 def test_which_images_fit_their_prompt(
-    images: list[SequenceImage],
-    prompt: list[int],
-    vision: VisionConfig | None,
-    code: str,
-    words: str,
+    images: Any, prompt: list[int], vision: VisionConfig | None, code: str, words: str
 ) -> None:
     problem = image_problem(images, prompt, vision)
     assert (problem is None) == (not code)
     assert problem is None or (problem[0] == code and words in problem[1])
 
 
-BOTH = [image(2, 2, 2), image(7, 1, 3, "b")]
+IN_PARTS = [APART, image(12, 1, 2, "b")]
 
 
-@each_case(
-    ("images", "start", "end", "num_images", "expected"),
-    [
-        (BOTH, 0, 12, 1, 7),
-        (BOTH, 0, 6, 1, 6),
-        (BOTH, 4, 12, 1, 7),  # the rest of the first counts
-        (BOTH, 6, 12, 1, 12),
-        (BOTH, 0, 12, 0, 2),
+def test_a_chunk_ends_before_an_image_too_many() -> None:
+    for images, start, end, num_images, expected in (
+        *((BOTH, 0, 12, 1, 7), (BOTH, 0, 6, 1, 6), (BOTH, 0, 12, 0, 2), (BOTH, 10, 12, 0, 12)),
+        *((BOTH, 4, 12, 1, 7), (BOTH, 6, 12, 1, 12)),  # the rest of the first counts
         (BOTH, 8, 12, 0, 8),  # nothing: it begins within one
-        (BOTH, 10, 12, 0, 12),
-        ([APART, image(12, 1, 2, "b")], 0, 14, 1, 12),
-        ([APART, image(12, 1, 2, "b")], 0, 14, 0, 2),
-        ([APART, image(12, 1, 2, "b")], 4, 14, 0, 5),  # the text between two runs
-        ([APART, image(12, 1, 2, "b")], 5, 14, 0, 5),
-    ],
-)
-def test_a_chunk_ends_before_an_image_too_many(
-    images: list[SequenceImage], start: int, end: int, num_images: int, expected: int
-) -> None:
-    found = PromptImages(images, 15, merge=2, has_places=False)
-    assert found.end_with_images(start, end, num_images) == expected
+        *((IN_PARTS, 0, 14, 1, 12), (IN_PARTS, 0, 14, 0, 2)),
+        *((IN_PARTS, 4, 14, 0, 5), (IN_PARTS, 5, 14, 0, 5)),  # the text between two runs
+    ):
+        found = PromptImages(images, 15, merge=2, has_places=False)
+        assert found.end_with_images(start, end, num_images) == expected
 
 
 def test_no_chunk_ends_within_an_image_that_is_seen_whole() -> None:
@@ -205,28 +165,23 @@ def test_no_chunk_ends_within_an_image_that_is_seen_whole() -> None:
     assert whole.end_of_whole(2, 4, may_exceed=False) == 2, "nothing: it begins with it"
 
 
-CPU = torch.device("cpu")
-TOKENS = [1, PAD, PAD, PAD, PAD, 2, 3]
-
-
 def test_what_the_rows_of_an_image_see() -> None:
     def sequence(**how: bool) -> Sequence:
         images = PromptImages([image(1, 2, 2)], 7, merge=2, has_places=False, **how)
-        return sequence_of(TOKENS, images=images)
+        return sequence_of([1, PAD, PAD, PAD, PAD, 2, 3], images=images)
 
-    positions = np.array([6, 2, 3, 4, 5], dtype=np.int32)
-    rows = ImageEmbeddings(torch.zeros(4, 8))
-    decoding, causal, whole = sequence(), sequence(), sequence(are_seen_whole=True)
-    for seeing, wanted in ((causal, None), (whole, [6, 4, 4, 4, 5])):
+    positions, decoding = np.array([6, 2, 3, 4, 5], dtype=np.int32), sequence()
+    cpu, rows = torch.device("cpu"), ImageEmbeddings(torch.zeros(4, 8))
+    for seeing, wanted in ((sequence(), None), (sequence(are_seen_whole=True), [6, 4, 4, 4, 5])):
         chunk = PrefillChunk(seeing, 2, 6, is_last=False)
         schedule = Schedule(decodes=[decoding], prefills=[chunk])
         found = last_seen(schedule, positions)
         assert (None if found is None else found.tolist()) == wanted
-        images = step_images(schedule, positions, lambda image: rows, CPU)
+        images = step_images(schedule, positions, lambda image: rows, cpu)
         assert images is not None and images.rotary is None
         assert images.row_ids.tolist() == [1, 2, 3]
     decodes = Schedule(decodes=[decoding])
-    assert step_images(decodes, positions[:1], lambda image: rows, CPU) is None
+    assert step_images(decodes, positions[:1], lambda image: rows, cpu) is None
 
 
 ROW_BYTES = 2 * 4 * 3
@@ -256,53 +211,43 @@ def rows_of(kept_patches: int) -> ImageRows:
     return ImageRows(tower, processor, kept_bytes)
 
 
-@each_case(
-    ("kept_patches", "asked", "num_runs"),
-    [
+def test_the_tower_runs_for_what_is_not_kept() -> None:
+    for kept_patches, asked, num_runs in (
         (16, [(1, 4), (1, 8), (1, 4), (1, 8)], 2),  # one file in two sizes
         (8, [(1, 4), (2, 4), (1, 4), (3, 4), (1, 4)], 3),
         (8, [(1, 4), (2, 4), (1, 4), (3, 4), (1, 4), (2, 4)], 4),  # the longest unused made room
         (8, [(1, 4), (2, 36), (2, 36), (1, 4)], 3),  # one larger than all pushes nobody out
-    ],
-)
-def test_the_tower_runs_for_what_is_not_kept(
-    kept_patches: int, asked: list[tuple[int, int]], num_runs: int
-) -> None:
-    rows = rows_of(kept_patches)
-    for number, num_patches in asked:
-        assert len(rows.of(stored_image(number, num_patches)).embeddings) == num_patches
-    assert rows.num_runs == num_runs
-    first = rows.of(stored_image(1))
-    assert first is rows.of(stored_image(1))
-    assert first.embeddings.tolist() == [[2.0] * 3] * 4
-    assert first.deepstack[0].tolist() == [[3.0] * 3] * 4
+    ):
+        rows = rows_of(kept_patches)
+        for number, num_patches in asked:
+            assert len(rows.of(stored_image(number, num_patches)).embeddings) == num_patches
+        assert rows.num_runs == num_runs
+        first = rows.of(stored_image(1))
+        assert first is rows.of(stored_image(1))
+        assert first.embeddings.tolist() == [[2.0] * 3] * 4
+        assert first.deepstack[0].tolist() == [[3.0] * 3] * 4
     num_runs = rows.num_runs
     with pytest.raises(InvalidImageFault, match="it is empty"):
         rows.of(stored_image(0))
     assert rows.num_runs == num_runs
-    # Parts of rows share no memory.
-    whole = rows_of(8).of(stored_image(1))
-    part = whole.part(1, 3)
+    part = first.part(1, 3)  # which shares no memory
     assert len(part.embeddings) == 2 and part.num_bytes == 2 * ROW_BYTES
     part.embeddings.zero_()
-    assert whole.embeddings.min() == 2.0
-    both = ImageEmbeddings.joined([whole, whole.part(0, 1)])
+    assert first.embeddings.min() == 2.0
+    both = ImageEmbeddings.joined([first, first.part(0, 1)])
     assert len(both.embeddings) == 5 and len(both.deepstack[0]) == 5
 
 
-@each_case("has_image", [True, False])
-def test_the_towers_time_is_no_measure_of_prompt_tokens(has_image: bool) -> None:
-    limits, average = (
-        SchedulerLimits(target_step_s=0.1),
-        PrefillAverage(PrefillSpeed(token_s=0.001)),
-    )
-    times = StepTimes(limits, average)
-    before = times.pacer.prefill_tokens(0)
-    images = PromptImages([image(40, 2, 2)], 100, merge=2) if has_image else None
-    sequence = sequence_of([1] * 100, images=images)
-    for start, end, has_rows in ((0, 40, False), (42, 43, True), (44, 60, False), (0, 100, True)):
-        schedule = Schedule(prefills=[PrefillChunk(sequence, start, end, is_last=False)])
-        assert schedule.has_image_rows == (has_image and has_rows)
-    times.record(schedule, step_s=30.0, now_s=1.0)
-    assert (times.pacer.prefill_tokens(0) == before) == has_image
-    assert times.last_forward_unix_s is not None
+def test_the_towers_time_is_no_measure_of_prompt_tokens() -> None:
+    average = PrefillAverage(PrefillSpeed(token_s=0.001))
+    for has_image in (True, False):
+        times = StepTimes(SchedulerLimits(target_step_s=0.1), average)
+        before = times.pacer.prefill_tokens(0)
+        images = PromptImages([image(40, 2, 2)], 100, merge=2) if has_image else None
+        sequence = sequence_of([1] * 100, images=images)
+        for *span, has_rows in ((0, 40, False), (42, 43, True), (44, 60, False), (0, 100, True)):
+            schedule = Schedule(prefills=[PrefillChunk(sequence, *span, is_last=False)])
+            assert schedule.has_image_rows == (has_image and has_rows)
+        times.record(schedule, step_s=30.0, now_s=1.0)
+        assert (times.pacer.prefill_tokens(0) == before) == has_image
+        assert times.last_forward_unix_s is not None

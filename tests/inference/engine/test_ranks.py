@@ -10,7 +10,6 @@ import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import msgspec
 import psutil
@@ -18,18 +17,10 @@ import pytest
 import torch
 
 from inference.channel import Channel, ChannelClosedError
-from inference.engine.divided import children, rank_follower
+from inference.engine.divided import children, rank_follower, ranked_model
 from inference.engine.divided.children import Child, ParentLink
 from inference.engine.divided.rank_follower import Rank
 from inference.engine.divided.rank_smoke import chosen_devices, main
-from inference.engine.divided.ranked_model import (
-    Built,
-    Followers,
-    Join,
-    RankedModel,
-    decode_follower_message,
-    decode_leader_message,
-)
 from inference.engine.errors import DeviceFault, EngineExit
 from inference.engine.load.build import build_engine
 from inference.engine.load.memory_use import HostGauge
@@ -42,8 +33,7 @@ from inference.models.registry import build_model
 from inference.models.splits import rank_cuts, rank_share
 from inference.protocol.engine import EngineFaulted, Loaded
 from inference.protocol.load import LoadSpec
-from tests.cases import each_case
-from tests.inference.engine.asking import submit, tokens_of
+from tests.inference.engine.conftest import submit, tokens_of
 from tests.inference.engine.test_process import EXIT_TIMEOUT_S, started
 from tests.inference.models.ranks import CPU, TIMEOUT_S, MemoryFiles, random_tensors, weights_of
 from tests.inference.models.tiny_configs import config_of
@@ -58,39 +48,30 @@ def files() -> MemoryFiles:
     return MemoryFiles(random_tensors(CONFIG))
 
 
-JOINS = [
-    Join(
-        spec=LoadSpec(job_id="j", model="m", source="path:/m"),
-        rank=rank,
-        meeting="/meeting",
-        cache_dir="/cache",
-        num_threads=1,
-        context_tokens=16,
-        timeout_s=1.0,
-    )
-    for rank in (1, 2)
-]
+JOIN = ranked_model.Join(
+    spec=LoadSpec(job_id="j", model="m", source="path:/m"),
+    rank=1,
+    meeting="/meeting",
+    cache_dir="/cache",
+    num_threads=1,
+    context_tokens=64,
+    timeout_s=TIMEOUT_S,
+)
 
 
 @pytest.fixture
-def ranked(files: MemoryFiles, tmp_path: Path) -> tuple[RankedModel, DecoderModel]:
+def ranked(files: MemoryFiles, tmp_path: Path) -> tuple[ranked_model.RankedModel, DecoderModel]:
     """The first rank's model, and the second's part, whose ``Rank`` runs on a thread at the other
     end of a socket."""
     ours, theirs = socket.socketpair()
     groups = [TorchRankGroup(rank, 2, CPU) for rank in (0, 1)]
     shares = [rank_share(CONFIG, rank, 2) for rank in (0, 1)]
+    weights = [weights_of(rank_files(files, rank_cuts(CONFIG, share))) for share in shares]
     own, followed = (
-        build_rank(
-            CONFIG,
-            weights_of(rank_files(files, rank_cuts(CONFIG, shares[group.rank]))),
-            *(64, "fp32", group, shares),
-        )[0]
-        for group in groups
+        build_rank(CONFIG, weights[group.rank], 64, "fp32", group, shares)[0] for group in groups
     )
-    join = msgspec.structs.replace(
-        JOINS[0], meeting=str(tmp_path / "meeting"), context_tokens=64, timeout_s=TIMEOUT_S
-    )
-    engine = ParentLink(Channel(theirs), decode_leader_message, theirs.close)
+    join = msgspec.structs.replace(JOIN, meeting=str(tmp_path / "meeting"))
+    engine = ParentLink(Channel(theirs), ranked_model.decode_leader_message, theirs.close)
     rank = Rank(join, followed, groups[1], HostGauge(), engine)
 
     def run() -> None:
@@ -102,12 +83,12 @@ def ranked(files: MemoryFiles, tmp_path: Path) -> tuple[RankedModel, DecoderMode
 
     threading.Thread(target=run, daemon=True).start()
     groups[0].join(file_store(tmp_path / "meeting", 2), TIMEOUT_S)
-    followers = Followers([])
+    followers = ranked_model.Followers([])
     end = SimpleNamespace(connection=ours, end_in_words=lambda: "has ended", kill=ours.close)
-    child = Child("rank 1", end, decode_follower_message, on_end=followers.lose_child)
+    child = Child("rank 1", end, ranked_model.decode_follower_message, on_end=followers.lose_child)
     followers.all.append(child)
-    built = [Built(device="cpu", estimated_bytes=0)]
-    return RankedModel(own, groups[0], followers, built, TIMEOUT_S), followed
+    built = [ranked_model.Built(device="cpu", estimated_bytes=0)]
+    return ranked_model.RankedModel(own, groups[0], followers, built, TIMEOUT_S), followed
 
 
 def answers_of(model: AnyModel) -> dict[str, list[int]]:
@@ -121,7 +102,7 @@ def answers_of(model: AnyModel) -> dict[str, list[int]]:
 
 
 def test_an_engine_of_two_ranks_answers_as_one(
-    files: MemoryFiles, ranked: tuple[RankedModel, DecoderModel]
+    files: MemoryFiles, ranked: tuple[ranked_model.RankedModel, DecoderModel]
 ) -> None:
     expected = answers_of(build_model(CONFIG, weights_of(files), 64, "fp32"))
     assert answers_of(ranked[0]) == expected
@@ -129,7 +110,7 @@ def test_an_engine_of_two_ranks_answers_as_one(
 
 @pytest.mark.parametrize("at_fault", [0, 1])
 def test_a_step_that_fails_on_any_rank_ends_the_model(
-    ranked: tuple[RankedModel, DecoderModel], at_fault: int
+    ranked: tuple[ranked_model.RankedModel, DecoderModel], at_fault: int
 ) -> None:
     """It raises in the middle: after the first layer's sum, before the second's."""
 
@@ -143,23 +124,18 @@ def test_a_step_that_fails_on_any_rank_ends_the_model(
 
 
 def test_the_free_memory_that_another_rank_reports_is_without_the_trial_s_blocks(
-    ranked: tuple[RankedModel, DecoderModel], monkeypatch: pytest.MonkeyPatch
+    ranked: tuple[ranked_model.RankedModel, DecoderModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, followed = ranked
-    held: list[weakref.ref[PagedKV]] = []
+    held: weakref.WeakSet[PagedKV] = weakref.WeakSet()
     new_kv = followed.new_kv
 
     def remembering(*sizes: int) -> PagedKV:
-        kv = new_kv(*sizes)
-        held.append(weakref.ref(kv))
+        held.add(kv := new_kv(*sizes))
         return kv
 
     monkeypatch.setattr(followed, "new_kv", remembering)
-    monkeypatch.setattr(
-        rank_follower,
-        "free_memory_bytes",
-        lambda device: 1000 - 400 * sum(kv() is not None for kv in held),
-    )
+    monkeypatch.setattr(rank_follower, "free_memory_bytes", lambda _: 1000 - 400 * len(held))
     model.new_kv(8, 8, 4)
     model.new_kv(8, 8, 4)
     assert [memory.free_bytes for memory in model.memory] == [1000]
@@ -177,37 +153,28 @@ def test_none_stays_where_one_cannot_be_started(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(children, "start_process", start)
     with pytest.raises(BlockingIOError):
-        Followers(JOINS)
+        ranked_model.Followers([JOIN, JOIN])
     assert started[0].returncode is not None
     started[0].communicate()
 
 
-@each_case(
-    ("num_ranks", "kind", "cards", "num_cards", "expected"),
-    [
-        (2, None, None, 4, ["cuda:0", "cuda:1"]),
-        (2, "cuda", None, 2, ["cuda:0", "cuda:1"]),
-        (2, None, "3,1", 4, ["cuda:1", "cuda:3"]),
-        (2, "cpu", None, 4, ["cpu"]),
-        (2, None, None, 1, ["cpu"]),
-        (2, "cuda", None, 0, "this host has no CUDA devices, and 2 ranks need one each"),
+def test_devices(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind, cards, num_cards, expected in (
+        (None, None, 4, ["cuda:0", "cuda:1"]),
+        ("cuda", None, 2, ["cuda:0", "cuda:1"]),
+        (None, "3,1", 4, ["cuda:1", "cuda:3"]),
+        ("cpu", None, 4, ["cpu"]),
+        (None, None, 1, ["cpu"]),
+    ):
+        assert chosen_devices(2, kind, cards, num_cards) == expected
+    for num_ranks, kind, cards, num_cards, words in (
         (2, None, "0,1", 1, "this host has 1 CUDA device, and 2 ranks need one each"),
-        (2, None, "0,0", 2, "2 different cards"),
-        (2, None, "0", 2, "2 different cards"),
-        (2, None, "a,b", 2, "by number"),
-        (2, "cpu", "0,1", 2, "by number"),
+        *((2, None, cards, 2, "2 different cards") for cards in ("0,0", "0")),
+        *((2, kind, cards, 2, "by number") for kind, cards in ((None, "a,b"), ("cpu", "0,1"))),
         (1, None, None, 2, "at least 2 ranks"),
-    ],
-)
-def test_devices(num_ranks: int, kind: Any, cards: Any, num_cards: int, expected: Any) -> None:
-    if isinstance(expected, list):
-        assert chosen_devices(num_ranks, kind, cards, num_cards) == expected
-        return
-    with pytest.raises(ValueError, match=expected):
-        chosen_devices(num_ranks, kind, cards, num_cards)
-
-
-def test_smoke(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    ):
+        with pytest.raises(ValueError, match=words):
+            chosen_devices(num_ranks, kind, cards, num_cards)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     assert main(["--device", "cuda"]) == 1
     assert capsys.readouterr().err == (
@@ -229,15 +196,13 @@ def test_a_rank_that_is_lost_ends_the_model(tiny_model_dir: Path, data_dir: Path
     environment = {"HELEXA_STEP_TIMEOUT_S": "5" if stands else "600"}
     source = f"path:{tiny_model_dir}"
     with started(source, data_dir, tensor_parallel=2, environment=environment) as engine:
-        loaded = engine.wait_loaded()
-        assert isinstance(loaded, Loaded)
-        report = loaded.report
+        report = engine.next(Loaded).report
         assert "2 ranks on cpu, cpu" in report.compiled
         assert [rank.rank for rank in report.ranks] == [0, 1]
         assert all(rank.estimated_bytes > 0 < rank.actual_bytes for rank in report.ranks)
         assert report.actual_bytes == report.kv_bytes + sum(r.actual_bytes for r in report.ranks)
         engine.submit("one", 24)
-        assert len(engine.tokens("one")) == 24
+        assert engine.outputs("one")[-1].num_output_tokens == 24
         (follower,) = psutil.Process(engine.process.pid).children()
         if stands:
             follower.suspend()

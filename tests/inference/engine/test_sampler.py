@@ -6,22 +6,19 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from inference.engine.drawing import TOP_CANDIDATES, filter_probabilities
+from inference.engine.drawing import TOP_CANDIDATES
 from inference.engine.logits_processors import UsedTokens
 from inference.engine.sampler import RandomStream, Sampler
 from inference.engine.sequence import Sequence
-from inference.engine.waiting_queue import SchedulerLimits
 from inference.models.step_input import HostCopy
-from inference.protocol.engine import SamplingParams
 from tests.cases import each_case
-from tests.inference.engine.asking import sequence_of, submit, tokens_of
+from tests.inference.engine.conftest import sequence_of, submit, tokens_of
 
 VOCAB_SIZE = 50
 
@@ -35,55 +32,28 @@ def pick(sequence: Sequence, logits: torch.Tensor) -> int:
     return Sampler(VOCAB_SIZE).sample([sequence], logits.unsqueeze(0)).token_ids[0]
 
 
-@each_case(
-    ("probabilities", "filters", "kept"),
-    [
-        ([0.5, 0.3, 0.15, 0.05], {"top_p": 0.8}, [0, 1]),
-        ([0.5, 0.3, 0.15, 0.05], {"top_p": 0.81}, [0, 1, 2]),
-        # Of what top_k left: 0.4 / 0.7 = 0.571, the first token alone reaches it.
-        ([0.4, 0.3, 0.2, 0.1], {"top_k": 2, "top_p": 0.57}, [0]),
-        ([0.5, 0.3, 0.15, 0.05], {"min_p": 0.4}, [0, 1]),
-        ([0.3, 0.5, 0.15, 0.05], {"top_k": 1}, [1]),
-        # Wider than the first candidates.
-        ([1.5 / 5000] * 2500 + [0.5 / 5000] * 2500, {"top_p": 0.7}, [*range(2500)]),
-    ],
-)
-def test_filters(probabilities: list[float], filters: dict[str, Any], kept: list[int]) -> None:
-    params = [SamplingParams(max_tokens=1, **filters)]
-    found = filter_probabilities(torch.tensor([probabilities]), params)
-    assert found.nonzero()[:, 1].tolist() == kept
-
-
-def test_draws_follow_the_distribution() -> None:
+def test_draws_follow_the_distribution_and_belong_to_their_places() -> None:
+    """Whatever the batch mates, and however often a step is tried."""
     logits = torch.full((1, VOCAB_SIZE), -math.inf)
     logits[0, [3, 4, 5]] = torch.tensor([0.5, 0.3, 0.2]).log()
-    sampler, sequence = Sampler(VOCAB_SIZE), sequence_of([1], seed=1)
-    for _ in range(1000):
-        sequence.token_ids += sampler.sample([sequence], logits).token_ids
-    drawn = Counter(sequence.token_ids[1:])
-    assert set(drawn) == {3, 4, 5}
-    assert [drawn[n] / 1000 for n in (3, 4, 5)] == pytest.approx([0.5, 0.3, 0.2], abs=0.05)
+    seeded = {"seed": 42, "temperature": 1.0, "top_p": 0.95}
 
-
-def test_a_draw_belongs_to_its_place_whatever_the_batch_mates() -> None:
-    logits = random_logits(4)[:1]
-    seeded = {"seed": 42, "temperature": 0.9, "top_p": 0.95}
-
-    def draw(*mates: dict[str, Any], num_attempts: int = 1) -> list[int]:
+    def draw(*mates: dict[str, Any], num_tokens: int = 20, num_attempts: int = 1) -> list[int]:
         sampler, sequence = Sampler(VOCAB_SIZE), sequence_of([1], **seeded)
         batch = [*(sequence_of([1], **mate) for mate in mates), sequence]
         rows = torch.cat([random_logits(len(mates), seed=9), logits])
-        for _ in range(20):
+        for _ in range(num_tokens):
             for _ in range(num_attempts):
                 token_ids = sampler.sample(batch, rows).token_ids
             for one, token_id in zip(batch, token_ids, strict=True):
                 one.token_ids.append(token_id)
         return sequence.token_ids[1:]
 
-    alone = draw()
-    assert len(set(alone)) > 1
-    assert draw() == draw(num_attempts=3) == alone
-    assert draw({"seed": 7}, {"top_k": 40}, {"min_p": 0.3}) == alone
+    drawn = draw(num_tokens=1000)
+    shares = [Counter(drawn)[n] / 1000 for n in (3, 4, 5)]
+    assert shares == pytest.approx([0.5, 0.3, 0.2], abs=0.05) and set(drawn) == {3, 4, 5}
+    assert draw() == draw(num_attempts=3) == drawn[:20]
+    assert draw({"seed": 7}, {"top_k": 40}, {"min_p": 0.3}) == drawn[:20]
 
 
 def test_a_repetition_window_looks_at_the_last_tokens() -> None:
@@ -170,99 +140,72 @@ def test_a_seeds_stream(seed: int) -> None:
     assert [stream.uniform(0), stream.uniform(1), stream.uniform(1)] == [first, second, second]
 
 
-@pytest.fixture
-def waits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def test_a_step_waits_once_or_twice_for_a_nucleus_wider_than_the_candidates(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits: list[int] = []
     """How many tensors each wait reads."""
-    counted: list[int] = []
     read = HostCopy.values
     monkeypatch.setattr(
-        HostCopy, "values", lambda copy: (counted.append(len(read(copy))), read(copy))[1]
+        HostCopy, "values", lambda copy: (waits.append(len(read(copy))), read(copy))[1]
     )
-    return counted
-
-
-def test_a_step_waits_once_whatever_its_rows_ask_for(waits: list[int]) -> None:
     rows = [
-        sequence_of([1, 2], name="greedy", temperature=0.0),
-        sequence_of([1, 2], name="drawn", temperature=0.8, top_p=0.9, top_k=5, min_p=0.1, seed=1),
-        sequence_of([1, 2], [3], name="penalised", temperature=0.0, frequency_penalty=1.0),
-        sequence_of([1], name="biased", temperature=0.0, logit_bias={5: 100.0}),
-        sequence_of([1], name="early", temperature=0.0, min_tokens=4, stop_token_ids=[6]),
+        sequence_of([1, 2], temperature=0.0),
+        sequence_of([1, 2], temperature=0.8, top_p=0.9, top_k=5, min_p=0.1, seed=1),
+        sequence_of([1, 2], [3], temperature=0.0, frequency_penalty=1.0),
+        sequence_of([1], temperature=0.0, logit_bias={5: 100.0}),
+        sequence_of([1], temperature=0.0, min_tokens=4, stop_token_ids=[6]),
     ]
     sampled = Sampler(VOCAB_SIZE).sample(rows, torch.zeros(len(rows), VOCAB_SIZE))
     assert sampled.token_ids[3] == 5
-    assert waits == [4]
-    greedy = [sequence_of([1], name=name, temperature=0.0) for name in "ab"]
+    greedy = [sequence_of([1], temperature=0.0) for _ in range(2)]
     Sampler(VOCAB_SIZE).sample(greedy, torch.eye(2, VOCAB_SIZE))
     assert waits == [4, 2], "greedy rows choose nothing"
 
-
-def test_a_nucleus_wider_than_the_candidates_costs_a_second_wait(waits: list[int]) -> None:
     vocab_size = 8 * TOP_CANDIDATES
     sampler, seen = Sampler(vocab_size), []
     for seed in range(20):
-        flat = sequence_of([1], name=f"flat-{seed}", temperature=1.0, top_p=0.99, seed=seed)
-        sharp = sequence_of([1], name=f"sharp-{seed}", temperature=1.0, top_p=0.5, seed=seed)
+        flat, sharp = (sequence_of([1], top_p=top_p, seed=seed) for top_p in (0.99, 0.5))
         logits = torch.linspace(0.01, 0.0, vocab_size).repeat(2, 1)
         logits[1, 7] = 50.0
         token_ids = sampler.sample([flat, sharp], logits).token_ids
         assert token_ids[1] == 7
         seen.append(token_ids[0])
-    assert waits == [4, 1] * 20
+    assert waits[2:] == [4, 1] * 20
     assert max(seen) > vocab_size // 2
 
 
-NUM_TOKENS = 100
 PENALTIES: dict[str, dict[str, float]] = {
     "repetition": {"repetition_penalty": 1.3},
     "encouraged": {"repetition_penalty": 0.8, "presence_penalty": -0.5},
     "presence": {"presence_penalty": 1.1},
     "frequency": {"frequency_penalty": 0.6},
     "all": {"repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.4},
-}
-PARAMS: dict[str, dict[str, Any]] = {
-    **PENALTIES,
-    "drawn": {"temperature": 0.9, "seed": 7, "frequency_penalty": 0.5},
     "plain": {},
 }
 
 
-def penalized(
-    logits: np.ndarray[Any, np.dtype[np.float32]],
-    prompt: list[int],
-    output: list[int],
-    *,
-    repetition_penalty: float = 1.0,
-    presence_penalty: float = 0.0,
-    frequency_penalty: float = 0.0,
-) -> np.ndarray[Any, np.dtype[np.float32]]:
+def penalized(logits: Any, prompt: list[int], output: list[int], **penalties: float) -> Any:
     """One row of logits, as ``vllm.model_executor.layers.utils.apply_penalties`` has it."""
     counts = np.bincount(output, minlength=len(logits))
     is_used = (counts > 0) | (np.bincount(prompt, minlength=len(logits)) > 0)
-    factors = np.where(is_used, repetition_penalty, 1.0)
+    factors = np.where(is_used, penalties.get("repetition_penalty", 1.0), 1.0)
     scores = np.where(logits > 0, logits / factors, logits * factors)
-    return scores - frequency_penalty * counts - presence_penalty * (counts > 0)
+    presence = penalties.get("presence_penalty", 0.0) * (counts > 0)
+    return scores - penalties.get("frequency_penalty", 0.0) * counts - presence
 
 
-def test_in_a_batch_and_alone(llama: Any) -> None:
+def test_penalties_are_those_of_vllm(llama: Any) -> None:
     """Each token has the largest penalised score, but for rounding."""
-    prompts = {name: random.Random(name).choices(range(100), k=20) for name in PARAMS}
-
-    def answers_of(names: Iterable[str], num_tokens: int = 8192) -> dict[str, list[int]]:
-        engine = llama.engine(num_tokens, limits=SchedulerLimits(prefill_tokens_per_step=64))
-        for name in names:
-            submit(engine, name, prompts[name], NUM_TOKENS, **PARAMS[name])
-        return tokens_of(engine)
-
-    found = answers_of(PARAMS)
-    for name in (*PENALTIES, "plain"):
-        prompt, answer = prompts[name], found[name]
-        assert len(answer) == NUM_TOKENS
+    prompts = {name: random.Random(name).choices(range(100), k=20) for name in PENALTIES}
+    engine = llama.engine(8192, prefill_tokens=64)
+    for name, penalties in PENALTIES.items():
+        submit(engine, name, prompts[name], 100, **penalties)
+    for name, answer in tokens_of(engine).items():
+        assert len(answer) == 100
         with torch.inference_mode():
-            logits = llama.reference(torch.tensor([prompt + answer])).logits[0].numpy()
+            logits = llama.reference(torch.tensor([prompts[name] + answer])).logits[0].numpy()
         for place, token_id in enumerate(answer):
-            row, params = logits[len(prompt) + place - 1], PENALTIES.get(name, {})
-            scores = penalized(row, prompt, answer[:place], **params)
+            row = logits[len(prompts[name]) + place - 1]
+            scores = penalized(row, prompts[name], answer[:place], **PENALTIES[name])
             assert scores[token_id] >= scores.max() - 1e-3, f"token {place}"
-    assert answers_of(["drawn"])["drawn"] == found["drawn"]
-    assert answers_of(PARAMS, num_tokens=384) == found, "after preemptions"

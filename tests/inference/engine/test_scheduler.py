@@ -20,8 +20,7 @@ from inference.engine.sequence import Sequence
 from inference.engine.step import Schedule, end_of_chunk
 from inference.engine.waiting_queue import FairQueue, SchedulerLimits
 from inference.protocol.engine import Grammar
-from tests.cases import each_case
-from tests.inference.engine import asking
+from tests.inference.engine import conftest as asking
 
 BLOCK_TOKENS = 4
 NUM_BLOCKS = 8
@@ -58,21 +57,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         self, prompt: list[int], num_choices: int, account: str, **params: Any
     ) -> None:
         first: Sequence | None = None
+        how = {"weight": 1 + (account == "heavy"), "is_anonymous": account == "anonymous"}
+        how |= {"context_tokens": CONTEXT_TOKENS, "account": account, **params}
         for _ in range(num_choices):
-            if self.scheduler.is_full:
-                continue
-            sequence = asking.sequence_of(
-                prompt,
-                context_tokens=CONTEXT_TOKENS,
-                same_prompt_as=first,
-                account=account,
-                weight=2 if account == "heavy" else 1,
-                is_anonymous=account == "anonymous",
-                **params,
-            )
-            first = first or sequence
-            self.live.append(sequence)
-            self.scheduler.add(sequence)
+            if not self.scheduler.is_full:
+                sequence = asking.sequence_of(prompt, same_prompt_as=first, **how)
+                first = first or sequence
+                self.live.append(sequence)
+                self.scheduler.add(sequence)
 
     @precondition(lambda self: any(s.grammar is None and s.params.grammar for s in self.live))
     @rule(data=st.data())
@@ -107,9 +99,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.run(schedule, [data.draw(st.integers(0, 1)) for _ in schedule.sampled])
 
     def run(self, schedule: Schedule, token_ids: list[int]) -> None:
-        rows = schedule.sampled
         self.scheduler.commit(schedule, token_ids)
-        ended = [s for s in rows if len(s.token_ids) >= s.max_length]
+        ended = [s for s in schedule.sampled if len(s.token_ids) >= s.max_length]
         self.scheduler.end_many(ended)
         self.live = [s for s in self.live if s not in ended]
 
@@ -142,23 +133,16 @@ TestScheduler = SchedulerMachine.TestCase
 TestScheduler.settings = settings(stateful_step_count=40)
 
 
-@each_case(
-    ("length", "budget", "expected"),
-    [
-        (100, 512, [100]),
-        (512, 512, [512]),
-        (512, 152, [128, 128, 128, 128]),
-        (500, 152, [128, 128, 128, 116]),
-        (513, 512, [272, 241]),
-        (33, 32, [32, 1]),
-        (300, 150, [144, 80, 76]),
-    ],
-)
-def test_a_prompt_is_cut_into_even_chunks(length: int, budget: int, expected: list[int]) -> None:
-    ends = [0]
-    while ends[-1] < length:
-        ends.append(end_of_chunk(ends[-1], length, budget))
-    assert [end - start for start, end in pairwise(ends)] == expected
+def test_a_prompt_is_cut_into_even_chunks() -> None:
+    for length, budget, expected in (
+        *((100, 512, [100]), (512, 512, [512]), (33, 32, [32, 1])),
+        *((512, 152, [128, 128, 128, 128]), (500, 152, [128, 128, 128, 116])),
+        *((513, 512, [272, 241]), (300, 150, [144, 80, 76])),
+    ):
+        ends = [0]
+        while ends[-1] < length:
+            ends.append(end_of_chunk(ends[-1], length, budget))
+        assert [end - start for start, end in pairwise(ends)] == expected
 
 
 PACE = FixedPace(tokens=100)
@@ -196,27 +180,17 @@ def chunks(schedule: Schedule) -> list[tuple[str, int, int, bool]]:
 MAX_COST = 50
 
 
-def add(
-    queue: FairQueue[int],
-    order: int,
-    account: str,
-    cost: int = 1,
-    weight: int = 1,
-    is_anonymous: bool = False,
-) -> int:
-    queue.add(
-        order, account=account, order=order, cost=cost, weight=weight, is_anonymous=is_anonymous
-    )
-    return order
+def add(queue: FairQueue[int], order: int, account: str, cost: int = 1, **how: Any) -> None:
+    how = {"weight": 1, "is_anonymous": False} | how
+    queue.add(order, account=account, order=order, cost=cost, **how)
 
 
 def drain(queue: FairQueue[int]) -> list[int]:
     taken = []
     while queue:
         queue.check_integrity()
-        head = queue.head()
-        taken.append(queue.take())
-        assert taken[-1] == head
+        taken.append(queue.head())
+        assert queue.take() == taken[-1]
     return taken
 
 
@@ -231,7 +205,7 @@ def test_accounts_that_both_wait_get_their_weights_shares(
 ) -> None:
     queue: FairQueue[int] = FairQueue()
     for order, (account, cost) in enumerate(costs):
-        add(queue, order, account, cost, weights[account])
+        add(queue, order, account, cost, weight=weights[account])
     given_to: dict[str, float] = defaultdict(float)
     waiting = [account for account, _ in costs]
     for order in drain(queue):

@@ -3,21 +3,19 @@ steps that are launched before the last one is read."""
 
 from __future__ import annotations
 
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
 from inference.engine.errors import IntegrityError
-from inference.engine.kv_cache import KVCache
 from inference.engine.scheduler import SCORED_TOKENS_PER_STEP
 from inference.engine.sequence import SequenceState
 from inference.engine.step import PrefillChunk
 from inference.engine.waiting_queue import SchedulerLimits
 from inference.protocol.engine import Grammar
 from tests.cases import each_case
-from tests.inference.engine import asking
 from tests.inference.engine.test_scheduler import (
-    BLOCK_TOKENS,
     COMPILED,
     PACE,
     FixedPace,
@@ -49,37 +47,29 @@ def test_the_prefix_of_a_head_that_lacks_blocks_is_not_looked_up_each_step(
 
 
 @each_case(
-    ("tokens", "wanted"),
+    ("tokens", "slots", "max_running", "wanted"),
     [
-        (1, [("a", 0, 1, False)]),
-        (7, [("a", 0, 4, False)]),
-        (8, [("a", 0, 8, True)]),
-        (9, [("a", 0, 8, True), ("b", 0, 1, False)]),
-        (16, [("a", 0, 8, True), ("b", 0, 8, True)]),
-        (17, [("a", 0, 8, True), ("b", 0, 8, True), ("c", 0, 1, False)]),
+        (1, 9, 9, [("a", 0, 1, False)]),
+        (7, 9, 9, [("a", 0, 4, False)]),
+        (8, 9, 9, [("a", 0, 8, True)]),
+        (9, 9, 9, [("a", 0, 8, True), ("b", 0, 1, False)]),
+        (17, 9, 9, [("a", 0, 8, True), ("b", 0, 8, True), ("c", 0, 1, False)]),
+        # As many run as there are slots.
+        *((99, *slots, [("a", 0, 8, True)]) for slots in ((1, 9), (9, 1))),
+        *((99, *slots, [("a", 0, 8, True), ("b", 0, 8, True)]) for slots in ((2, 9), (9, 2))),
+        *((99, *slots, [(name, 0, 8, True) for name in "abc"]) for slots in ((3, 3), (9, 9))),
     ],
 )
 def test_a_step_holds_its_prompt_tokens_and_no_more(
-    tokens: int, wanted: list[tuple[str, int, int, bool]]
+    tokens: int, slots: int, max_running: int, wanted: list[tuple[str, int, int, bool]]
 ) -> None:
-    scheduler = scheduler_of(sequence_of(name, 8) for name in "abc")
-    schedule = step(scheduler, FixedPace(tokens=tokens))
+    scheduler = scheduler_of((sequence_of(name, 8) for name in "abc"), max_running=max_running)
+    schedule = step(scheduler, FixedPace(tokens=tokens, running_limit=slots))
     assert chunks(schedule) == wanted
     assert schedule.num_prefill_tokens == sum(end - start for _, start, end, _ in wanted)
     assert [s.sequence_id for s in scheduler.running] == [name for name, *_ in wanted]
+    assert len(scheduler.waiting) == 3 - len(wanted)
     assert [s.sequence_id for s in schedule.sampled] == [name for name, *_, last in wanted if last]
-
-
-@each_case(
-    ("paced_limit", "max_running", "running_limit"), [(1, 9, 1), (3, 9, 3), (9, 2, 2), (9, 9, 4)]
-)
-def test_as_many_run_as_there_are_slots(
-    paced_limit: int, max_running: int, running_limit: int
-) -> None:
-    scheduler = scheduler_of((sequence_of(name, 2) for name in "abcd"), max_running=max_running)
-    step(scheduler, FixedPace(tokens=100, running_limit=paced_limit))
-    assert len(scheduler.running) == running_limit
-    assert len(scheduler.waiting) == 4 - running_limit
 
 
 def test_the_queue_is_as_deep_as_it_may_be() -> None:
@@ -107,30 +97,25 @@ def test_the_queue_is_as_deep_as_it_may_be() -> None:
     assert not scheduler.running and not scheduler.waiting
     assert all(s.state is SequenceState.ENDED and not s.block_ids for s in late)
     assert scheduler.kv_cache.allocator.num_used == 0
-
-
-def test_slots_are_no_promise_while_blocks_are_short() -> None:
+    # Slots are no promise while blocks are short.
     large, waiting = sequence_of("a", 28), sequence_of("b", 8)
     scheduler = scheduler_of([large, waiting], num_blocks=8, max_running=6)
     step(scheduler)
     assert list(scheduler.waiting) == [waiting]
-    for index in range(1, 4):
-        assert not scheduler.is_full
-        scheduler.add(sequence_of(f"q{index}", 2))
-    assert scheduler.is_full and scheduler.overdue(1.0)
-    scheduler.end(large)
-    step(scheduler)
-    assert not scheduler.waiting and len(scheduler.running) == 4
-    for index in range(4, 10):
-        assert not scheduler.is_full, "two slots, which count again, and four places"
+    for index in range(1, 10):
+        if index == 4:
+            assert scheduler.is_full and scheduler.overdue(1.0)
+            scheduler.end(large)
+            step(scheduler)
+            assert not scheduler.waiting and len(scheduler.running) == 4
+        assert not scheduler.is_full, "at last two slots, which count again, and four places"
         scheduler.add(sequence_of(f"q{index}", 2))
     assert scheduler.is_full
 
 
 def test_scored_tokens_have_a_bound_of_their_own() -> None:
-    first = sequence_of("a", SCORED_TOKENS_PER_STEP // 2 + 1, prompt_logprobs=0)
-    second = sequence_of("b", 200, prompt_logprobs=0)
-    third = sequence_of("c", 8, prompt_logprobs=0)
+    sizes = {"a": SCORED_TOKENS_PER_STEP // 2 + 1, "b": 200, "c": 8}
+    first, second, third = (sequence_of(n, size, prompt_logprobs=0) for n, size in sizes.items())
     scheduler = scheduler_of([first, second, third])
     schedule = scheduler.schedule(FixedPace(tokens=1000))
     assert schedule.num_scored_tokens == SCORED_TOKENS_PER_STEP
@@ -140,16 +125,12 @@ def test_scored_tokens_have_a_bound_of_their_own() -> None:
     assert (first.num_scored_tokens, second.num_scored_tokens) == (64, 64)
     assert first.num_tokens_to_score == 0
     for _ in range(4):
-        schedule = scheduler.schedule(FixedPace(tokens=1000))
+        schedule = step(scheduler, FixedPace(tokens=1000))
         assert schedule.num_scored_tokens <= SCORED_TOKENS_PER_STEP
-        scheduler.commit(schedule, [7] * len(schedule.sampled))
     assert second.num_scored_tokens == 199 and third.num_scored_tokens == 7
     for start, end, num_scored, wanted in (
-        (0, 4, 0, range(4)),
-        (4, 10, 0, range(4, 9)),
-        (4, 10, 6, range(6, 9)),
-        (0, 5, 6, range(0)),
-        (4, 10, 9, range(0)),
+        *((0, 4, 0, range(4)), (4, 10, 0, range(4, 9)), (4, 10, 6, range(6, 9))),
+        *((0, 5, 6, range(0)), (4, 10, 9, range(0))),
     ):
         one = sequence_of("d", 10, prompt_logprobs=0)
         one.num_scored_tokens = num_scored
@@ -203,51 +184,17 @@ def test_disorder_is_noticed() -> None:
     scheduler.add(waiting := sequence_of("v", 3))
     first, second = scheduler.running
     for one, field, value in (
-        (scheduler, "running", [second, first]),
-        (scheduler, "running", [first, first, second]),
+        *((scheduler, "running", order) for order in ([second, first], [first, first, second])),
         (first, "admission", 0),
         (second, "same_prompt_as", sequence_of("w", 3)),
         (first, "block_ids", first.block_ids[:-1]),
         (waiting, "admission", 9),
     ):
         scheduler.check_integrity()
-        before = getattr(one, field)
-        setattr(one, field, value)
-        with pytest.raises(IntegrityError):
-            scheduler.check_integrity()
-        setattr(one, field, before)
-
-
-def test_rows_of_a_step_ahead() -> None:
-    """One for each that continues; that of who has ended meanwhile counts for nothing."""
-    stays, short, leaves = sequence_of("a", 3), sequence_of("b", 3, 2), sequence_of("c", 3)
-    scheduler = scheduler_of([stays, short, leaves])
-    schedule = scheduler.schedule(PACE)
-    ahead = scheduler.schedule_ahead(schedule, PACE)
-    assert ahead is not None and ahead.decodes == [stays, short, leaves] and ahead.prefills == []
-    scheduler.commit(schedule, [7, 7, 8])
-    assert schedule.sequences == ahead.sequences
-    assert not ahead.has_ended_rows
-    scheduler.end(leaves)
-    assert ahead.has_ended_rows
-    assert ahead.without_ended_rows().decodes == [stays, short]
-    further = scheduler.schedule_ahead(ahead, PACE)
-    assert further is not None and further.decodes == [stays], "the other ends by its length"
-    assert len(stays.block_ids) == 2, "for its fifth token"
-    scheduler.commit(ahead, [9, 9, 9])
-    assert stays.token_ids[3:] == [7, 9] and leaves.token_ids[3:] == [8]
-    assert stays.num_computed_tokens == 4
-    scheduler.check_integrity()
-    # A step ahead of who cannot start, and none once it can.
-    scheduler = scheduler_of([sequence_of("a", 3)])
-    schedule = scheduler.schedule(PACE)
-    held = sequence_of("b", 3, grammar=Grammar(text=""))
-    scheduler.add(held)
-    ahead = scheduler.schedule_ahead(schedule, PACE)
-    assert ahead is not None
-    scheduler.commit(schedule, [7])
-    held.grammar = COMPILED
-    assert scheduler.schedule_ahead(ahead, PACE) is None
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(one, field, value)
+            with pytest.raises(IntegrityError):
+                scheduler.check_integrity()
 
 
 @each_case(
@@ -263,11 +210,7 @@ def test_rows_of_a_step_ahead() -> None:
     ],
 )
 def test_when_there_is_a_step_ahead(
-    sequences: list[tuple[str, int]],
-    how: dict[str, int],
-    tokens: int,
-    later: tuple[str, int] | None,
-    is_ahead: bool,
+    sequences: list[tuple[str, int]], how: dict[str, int], tokens: int, later: Any, is_ahead: bool
 ) -> None:
     scheduler = scheduler_of((sequence_of(*one) for one in sequences), **how)
     schedule = scheduler.schedule(FixedPace(tokens=tokens))
@@ -275,17 +218,12 @@ def test_when_there_is_a_step_ahead(
         scheduler.add(sequence_of(*later))
     assert (scheduler.schedule_ahead(schedule, PACE) is not None) == is_ahead
     assert later is None or not scheduler.is_full_for("b")
-
-
-def test_an_account_s_blocks_are_not_another_s() -> None:
-    cache = KVCache(16, BLOCK_TOKENS)
-    known: dict[str, int] = {}
-    for salt in ("acme", "acme", "bert", ""):
-        sequence = asking.sequence_of([7] * 13, cache_salt=salt)
-        assert cache.admit(sequence)
-        known[salt] = sequence.num_computed_tokens
-        sequence.num_computed_tokens = 13
-        cache.register_computed(sequence)
-        cache.release(sequence)
-        cache.check_integrity([])
-    assert known == {"acme": 12, "bert": 0, "": 0}
+    # One of who cannot start, and none once it can.
+    scheduler = scheduler_of([sequence_of("a", 3)])
+    schedule = scheduler.schedule(PACE)
+    scheduler.add(held := sequence_of("b", 3, grammar=Grammar(text="")))
+    ahead = scheduler.schedule_ahead(schedule, PACE)
+    assert ahead is not None and len(scheduler.running[0].block_ids) == 1
+    scheduler.commit(schedule, [7])
+    held.grammar = COMPILED
+    assert scheduler.schedule_ahead(ahead, PACE) is None

@@ -16,19 +16,7 @@ import psutil
 import pytest
 
 from inference.channel import Channel
-from inference.sandbox.jobs import (
-    LAST,
-    Built,
-    Job,
-    LossReason,
-    NotWantedError,
-    NoWorkerError,
-    Refused,
-    Rendered,
-    WorkerLostError,
-    decode_result,
-    encode_job,
-)
+from inference.sandbox import jobs
 from inference.sandbox.pool import WorkerPool
 from tests.inference.neuron.conftest import wait_until
 from tests.inference.sandbox.jobs import BYTES, LOOPS, PANICS, TEMPLATE, lark, render
@@ -37,7 +25,7 @@ from tests.processes import command_line, has_ended
 pytestmark = pytest.mark.slow
 
 REPOSITORY_DIR = Path(__file__).resolve().parents[3]
-CRASH = LossReason.CRASH
+CRASH = jobs.LossReason.CRASH
 CRASHING_GRAMMAR = 'start: %json {"const": -9223372036854775808}'
 
 
@@ -49,11 +37,11 @@ def pool() -> Iterator[WorkerPool]:
 
 
 def is_fine(pool: WorkerPool) -> bool:
-    return pool.run(render(TEMPLATE)) == Rendered(text="<user>Hi")
+    return pool.run(render(TEMPLATE)) == jobs.Rendered(text="<user>Hi")
 
 
-def loss(pool: WorkerPool, job: Job) -> LossReason:
-    with pytest.raises(WorkerLostError) as lost:
+def loss(pool: WorkerPool, job: jobs.Job) -> jobs.LossReason:
+    with pytest.raises(jobs.WorkerLostError) as lost:
         pool.run(job)
     return lost.value.reason
 
@@ -80,15 +68,15 @@ def test_a_job_that_breaks_ends_alone(pool: WorkerPool) -> None:
     for job, reason in (
         (lark(CRASHING_GRAMMAR), CRASH),
         (lark(CRASHING_GRAMMAR, tokenizer="bytes"), CRASH),
-        (render("{{ messages[0].content * 10000000000 }}"), LossReason.MEMORY),
-        (render("{{ messages[0].content * 10000000 }}"), LossReason.OUTPUT),
-        (render(LOOPS), LossReason.TIME),
+        (render("{{ messages[0].content * 10000000000 }}"), jobs.LossReason.MEMORY),
+        (render("{{ messages[0].content * 10000000 }}"), jobs.LossReason.OUTPUT),
+        (render(LOOPS), jobs.LossReason.TIME),
     ):
         assert is_fine(pool)
         assert loss(pool, job) is reason
     assert is_fine(pool)
     refused = pool.run(lark("start: %json " + json.dumps(PANICS)))
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, jobs.Refused)
     assert refused.message == f"guided: it cannot be compiled: the compiler {CRASH}"
     for process in workers():  # they and their server may die while idle
         process.kill()
@@ -105,9 +93,9 @@ def test_what_hangs_holds_up_nobody_else_and_ends_at_once_when_cancelled(
     begun = workers()
 
     def hang() -> None:
-        with contextlib.suppress(NotWantedError):
+        with contextlib.suppress(jobs.NotWantedError):
             while True:
-                with contextlib.suppress(WorkerLostError):
+                with contextlib.suppress(jobs.WorkerLostError):
                     pool.run(render(LOOPS), is_wanted.is_set)
 
     hanging = [threading.Thread(target=hang) for _ in range(4)]
@@ -146,29 +134,29 @@ def test_a_worker_that_has_grown_reports_that_it_ends() -> None:
         ) as process,
     ):
         channel = Channel(ours)
-        channel.send(encode_job(render(TEMPLATE)))
+        channel.send(jobs.encode_job(render(TEMPLATE)))
         answer = channel.receive()
-        assert answer[:1] == LAST
-        assert decode_result(answer[1:]) == Rendered(text="<user>Hi")
+        assert answer[:1] == jobs.LAST
+        assert jobs.decode_result(answer[1:]) == jobs.Rendered(text="<user>Hi")
         assert process.wait(60) == 0
 
 
 def test_tokenizers_come_with_each_worker(pool: WorkerPool) -> None:
     assert is_fine(pool)
     unknown = lark("start: <[999]>", tokenizer=BYTES.digest)
-    assert isinstance(pool.run(unknown), Built)
+    assert isinstance(pool.run(unknown), jobs.Built)
     kept = pool.keep_tokenizer(msgspec.structs.replace(BYTES))
-    assert isinstance(pool.run(unknown), Refused)
+    assert isinstance(pool.run(unknown), jobs.Refused)
     assert loss(pool, lark(CRASHING_GRAMMAR)) is CRASH
-    assert isinstance(pool.run(unknown), Refused)
+    assert isinstance(pool.run(unknown), jobs.Refused)
     again = pool.keep_tokenizer(msgspec.structs.replace(BYTES))
     assert again is kept
     del kept
-    assert isinstance(pool.run(unknown), Refused)
+    assert isinstance(pool.run(unknown), jobs.Refused)
     del again
     for _ in range(2):
         assert loss(pool, lark(CRASHING_GRAMMAR)) is CRASH
-    assert isinstance(pool.run(unknown), Built)
+    assert isinstance(pool.run(unknown), jobs.Built)
 
 
 def test_workers_have_no_secrets_and_no_torch_and_nothing_is_left_of_a_closed_pool(
@@ -186,7 +174,7 @@ def test_workers_have_no_secrets_and_no_torch_and_nothing_is_left_of_a_closed_po
     pool.close()
     _, alive = psutil.wait_procs(begun, timeout=60)
     assert not alive
-    with pytest.raises(NoWorkerError):
+    with pytest.raises(jobs.NoWorkerError):
         is_fine(pool)
 
 

@@ -26,7 +26,7 @@ from inference.text.schema_check import KNOWN, LIMITS
 from tests.inference.sandbox.jobs import BYTES, check
 from tests.inference.text.test_schema_check import PERSON
 
-NUM_SCHEMAS = int(os.environ.get("HELEXA_FUZZ_SCHEMAS", "0"))
+NUM_SCHEMAS = int(os.environ.get("HELEXA_FUZZ_SCHEMAS", "2000"))
 SEED = int(os.environ.get("HELEXA_FUZZ_SEED", "1"))
 ENGINE_TOKENS = 64
 ENGINE_LIMIT_S = 120.0
@@ -101,7 +101,7 @@ def _inside(value: Any) -> Iterator[Any]:
     "num_schemas",
     [
         120,
-        pytest.param(NUM_SCHEMAS or 2000, marks=[pytest.mark.slow, pytest.mark.limit_s(36_000)]),
+        pytest.param(NUM_SCHEMAS, marks=[pytest.mark.slow, pytest.mark.limit_s(36_000)]),
     ],
 )
 def test_any_schema_is_checked_refused_or_ends_its_worker(num_schemas: int) -> None:

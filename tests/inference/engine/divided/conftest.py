@@ -26,13 +26,12 @@ from inference.engine.divided.children import ParentLink
 from inference.engine.divided.remote_stage import hold_stage
 from inference.engine.divided.stage_messages import decode_to_stage
 from inference.engine.divided.stage_runner import serve
-from inference.engine.engine import Engine
 from inference.engine.errors import EngineExit
 from inference.engine.load.load_engine import LoadedEngine, load_engine
 from inference.link_identities import new_identity
 from inference.protocol.engine import StageAlive, StageListening
 from inference.protocol.load import LinkIdentity, LoadSpec, StageOf, StageSpec
-from tests.inference.engine.asking import Answers, cpu_spec, submit
+from tests.inference.engine.conftest import Answers, cpu_spec, make_data_dir, submit
 from tests.inference.engine.test_process import EngineProcess
 from tests.inference.engine.test_process import started as start_process
 
@@ -64,12 +63,10 @@ def close_all() -> None:
             children.close()
 
 
-def answers(loaded: LoadedEngine, longest_prompt: Sequence[int] = PROMPT) -> tuple[list[int], int]:
+def answers(loaded: Any, longest_prompt: Sequence[int] = PROMPT) -> tuple[list[int], int]:
     """Two sequences at once, the second of the first one's beginning; then how much of the first
     one's prompt is known when it comes again."""
-    engine = loaded.engine
-    assert isinstance(engine, Engine)
-    found = Answers()
+    engine, found = loaded.engine, Answers()
     for names in (("a", "b"), ("again",)):
         for name in names:
             submit(engine, name, longest_prompt[: 70 if name == "b" else None], NUM_TOKENS)
@@ -79,8 +76,6 @@ def answers(loaded: LoadedEngine, longest_prompt: Sequence[int] = PROMPT) -> tup
 
 
 WAIT_S = 20.0
-HERE = ""
-"""The neuron of stages beside the engine."""
 held: list[HeldStage] = []
 loaded_engines: list[LoadedEngine] = []
 
@@ -126,9 +121,10 @@ class RemoteStages:
 
 
 def ordered(source: Path, neurons: Sequence[str], *ends: int, **changes: object) -> RemoteStages:
-    """``ends``: of each stage's layers. Nothing is started, so that nothing has an address."""
+    """``neurons``: empty for stages beside the engine. ``ends``: of each stage's layers. Nothing is
+    started, so that nothing has an address."""
     spec, engine = spec_of(source, *ends, **changes), new_identity()
-    identities = {index: new_identity() for index, one in enumerate(neurons) if one != HERE}
+    identities = {index: new_identity() for index, one in enumerate(neurons) if one}
     stages = list(spec.stages)
     for index, identity in identities.items():
         stages[index] = msgspec.structs.replace(
@@ -151,7 +147,7 @@ def with_stage(spec: LoadSpec, index: int, **changes: object) -> LoadSpec:
 def started(
     there: RemoteStages, data_dir: Path, hold: Callable[[LoadSpec, Path], Any] = HeldStage
 ) -> RemoteStages:
-    """Starts the stages whose neuron is not ``HERE``, and gives the engine their addresses."""
+    """Starts the stages of other neurons, and gives the engine their addresses."""
     spec = there.spec
     for index, order in there.orders.items():
         there.stages.append(hold(order, data_dir))
@@ -221,7 +217,4 @@ def _stages_as_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def data_dir(tmp_path_factory: pytest.TempPathFactory, native_cache_dir: Path) -> Path:
     """Makes a data directory that other tests do not use: a quality figure that is found there is
     not measured again."""
-    directory = tmp_path_factory.mktemp("staged")
-    (directory / "cache").mkdir()
-    (directory / "cache" / "native").symlink_to(native_cache_dir)
-    return directory
+    return make_data_dir(tmp_path_factory, native_cache_dir)

@@ -94,33 +94,28 @@ def test_a_fault_arrives_in_place_of_rows(ends: Ends, fault: StepFault) -> None:
     assert isinstance(link.receive().fault, StepInputFault)
 
 
+FRAME = HEADER.pack(1, 1, 2, NUM_FEATURES) + bytes(2 * NUM_FEATURES * 4)
+
+
 @pytest.mark.parametrize(
-    "header",
+    ("sent", "error"),
     [
-        (1, 1, 5, NUM_FEATURES + 1),
-        (1, 9, 5, NUM_FEATURES),
-        (1, 1, 2**31, NUM_FEATURES),
-        (1, FAULT, 2**31, 0),
+        (HEADER.pack(1, 1, 5, NUM_FEATURES + 1), BadRowsError),
+        (HEADER.pack(1, 9, 5, NUM_FEATURES), BadRowsError),
+        (HEADER.pack(1, 1, 2**31, NUM_FEATURES), BadRowsError),
+        (HEADER.pack(1, FAULT, 2**31, 0), BadRowsError),
+        # The end of the other side: between frames, in a header and in rows.
+        *((FRAME[:length], ChannelClosedError) for length in (0, 5, HEADER.size, HEADER.size + 11)),
     ],
-    ids=["features", "kind", "rows", "text"],
 )
 def test_what_no_stage_sends_is_refused_before_it_is_read(
-    ends: Ends, header: tuple[int, int, int, int]
+    ends: Ends, sent: bytes, error: type[Exception]
 ) -> None:
     sending, link = ends
-    sending.sendall(HEADER.pack(*header))
-    with pytest.raises(BadRowsError):
-        link.receive()
-
-
-@pytest.mark.parametrize("num_bytes", [0, 5, HEADER.size, HEADER.size + 11])
-def test_the_end_of_the_other_side(ends: Ends, num_bytes: int) -> None:
-    """Between frames, in a header and in rows."""
-    sending, link = ends
-    frame = HEADER.pack(1, 1, 2, NUM_FEATURES) + bytes(2 * NUM_FEATURES * 4)
-    sending.sendall(frame[:num_bytes])
-    sending.close()
-    with pytest.raises(ChannelClosedError):
+    sending.sendall(sent)
+    if error is ChannelClosedError:
+        sending.close()
+    with pytest.raises(error):
         link.receive()
 
 
@@ -143,13 +138,7 @@ def test_a_reader_reads_while_nobody_asks(ends: Ends) -> None:
 DECODES = StepInput.of_decodes([1, 2], [0, 0], np.array([[0], [1]], dtype=np.int32), 16)
 
 
-@pytest.fixture
-def arrivals() -> list[Arrival]:
-    return []
-
-
-@pytest.fixture
-def model(arrivals: list[Arrival]) -> StagedModel:
+def staged_model(arrivals: list[Arrival]) -> StagedModel:
     """Its first stage's logits are the rows that come back from the last one."""
     layers = [SimpleNamespace(layers=LayerRange(n, n + 1)) for n in (0, 1)]
     first: Any = SimpleNamespace(
@@ -169,9 +158,11 @@ def _rows(number: int, num_rows: int = 2) -> Arrival:
     return Arrival(number, torch.full((num_rows, NUM_FEATURES), float(number)))
 
 
-def test_steps_may_be_finished_in_any_order(model: StagedModel, arrivals: list[Arrival]) -> None:
+def test_steps_may_be_finished_in_any_order() -> None:
     """A last stage on another host may send any rows: those of no step, of an older storage and of
     another number are dropped."""
+    arrivals: list[Arrival] = []
+    model = staged_model(arrivals)
     old = model.begin(DECODES, model.new_kv(2, 16))
     kv = model.new_kv(2, 16)
     numbers = [model.begin(DECODES, kv) for _ in range(4)]
@@ -242,35 +233,36 @@ def test_a_step_is_what_it_was() -> None:
             _check(QUERIES, num_rows)
 
 
-@each_case(
-    ("field", "at", "value"),
-    [
-        ("token_ids", 0, -1),
-        *(("positions", 2, value) for value in (-1, 30, 64, 2**31 - 1)),
-        *(("slots", 2, value) for value in (-1, 96, 2**31 - 1)),
-        *(("query_start", 0, value) for value in (-1, 1)),
-        *(("query_start", 1, value) for value in (-1, 0, 5, 6, 2**31 - 1, -(2**31))),
-        *(("query_start", 2, value) for value in (4, 6)),
-        *(("context_lens", 1, value) for value in (-(2**31), 0, 3, 33, 49, 65, 2**31 - 1)),
-        *(("block_table", (0, 1), value) for value in (-1, 6, 2**31 - 1)),
-        *(("logit_rows", 1, value) for value in (-1, 5)),
-        *(("state_reads", 1, value) for value in (-1, 4)),
-        *(("state_writes", 0, value) for value in (-1, 4)),
-    ],
-)
-def test_an_index_beyond_the_storage_is_refused(field: str, at: Any, value: int) -> None:
+LENGTHS = ("token_ids", "positions", "slots", "query_start", "context_lens", "block_table")
+
+
+def _with(field: str, at: Any, value: int) -> dict[str, Any]:
     array = getattr(QUERIES, field).copy()
     array[at] = value
-    with pytest.raises(StepInputFault):
-        _check(replace(QUERIES, **{field: array}))
-
-
-LENGTHS = ("token_ids", "positions", "slots", "query_start", "context_lens", "block_table")
+    return {field: array}
 
 
 @each_case(
     "changes",
     [
+        # An index beyond the storage.
+        *(
+            _with(field, at, value)
+            for field, at, values in (
+                ("token_ids", 0, (-1,)),
+                ("positions", 2, (-1, 30, 64, 2**31 - 1)),
+                ("slots", 2, (-1, 96, 2**31 - 1)),
+                ("query_start", 0, (-1, 1)),
+                ("query_start", 1, (-1, 0, 5, 6, 2**31 - 1, -(2**31))),
+                ("query_start", 2, (4, 6)),
+                ("context_lens", 1, (-(2**31), 0, 3, 33, 49, 65, 2**31 - 1)),
+                ("block_table", (0, 1), (-1, 6, 2**31 - 1)),
+                ("logit_rows", 1, (-1, 5)),
+                ("state_reads", 1, (-1, 4)),
+                ("state_writes", 0, (-1, 4)),
+            )
+            for value in values
+        ),
         *(
             {name: array}
             for name in (*LENGTHS, "state_reads")
@@ -280,16 +272,14 @@ LENGTHS = ("token_ids", "positions", "slots", "query_start", "context_lens", "bl
         {"block_tokens": 32},
         *({"last_seen": LAST_SEEN + np.int32(off)} for off in (-1, 1, 2**30)),
         {"last_seen": LAST_SEEN[:-1]},
-        {"num_decodes": 3},
-        {"num_decodes": -1},
+        *({"num_decodes": number} for number in (3, -1)),
         {"logit_rows": np.zeros(6, dtype=np.int32)},
         {"images": replace(IMAGES, rotary=torch.zeros(3, 4, dtype=torch.int64))},
-        {"images": replace(IMAGES, row_ids=torch.tensor([1, 5]))},
-        {"images": replace(IMAGES, row_ids=torch.tensor([1, 2, 3]))},
+        *({"images": replace(IMAGES, row_ids=torch.tensor(ids))} for ids in ([1, 5], [1, 2, 3])),
     ],
     ids=str,
 )
-def test_what_contradicts_itself_is_refused(changes: dict[str, Any]) -> None:
+def test_what_contradicts_itself_or_its_storage_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(StepInputFault):
         _check(replace(QUERIES, **changes))
 
@@ -334,30 +324,37 @@ OUT, IN = adaptable_shapes(CONFIG)[NAME]
 RANK = 3
 
 
-def adapter_message(down: torch.Tensor, up: torch.Tensor, scale: float = 2.0) -> AddAdapter:
+WHOLE_DOWN, WHOLE_UP = torch.ones(RANK, IN), torch.ones(OUT, RANK)
+
+
+def adapter_message(
+    down: torch.Tensor = WHOLE_DOWN, up: torch.Tensor = WHOLE_UP, scale: float = 2.0
+) -> AddAdapter:
     return message_of_adapter(7, AdapterWeights({NAME: LowRank(down, up, scale)}))
 
 
-GOOD = adapter_message(torch.ones(RANK, IN), torch.ones(OUT, RANK, dtype=torch.bfloat16))
+GOOD = adapter_message(up=WHOLE_UP.bfloat16())
 DOWN = GOOD.modules[NAME].down
+
+
+def changed_down(**changes: Any) -> AddAdapter:
+    down = msgspec.structs.replace(DOWN, **changes)
+    return AddAdapter(
+        number=1, modules={NAME: msgspec.structs.replace(GOOD.modules[NAME], down=down)}
+    )
+
+
 LIES = {
-    "wider": adapter_message(torch.ones(RANK, IN + 1), torch.ones(OUT, RANK)),
-    "fewer outputs": adapter_message(torch.ones(RANK, IN), torch.ones(OUT - 1, RANK)),
-    "another rank": adapter_message(torch.ones(RANK, IN), torch.ones(OUT, RANK + 1)),
+    "wider": adapter_message(torch.ones(RANK, IN + 1)),
+    "fewer outputs": adapter_message(up=torch.ones(OUT - 1, RANK)),
+    "another rank": adapter_message(up=torch.ones(OUT, RANK + 1)),
     "no rank": adapter_message(torch.ones(0, IN), torch.ones(OUT, 0)),
-    "flat": adapter_message(torch.ones(RANK * IN), torch.ones(OUT, RANK)),
-    "a number": adapter_message(torch.tensor(1.0), torch.ones(OUT, RANK)),
-    "integers": adapter_message(torch.ones(RANK, IN, dtype=torch.int32), torch.ones(OUT, RANK)),
-    "no scale": adapter_message(torch.ones(RANK, IN), torch.ones(OUT, RANK), scale=float("nan")),
-    **{
-        name: AddAdapter(
-            number=1, modules={NAME: msgspec.structs.replace(GOOD.modules[NAME], down=down)}
-        )
-        for name, down in {
-            "no dtype": msgspec.structs.replace(DOWN, dtype="nothing"),
-            "more than its bytes": msgspec.structs.replace(DOWN, shape=(RANK, IN * 1000)),
-        }.items()
-    },
+    "flat": adapter_message(torch.ones(RANK * IN)),
+    "a number": adapter_message(torch.tensor(1.0)),
+    "integers": adapter_message(torch.ones(RANK, IN, dtype=torch.int32)),
+    "no scale": adapter_message(scale=float("nan")),
+    "no dtype": changed_down(dtype="nothing"),
+    "more than its bytes": changed_down(shape=(RANK, IN * 1000)),
     **{
         f"no weight of this stage: {name}": AddAdapter(number=1, modules={name: GOOD.modules[NAME]})
         for name in ("model.layers.1.self_attn.v_proj", "lm_head", "")

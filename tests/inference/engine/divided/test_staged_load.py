@@ -24,39 +24,18 @@ from inference.engine.divided import stage_processes
 from inference.engine.divided.children import Child
 from inference.engine.divided.stage_messages import Alive
 from inference.engine.divided.stage_processes import StageProcesses
-from inference.engine.engine import Engine
 from inference.engine.errors import EngineExit, HangFault, StepFault
 from inference.engine.load.load_engine import LoadedEngine
 from inference.loading.loader import OpenedModel, open_model
-from inference.protocol.engine import (
-    CancelSequence,
-    EngineFaulted,
-    Loaded,
-    SequenceCancelled,
-    SequenceStep,
-    Shutdown,
-    StageReady,
-    StageReleased,
-)
+from inference.protocol import engine as protocol
 from inference.protocol.images import SequenceImage, TokenRun, image_grid, num_image_tokens
 from inference.protocol.load import AdapterSpec, spec_digest
 from inference.protocol.load_errors import BadSourceError, PartFailedError
 from inference.stage_links import address_of
 from tests.cases import each_case
 from tests.inference.adapter_files import write_adapter
-from tests.inference.engine.asking import run, submit, tokens_of
-from tests.inference.engine.divided.conftest import (
-    HERE,
-    PROMPT,
-    answers,
-    load,
-    ordered,
-    process_of,
-    processes,
-    spec_of,
-    with_stage,
-)
-from tests.inference.engine.test_grammars import PEOPLE, json_grammar
+from tests.inference.engine.conftest import run, submit, tokens_of
+from tests.inference.engine.divided import conftest
 from tests.inference.engine.test_process import EXIT_TIMEOUT_S, EngineProcess
 from tests.inference.loading.conftest import SIZES, save_directory, save_gguf
 from tests.inference.loading.test_image_processor import encoded, noise_image
@@ -78,33 +57,63 @@ def saved_gguf(directory: Path) -> Path:
     return save_gguf(directory / "model.gguf", weights, types=types, sizes=SIZES | wide)
 
 
+def asked_and_cancelled(engine: Any, prompt: list[int]) -> list[object]:
+    """What drafts, scores and filters give, and that nothing stays of what is cancelled."""
+    asked = {"top_logprobs": 3, "prompt_logprobs": 2, "logit_bias": {3: 2.0}, "top_p": 0.9}
+    asked |= {"temperature": 1.0, "seed": 5, "repetition_penalty": 1.2}
+    submit(engine, "scored", prompt[:70], 8, **asked)
+    few_words = {"logit_bias": dict.fromkeys((5, 6, 7), 100.0)}
+    submit(engine, "choice", prompt[:40], 40, **few_words)
+    submit(engine, "other choice", prompt[:40], 40, same_prompt_as="choice", **few_words)
+    found = run(engine)
+    assert found.failed == {} and found.tokens["choice"] == found.tokens["other choice"]
+    assert len(found.logprobs["scored"]) == 8 and len(found.scored["scored"]) == 69
+    for num_steps in (0, 1, 2, 6):  # while it waits, in its prompt, and in its answer
+        submit(engine, "cancelled", prompt, 100)
+        for _ in range(num_steps):
+            engine.step()
+        engine.cancel(protocol.CancelSequence(sequence_id="cancelled"))
+        outputs = engine.step()  # which checks that nothing is held
+        assert isinstance(outputs.outputs[-1], protocol.SequenceCancelled)
+        assert not engine.has_work and outputs.stats.in_flight == 0
+    answers, names = conftest.Answers(), ("stays", "leaves", "stays too", "leaves too")
+    for name in names:
+        submit(engine, name, prompt[:20], 12)
+    for _ in range(5):
+        answers.step(engine)
+    for name in names[1::2]:  # while their rows are under way with others'
+        engine.cancel(protocol.CancelSequence(sequence_id=name))
+    stayed = [answers.drain(engine).tokens[name] for name in names[::2]]
+    assert [len(tokens) for tokens in stayed] == [12, 12]
+    return [found.tokens, found.logprobs, found.scored, stayed]
+
+
+@pytest.mark.usefixtures("drafts_cost_nothing")
 @pytest.mark.parametrize(
     ("kind", "ends", "changes"),
     [
-        ("llama", (1, 3), {"quantization": "q8"}),  # natively, quantised while loading
+        # Natively, quantised while loading.
+        ("llama", (1, 3), {"quantization": "q8", "speculation": "prompt_lookup"}),
         ("llama", (1, 3), {"dtype": "bfloat16"}),  # on torch's operators
         ("gguf", (1, 2), {}),
         ("hybrid", (1, 3, 4), {}),  # the first two keep states and no keys, the third has both
     ],
 )
 def test_stages_answer_as_one(
-    tiny_model_dir: Path,
-    data_dir: Path,
-    tmp_path: Path,
-    kind: str,
-    ends: tuple[int, ...],
-    changes: dict[str, str],
+    tiny_model_dir: Path, data_dir: Path, tmp_path: Path, kind: str, ends: Any, changes: Any
 ) -> None:
     source = tiny_model_dir
     if kind == "gguf":
         source = saved_gguf(tmp_path)
     elif kind == "hybrid":
         source = tiny_hybrid.save(tiny_hybrid.qwen3_next(), tmp_path / "hybrid")
-    prompt = [1 + token % 60 for token in PROMPT]
-    alone = load(spec_of(source, **changes), data_dir)
-    staged = load(spec_of(source, *ends, **changes), data_dir)
-    expected = answers(alone, prompt)
-    assert answers(staged, prompt) == expected
+    prompt = [1 + token % 60 for token in conftest.PROMPT]
+    alone = conftest.load(conftest.spec_of(source, **changes), data_dir)
+    staged = conftest.load(conftest.spec_of(source, *ends, **changes), data_dir)
+    expected = conftest.answers(alone, prompt)
+    assert conftest.answers(staged, prompt) == expected
+    found = [asked_and_cancelled(loaded.engine, prompt) for loaded in (alone, staged)]
+    assert found[0] == found[1] or "dtype" in changes  # torch's rows are rounded by their number
     one, report = alone.report, staged.report
     assert [stage.layers for stage in report.stages] == [*pairwise((0, *ends))]
     assert all(stage.estimated_bytes > 0 < stage.kv_bytes for stage in report.stages)
@@ -112,6 +121,7 @@ def test_stages_answer_as_one(
     (memory,) = report.stage_memory
     assert (memory.device, report.device) == ("cpu", "cpu")
     assert memory.actual_bytes == report.actual_bytes
+    assert staged.engine.stats().num_drafted_tokens > 0 or "speculation" not in changes
     assert report.compiled.startswith(f"{len(ends)} stages: layers 0 on cpu: ")
     assert bool(report.quality) == ("quantization" in changes)
     if kind == "gguf":
@@ -126,7 +136,7 @@ def test_stages_answer_as_one(
     assert sleeper is not None
     del staged
     sleeper.fall_asleep()
-    assert answers(LoadedEngine(sleeper.wake(), report), prompt) == expected
+    assert conftest.answers(LoadedEngine(sleeper.wake(), report), prompt) == expected
 
 
 @each_case(
@@ -141,22 +151,20 @@ def test_stages_answer_as_one(
     ids=str,
 )
 def test_what_cannot_be_staged_is_refused_by_name(
-    tiny_model_dir: Path,
-    data_dir: Path,
-    ends: tuple[int, ...],
-    changes: dict[str, object],
-    words: str,
+    tiny_model_dir: Path, data_dir: Path, ends: tuple[int, ...], changes: Any, words: str
 ) -> None:
     with pytest.raises(BadSourceError, match=words):
-        load(spec_of(tiny_model_dir, *ends, **changes), data_dir)
+        conftest.load(conftest.spec_of(tiny_model_dir, *ends, **changes), data_dir)
 
 
 def test_stages_of_one_device_share_its_memory(
     tiny_model_dir: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of them would fit by itself. Where layers go does not change the model."""
-    assert spec_digest(spec_of(tiny_model_dir, 1, 3)) == spec_digest(spec_of(tiny_model_dir))
-    spec = spec_of(tiny_model_dir, 1, 3, kv_memory_bytes=None)
+    assert spec_digest(conftest.spec_of(tiny_model_dir, 1, 3)) == spec_digest(
+        conftest.spec_of(tiny_model_dir)
+    )
+    spec = conftest.spec_of(tiny_model_dir, 1, 3, kv_memory_bytes=None)
     opened = [
         open_model(spec, data_dir / "models", lambda _: None, stage=stage) for stage in (0, 1)
     ]
@@ -164,7 +172,7 @@ def test_stages_of_one_device_share_its_memory(
     free_bytes = max(needs) + min(needs) // 2
     monkeypatch.setattr("inference.loading.loader.free_memory_bytes", lambda device: free_bytes)
     with pytest.raises(PartFailedError, match="on cpu"):
-        load(spec, data_dir)
+        conftest.load(spec, data_dir)
 
 
 def test_an_adapter_over_two_stages(tiny_model_dir: Path, data_dir: Path, tmp_path: Path) -> None:
@@ -173,9 +181,8 @@ def test_an_adapter_over_two_stages(tiny_model_dir: Path, data_dir: Path, tmp_pa
     adapter = AdapterSpec(name="a", source=f"path:{tmp_path / 'adapter'}")
     found = []
     for ends, asked in (((), adapter), ((1, 3), adapter), ((), None)):
-        engine = load(spec_of(tiny_model_dir, *ends), data_dir).engine
-        assert isinstance(engine, Engine)
-        submit(engine, "a", PROMPT, 24, adapter=asked)
+        engine: Any = conftest.load(conftest.spec_of(tiny_model_dir, *ends), data_dir).engine
+        submit(engine, "a", conftest.PROMPT, 24, adapter=asked)
         found.append(tokens_of(engine))
     assert found[0] == found[1] != found[2]
 
@@ -190,9 +197,8 @@ def test_images(tmp_path: Path, data_dir: Path, family: Any, ends: tuple[int, ..
     directory = family.save(tmp_path / "model")
     found = []
     for bounds in ((), ends):
-        loaded = load(spec_of(directory, *bounds), data_dir)
+        loaded: Any = conftest.load(conftest.spec_of(directory, *bounds), data_dir)
         takes, engine = loaded.report.vision, loaded.engine
-        assert takes is not None and isinstance(engine, Engine)
         token_ids, images = TEXT[:5], []
         for size_px in ((23, 14), (30, 22)):
             data, grid = encoded(noise_image(pillow, size_px), "PNG"), image_grid(*size_px, takes)
@@ -208,68 +214,6 @@ def test_images(tmp_path: Path, data_dir: Path, family: Any, ends: tuple[int, ..
     assert found[0]["seen"] == found[0]["again"] and len(found[0]["seen"]) == 8
 
 
-ASKED = PROMPT[:70]
-COMMANDS: dict[str, tuple[list[int], dict[str, Any]]] = {
-    "scored": (ASKED, {"max_tokens": 8, "top_logprobs": 3, "prompt_logprobs": 2}),
-    "drawn": (
-        ASKED[:50],
-        {"temperature": 1.0, "seed": 5, "top_p": 0.9, "repetition_penalty": 1.2}
-        | {"logit_bias": {3: 2.0}},
-    ),
-    "grammar": (
-        ASKED[:33],
-        {"max_tokens": 90, "temperature": 1.0, "seed": 6, "grammar": json_grammar(PEOPLE)},
-    ),
-    "repeated": (ASKED[:20] * 4, {"prediction": ASKED[:12]}),
-    "choice": (ASKED, {}),
-    "other choice": (ASKED, {"same_prompt_as": "choice"}),
-    # They do not fit together: one is preempted, however the prompts fell into steps.
-    "long": (ASKED[30:], {"max_tokens": 100}),
-    "other long": (ASKED[:29:-1], {"max_tokens": 100}),
-}
-
-
-def busy_engine(source: Path, data_dir: Path, *ends: int) -> Engine:
-    """Makes an engine with blocks for one context and a little more, so that sequences make room
-    for others, and asks it all."""
-    spec = spec_of(source, *ends, speculation="prompt_lookup", kv_memory_bytes=130_000)
-    loaded = load(spec, data_dir)
-    assert isinstance(loaded.engine, Engine) and "native" in loaded.report.compiled
-    submit_all(loaded.engine)
-    return loaded.engine
-
-
-def submit_all(engine: Engine) -> None:
-    for name, (prompt, asked) in COMMANDS.items():
-        submit(engine, name, prompt, **({"max_tokens": 24} | asked))
-
-
-def test_stages_answer_as_one_whatever_is_asked_and_cancelled(
-    tiny_model_dir: Path, data_dir: Path
-) -> None:
-    expected = run(busy_engine(tiny_model_dir, data_dir))
-    engine = busy_engine(tiny_model_dir, data_dir, 1, 2, 3)
-    found, stats = run(engine), engine.stats()
-    assert found.failed == {}
-    for of in ("tokens", "logprobs", "scored"):
-        assert getattr(found, of) == getattr(expected, of)
-    assert len(found.logprobs["scored"]) == 8 and len(found.scored["scored"]) == len(ASKED) - 1
-    assert found.tokens["choice"] == found.tokens["other choice"]
-    assert stats.num_preemptions > 0
-    assert stats.num_drafted_tokens > 0
-    for num_steps in (0, 1, 2, 12):  # while they wait, in their prompts, and in their answers
-        submit_all(engine)
-        for _ in range(num_steps):
-            engine.step()
-        for name in COMMANDS:
-            engine.cancel(CancelSequence(sequence_id=name))
-        outputs = engine.step()  # which checks that nothing is held
-        kinds = SequenceCancelled | SequenceStep
-        assert all(isinstance(output, kinds) for output in outputs.outputs)
-        assert not engine.has_work
-        assert (outputs.stats.in_flight, outputs.stats.queue_depth) == (0, 0)
-
-
 @contextmanager
 def three_stages(
     model_dir: Path, data_dir: Path
@@ -277,23 +221,24 @@ def three_stages(
     """The engine, the process of the second stage, and the neuron's end of another neuron's third
     stage."""
     with (
-        processes(ordered(model_dir, [HERE, HERE, "b"], 1, 2, 3), data_dir) as there,
-        process_of(there.spec, data_dir) as engine,
+        conftest.processes(conftest.ordered(model_dir, ["", "", "b"], 1, 2, 3), data_dir) as there,
+        conftest.process_of(there.spec, data_dir) as engine,
     ):
-        loaded = engine.wait_loaded()
-        assert isinstance(loaded, Loaded)
-        assert "3 stages: layers 0 on cpu" in loaded.report.compiled
-        (memory,) = loaded.report.stage_memory
+        report = engine.next(protocol.Loaded).report
+        assert "3 stages: layers 0 on cpu" in report.compiled
+        (memory,) = report.stage_memory
         assert memory.process_bytes > 100_000_000, "several processes"
         engine.submit("one", 24)
-        assert len(engine.tokens("one")) == 24
+        assert engine.outputs("one")[-1].num_output_tokens == 24
         (local,) = psutil.Process(engine.process.pid).children()
-        there.stages[0].next(StageReady)
+        there.stages[0].next(protocol.StageReady)
         yield engine, local, there.stages[0]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lost", ["ours", "theirs", "ours stands still"])
+@pytest.mark.parametrize(
+    "lost", ["ours", "theirs", "ours stands still", "is asked to end", "its neuron ends"]
+)
 def test_a_stage_that_is_lost_ends_the_model(
     tiny_model_dir: Path, data_dir: Path, lost: str
 ) -> None:
@@ -301,35 +246,27 @@ def test_a_stage_that_is_lost_ends_the_model(
     engine ends the others."""
     stands = lost == "ours stands still"
     with three_stages(tiny_model_dir, data_dir) as (engine, local, remote):
-        if stands:
-            local.suspend()
-        elif lost == "ours":
+        if not stands and lost != "theirs":
             engine.submit("long", 200)
-            local.kill()
-        else:
-            remote.process.kill()
-        assert engine.next(EngineFaulted).code == ("engine_hung" if stands else "device_fault")
+        {
+            "ours": local.kill,
+            "theirs": remote.process.kill,
+            "ours stands still": local.suspend,
+            "is asked to end": lambda: remote.send(protocol.Shutdown()),
+            "its neuron ends": remote.connection.close,
+        }[lost]()
+        if lost == "its neuron ends":
+            assert remote.process.wait(EXIT_TIMEOUT_S) == EngineExit.ORPHANED
+        code = engine.next(protocol.EngineFaulted).code
+        assert code == ("engine_hung" if stands else "device_fault")
         expected = EngineExit.HUNG if stands else EngineExit.DEVICE_FAULT
         assert engine.process.wait(EXIT_TIMEOUT_S) == expected
-        if lost != "theirs":
-            remote.next(StageReleased)
+        if lost.startswith("ours"):
+            remote.next(protocol.StageReleased)
+        if lost not in ("theirs", "its neuron ends"):
             assert remote.process.wait(EXIT_TIMEOUT_S) == EngineExit.OK
         psutil.wait_procs([local], timeout=EXIT_TIMEOUT_S)
         assert has_ended(local)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("is_asked", [True, False])
-def test_a_stage_ends_with_its_neuron(tiny_model_dir: Path, data_dir: Path, is_asked: bool) -> None:
-    with three_stages(tiny_model_dir, data_dir) as (engine, _, remote):
-        engine.submit("long", 200)
-        if is_asked:
-            remote.send(Shutdown())
-        else:
-            remote.connection.close()
-        expected = EngineExit.OK if is_asked else EngineExit.ORPHANED
-        assert remote.process.wait(EXIT_TIMEOUT_S) == expected
-        assert engine.next(EngineFaulted).code == "device_fault"
 
 
 class Proxy:
@@ -363,15 +300,17 @@ class Proxy:
 @pytest.mark.slow
 def test_two_other_hosts_that_lose_each_other(tiny_model_dir: Path, data_dir: Path) -> None:
     """The engine reaches both and sees nothing of it but what they report."""
-    with processes(ordered(tiny_model_dir, [HERE, "b", "c"], 1, 2, 3), data_dir) as there:
+    with conftest.processes(
+        conftest.ordered(tiny_model_dir, ["", "b", "c"], 1, 2, 3), data_dir
+    ) as there:
         proxy = Proxy(there.spec.stages[2].address)
-        spec = with_stage(there.spec, 2, address=proxy.address)
-        with process_of(spec, data_dir) as engine:
-            assert isinstance(engine.wait_loaded(), Loaded)
+        spec = conftest.with_stage(there.spec, 2, address=proxy.address)
+        with conftest.process_of(spec, data_dir) as engine:
+            engine.next(protocol.Loaded)
             proxy.cut(1)  # control came first, then rows, then rows back
-            assert engine.next(EngineFaulted).code == "device_fault"
+            assert engine.next(protocol.EngineFaulted).code == "device_fault"
             for stage in there.stages:
-                stage.next(StageReleased)
+                stage.next(protocol.StageReleased)
 
 
 @each_case("silent_index", [0, 1])
@@ -380,20 +319,20 @@ def test_a_stage_that_stands_still_ends_the_model_in_time(
 ) -> None:
     """The silent stage sends until the sixtieth second. Until then there are up to four checks
     between two messages, as of processes of a busy host; from then on the other sends always."""
-    spec = spec_of(Path("/m"), 1, 2, 3)
-    processes, lost, slept_s = StageProcesses(spec), list[StepFault](), list[float]()
+    spec = conftest.spec_of(Path("/m"), 1, 2, 3)
+    conftest.processes, lost, slept_s = StageProcesses(spec), list[StepFault](), list[float]()
     names = [SimpleNamespace(name=f"stage {number}") for number in (2, 3)]
-    processes.all = cast("list[Child]", names)
+    conftest.processes.all = cast("list[Child]", names)
 
     def sleep(seconds: float) -> None:
         slept_s.append(seconds)
         for index in (0, 1):
             if index != silent_index if sum(slept_s) > 60 else len(slept_s) % 4 == 0:
-                processes._note(index, Alive())
+                conftest.processes._note(index, Alive())
 
     monkeypatch.setattr(stage_processes, "time", SimpleNamespace(sleep=sleep))
-    processes._on_lost = lost.append
-    processes._watch_silence()
+    conftest.processes._on_lost = lost.append
+    conftest.processes._watch_silence()
     (fault,) = lost
     assert isinstance(fault, HangFault)
     assert f"stage {silent_index + 2} has sent nothing" in str(fault)

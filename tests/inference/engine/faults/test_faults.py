@@ -5,53 +5,40 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest.mock import DEFAULT, Mock
 
 import pytest
-import torch
 
 from inference.engine import faults
 from inference.engine.engine import Engine
 from inference.engine.errors import DeviceFault, HangFault, StepFault
-from inference.engine.executor import TensorExecutor
 from inference.engine.faults import SUSPICIOUS_STEPS
 from inference.engine.grammars import CompiledGrammar, GrammarCompiler, GrammarState
 from inference.engine.sequence import Sequence
 from inference.engine.step import Schedule
-from inference.engine.waiting_queue import SchedulerLimits
-from inference.models.backend import AnyModel
 from inference.models.kv_format import KVFormat
-from inference.models.native.library import NativeUnavailableError, load_library
-from inference.models.native.model import NativeModel
-from inference.models.registry import build_model
 from inference.protocol.engine import CancelSequence, Grammar, ThinkingLimit
 from tests.cases import each_case
-from tests.inference.engine.asking import Answers, poison, submit
-from tests.inference.engine.conftest import CONTEXT_TOKENS, OwnModel, build_reference, our_config
+from tests.inference.engine.conftest import Answers, OwnModel, build_pair, poison, submit
 from tests.inference.engine.faulty_executor import FaultyExecutor, Kind
-from tests.inference.models.dense_weights import DenseWeights
 
 BAD_LENGTH = 90
-END_THINK_ID = 98
-GRAMMAR = json.dumps({"grammars": [{"lark_grammar": "start: /[a-z]{12}/"}]})
-DIGITS_GRAMMAR = json.dumps({"grammars": [{"lark_grammar": "start: /[0-9]{12}/"}]})
+LETTERS, DIGITS = (
+    Grammar(text=json.dumps({"grammars": [{"lark_grammar": f"start: /[{characters}]{{12}}/"}]}))
+    for characters in ("a-z", "0-9")
+)
 NEIGHBOURS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0, "top_logprobs": 3},
     "seeded": {"temperature": 0.9, "seed": 11},
-    "penalised": {
-        "temperature": 0.8,
-        "seed": 12,
-        "repetition_penalty": 1.3,
-        "frequency_penalty": 0.4,
-    },
-    "bound": {"temperature": 0.7, "seed": 13, "grammar": Grammar(text=GRAMMAR)},
-    "thinking": {
-        "temperature": 0.7,
-        "seed": 14,
-        "thinking_limit": ThinkingLimit(max_tokens=5, end_token_id=END_THINK_ID),
-    },
+    "penalised": {"temperature": 0.8, "seed": 12}
+    | {"repetition_penalty": 1.3, "frequency_penalty": 0.4},
+    "bound": {"temperature": 0.7, "seed": 13, "grammar": LETTERS},
+    "thinking": {"temperature": 0.7, "seed": 14}
+    | {"thinking_limit": ThinkingLimit(max_tokens=5, end_token_id=98)},
 }
 LATER_PROMPT = [40, *range(20)]
 
@@ -60,7 +47,6 @@ class Watched:
     """An engine, what it was asked and what came of it."""
 
     def __init__(self, engine: Engine, **faults: Any) -> None:
-        assert isinstance(engine.executor, TensorExecutor)
         self.kv: Any = engine.executor.runner.kv
         self.faulty = FaultyExecutor(engine.executor, **faults)
         self.engine = engine
@@ -69,8 +55,7 @@ class Watched:
             engine.run_ahead.executor = self.faulty
         self.answers = Answers()
         self.tokens, self.failed = self.answers.tokens, self.answers.failed
-        self.most_attempts = 0
-        """Of one step: two where it was run again."""
+        self.num_steps = 0
 
     def submit(self, sequence_id: str, prompt: list[int], **params: Any) -> None:
         submit(self.engine, sequence_id, prompt, **params)
@@ -79,15 +64,13 @@ class Watched:
         for index, (name, params) in enumerate(NEIGHBOURS.items()):
             self.submit(name, [20 + index, *range(1, 6 + index)], **params)
 
-    def submit_bad(self, kind: Kind, sequence_id: str = "bad") -> None:
-        self.submit(sequence_id, [kind, *range(BAD_LENGTH - 1)])
+    def submit_bad(self, kind: int, sequence_id: str = "bad", **params: Any) -> None:
+        self.submit(sequence_id, [kind, *range(BAD_LENGTH - 1)], **params)
 
     def step(self, num_steps: int = 1) -> None:
         for _ in range(num_steps):
-            num_before = len(self.faulty.attempted_tokens)
             self.answers.step(self.engine)
-            num_attempts = len(self.faulty.attempted_tokens) - num_before
-            self.most_attempts = max(self.most_attempts, num_attempts)
+        self.num_steps += num_steps
 
     def drain(self) -> None:
         while self.engine.has_work:
@@ -102,13 +85,8 @@ MakeEngine = Callable[..., Watched]
 @pytest.fixture
 def make_engine(llama: Any, compiler: GrammarCompiler) -> MakeEngine:
     def make(*, run_ahead: bool = False, **faults: Any) -> Watched:
-        engine = llama.engine(
-            100 * llama.block_tokens,
-            limits=SchedulerLimits(prefill_tokens_per_step=128),
-            grammars=compiler,
-            run_ahead=run_ahead,
-        )
-        return Watched(engine, **faults)
+        how = {"grammars": compiler, "run_ahead": run_ahead, "prefill_tokens": 128}
+        return Watched(llama.engine(100 * llama.block_tokens, **how), **faults)
 
     return make
 
@@ -183,27 +161,11 @@ def test_a_step_ahead_that_raises_is_run_again_without_who_left_meanwhile(
     assert found[0] == found[1]
 
 
-class BreakingMatcher:
-    """llguidance's, but for a method that raises from its third call on."""
-
-    def __init__(self, inner: Any, method: str, error: BaseException) -> None:
-        self._inner, self._method, self._error = inner, method, error
-        self._num_calls = 0
-
-    def __getattr__(self, name: str) -> Any:
-        if name != self._method:
-            return getattr(self._inner, name)
-        self._num_calls += 1
-        if self._num_calls >= 3:
-            raise self._error
-        return getattr(self._inner, name)
+PANIC = type("PanicException", (BaseException,), {})
+"""Stands for what pyo3 raises where Rust panics."""
 
 
-class PanicException(BaseException):
-    """Stands for what pyo3 raises where Rust panics."""
-
-
-@each_case("error", [RuntimeError("gave up"), PanicException("a bound")], ids=repr)
+@each_case("error", [RuntimeError("gave up"), PANIC("a bound")], ids=repr)
 @each_case(
     ("method", "temperature"),
     [("consume_token", 0.5), ("unsafe_compute_mask_ptr", 0.5), ("validate_tokens", 0.0)],
@@ -217,43 +179,44 @@ def test_a_grammar_that_raises_fails_alone_and_nobody_follows_a_token_twice(
     temperature: float,
 ) -> None:
     """It comes after neighbours whose counts and grammars have followed their tokens already."""
-    start = CompiledGrammar.start
+    start, calls = CompiledGrammar.start, count(1)
+
+    def third_raises(*_: object) -> object:
+        if next(calls) >= 3:
+            raise error
+        return DEFAULT
 
     def start_breaking(compiled: CompiledGrammar, grammar: Grammar) -> GrammarState:
         state = start(compiled, grammar)
-        if grammar.text == DIGITS_GRAMMAR:
-            state.matcher = BreakingMatcher(state.matcher, method, error)
+        if grammar == DIGITS:
+            state.matcher = Mock(wraps=state.matcher)
+            getattr(state.matcher, method).side_effect = third_raises
         return state
 
     monkeypatch.setattr(CompiledGrammar, "start", start_breaking)
     watched = make_engine()
     watched.submit_neighbours()
     watched.step(3)
-    grammar = Grammar(text=DIGITS_GRAMMAR)
-    watched.submit("bad", [30, 31], grammar=grammar, temperature=temperature)
+    watched.submit("bad", [30, 31], grammar=DIGITS, temperature=temperature)
     watched.submit("later", LATER_PROMPT)
     watched.drain()
     assert watched.failed == {"bad": "invalid_grammar"}
     assert {name: watched.tokens[name] for name in NEIGHBOURS} == undisturbed
-    assert watched.most_attempts == 1, "no step was run again"
+    assert len(watched.faulty.attempted_tokens) == watched.num_steps, "no step was run again"
 
 
 def test_a_prompt_that_does_not_fit_at_once_is_computed_in_shorter_chunks(
     make_engine: MakeEngine,
 ) -> None:
     """``after`` 0: every chunk of it is refused that has more than 40 of its 90 tokens."""
-    roomy = make_engine()
-    roomy.submit("bad", [7, *range(BAD_LENGTH - 1)], max_tokens=1)
-    roomy.drain()
-    tight = make_engine(room_tokens=40)
-    tight.submit("bad", [Kind.TOO_LARGE, *range(BAD_LENGTH - 1)], max_tokens=1)
-    tight.drain()
-    assert tight.failed == {}
-    assert len(tight.tokens["bad"]) == 1
-    # 90 is refused; 45 is refused; then at most half of 90 a step, and in the end the rest.
-    assert tight.faulty.attempted_tokens[:3] == [90, 45, 32]
-    assert max(tight.faulty.attempted_tokens[3:]) <= 45
-    assert roomy.faulty.attempted_tokens == [90]
+    for room_tokens, attempted in ((1000, [90]), (40, [90, 45, 32])):
+        watched = make_engine(room_tokens=room_tokens)
+        watched.submit_bad(Kind.TOO_LARGE, max_tokens=1)
+        watched.drain()
+        assert watched.failed == {} and len(watched.tokens["bad"]) == 1
+        # 90 is refused; 45 is refused; then at most half of 90 a step, and in the end the rest.
+        assert watched.faulty.attempted_tokens[:3] == attempted
+    assert max(watched.faulty.attempted_tokens[3:]) <= 45
 
 
 def test_a_device_that_gives_no_numbers_any_more_is_not_trusted(make_engine: MakeEngine) -> None:
@@ -287,37 +250,30 @@ def test_a_device_that_is_not_sound_is_not_the_engines_to_survive(
     assert len(watched.faulty.attempted_tokens) == 4, "it is not asked again"
 
 
-@pytest.fixture
-def no_collector() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
-
-
-def sequences() -> list[Sequence]:
-    """Finds the sequences by their type itself: ``isinstance`` raises for a weak proxy whose object
-    is gone, which other tests may have left."""
-    return [there for there in gc.get_objects() if type(there) is Sequence]
-
-
 @pytest.mark.parametrize("stage", ["forward", "sampling"])
 def test_sequences_that_ended_are_freed_at_once(
-    llama: Any, stage: Any, no_collector: None, monkeypatch: pytest.MonkeyPatch
+    llama: Any, stage: Any, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(faults.log, "disabled", True)  # pytest keeps log records
+
+    def sequences() -> list[Sequence]:
+        """By their type itself: ``isinstance`` raises for a weak proxy whose object is gone."""
+        return [there for there in gc.get_objects() if type(there) is Sequence]
+
+    gc.collect()
+    gc.disable()
+    request.addfinalizer(gc.enable)
     before = sequences()  # kept, so that no new one has the id of an old one
     known = {id(there) for there in before}
     watched = Watched(llama.engine(4096), stage=stage, after=2)
-    engine = watched.engine
     for number, kind in enumerate((Kind.BAD_SHAPE, Kind.NOT_A_NUMBER, Kind.TOO_LARGE, 5, 6, 7)):
         drawn = {"temperature": 0.8, "seed": number, "top_logprobs": 2, "frequency_penalty": 0.5}
-        submit(engine, str(number), [kind, 1, 2, 3], 8, **drawn)
+        submit(watched.engine, str(number), [kind, 1, 2, 3], 8, **drawn)
     for _ in range(4):
-        engine.step()
-    engine.cancel(CancelSequence(sequence_id="5"))
-    while engine.has_work:
-        engine.step()
+        watched.engine.step()
+    watched.engine.cancel(CancelSequence(sequence_id="5"))
+    while watched.engine.has_work:
+        watched.engine.step()
     watched.faulty.schedule = Schedule()
     assert [there.sequence_id for there in sequences() if id(there) not in known] == []
 
@@ -334,22 +290,15 @@ block."""
 
 
 @pytest.fixture(scope="module", params=PATHS, ids=" ".join)
-def model(request: pytest.FixtureRequest, native_cache_dir: Path) -> AnyModel:
+def model(request: pytest.FixtureRequest, native_cache_dir: Path) -> OwnModel:
     path, kv_format = request.param
-    reference = build_reference("llama")
-    config = our_config(reference)
-    weights = DenseWeights(reference.state_dict(), torch.float32, torch.device("cpu"))
-    if path == "torch":
-        return build_model(config, weights, CONTEXT_TOKENS, kv_format)
-    try:
-        library = load_library(native_cache_dir)
-    except NativeUnavailableError as reason:
-        pytest.skip(str(reason))
-    return NativeModel(library, config, weights, CONTEXT_TOKENS, kv_format)
+    own = build_pair("llama", path, native_cache_dir, kv_format)
+    own.block_tokens = BLOCK_TOKENS
+    return own
 
 
 def test_a_row_that_is_no_number_fails_alone_and_harms_nobody_who_gets_its_blocks(
-    model: AnyModel,
+    model: OwnModel,
 ) -> None:
     """NaN stays with the sequence that computed it, wherever keys and values lie: in blocks of
     earlier ones, in slots that no row has written yet, and in the padding of rows."""
@@ -363,10 +312,7 @@ def test_a_row_that_is_no_number_fails_alone_and_harms_nobody_who_gets_its_block
         return {name: watched.tokens[name + suffix] for name in PROMPTS}
 
     def engine() -> Watched:
-        own = OwnModel()
-        own.model, own.block_tokens = model, BLOCK_TOKENS
-        limits = SchedulerLimits(prefill_tokens_per_step=64)
-        return Watched(own.engine(NUM_BLOCKS * BLOCK_TOKENS, limits=limits))
+        return Watched(model.engine(NUM_BLOCKS * BLOCK_TOKENS, prefill_tokens=64))
 
     watched = engine()
     undisturbed = answers()

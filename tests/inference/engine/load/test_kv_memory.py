@@ -10,56 +10,32 @@ import pytest
 import torch
 
 from inference.engine.errors import DoesNotFitError
-from inference.engine.load import kv_budget
+from inference.engine.load import kv_budget, kv_memory
 from inference.engine.load.kv_budget import PartPlan, smallest_plan
-from inference.engine.load.kv_memory import (
-    KVPlan,
-    PrefillBound,
-    StatePlan,
-    cpu_kv_share,
-    kept_host_bytes,
-    plan_kv,
-    plan_states,
-    positions_that_fit,
-    shared_budget,
-    wanted_slots,
-)
 from inference.engine.load.trial import DeviceTrial
 from inference.models.adapter import planned_adapter_bytes
 from inference.models.config import ModelConfig
 from inference.models.kv_format import CacheLayout, cache_layout, kv_bytes_per_token
-from inference.models.layer_configs import DeltaConfig
 from inference.protocol.load import PrefillSpeed
 from tests.cases import each_case
-from tests.inference.engine.asking import cpu_spec
+from tests.inference.engine.conftest import cpu_spec
+from tests.inference.models.tiny_configs import config_of
 
-CONFIG = ModelConfig(
-    architecture="llama",
-    vocab_size=100,
-    hidden_size=64,
-    intermediate_size=96,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    max_positions=1024,
-    rms_norm_eps=1e-5,
-    rope_theta=10_000.0,
-)
+CONFIG = replace(config_of("llama"), vocab_size=100, max_positions=1024)
 BLOCK_BYTES = 2 * 2 * 2 * 16 * 32 * 4
 
 
-def plan(budget_bytes: int, *, config: ModelConfig = CONFIG, **overrides: Any) -> KVPlan:
+def plan(budget_bytes: int, *, config: ModelConfig = CONFIG, **overrides: Any) -> kv_memory.KVPlan:
     arguments: dict[str, Any] = {"max_context_tokens": None, "max_sequences": 4} | overrides
-    return plan_kv(
+    return kv_memory.plan_kv(
         config, budget_bytes=budget_bytes, block_tokens=32, kv_format="fp32", **arguments
     )
 
 
 def prefill_bound(
     max_prefill_s: float | None, *, token_s: float = 0.1, is_average: bool = False
-) -> PrefillBound:
-    return PrefillBound(
+) -> kv_memory.PrefillBound:
+    return kv_memory.PrefillBound(
         speed=PrefillSpeed(token_s=token_s), max_prefill_s=max_prefill_s, is_average=is_average
     )
 
@@ -93,11 +69,7 @@ ALL = 10**12
     ],
 )
 def test_plans(
-    budget_bytes: int,
-    overrides: dict[str, Any],
-    context_tokens: int,
-    num_blocks: int,
-    reasons: list[str],
+    budget_bytes: int, overrides: Any, context_tokens: int, num_blocks: int, reasons: list[str]
 ) -> None:
     found = plan(budget_bytes, **overrides)
     assert (found.context_tokens, found.num_blocks) == (context_tokens, num_blocks)
@@ -112,13 +84,12 @@ def test_kept_blocks_and_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
         assert plan(40 * BLOCK_BYTES, kept_bytes=kept_bytes).kept_blocks == expected
     # Past prompts take twice the weights unless the operator set more.
     monkeypatch.delenv("HELEXA_CPU_KV_SHARE", raising=False)
-    assert kept_host_bytes(10**6) == 2 * 10**6
+    assert kv_memory.kept_host_bytes(10**6) == 2 * 10**6
     monkeypatch.setenv("HELEXA_CPU_KV_SHARE", "0.2")
-    assert kept_host_bytes(10**6) is None
-    for word in ("0", "1.5", "-1", "much"):
-        monkeypatch.setenv("HELEXA_CPU_KV_SHARE", word)
-        with pytest.raises(ValueError, match=word):
-            cpu_kv_share()
+    assert kv_memory.kept_host_bytes(10**6) is None
+    monkeypatch.setenv("HELEXA_CPU_KV_SHARE", "1.5")
+    with pytest.raises(ValueError, match=r"1\.5"):
+        kv_memory.cpu_kv_share()
     # What does not fit is refused with both numbers.
     with pytest.raises(DoesNotFitError, match="256 tokens takes 26 s here and 20 s are allowed"):
         plan(ALL, prefill=prefill_bound(20))
@@ -142,11 +113,7 @@ ADAPTERS_BYTES = 3 * planned_adapter_bytes(CONFIG, 2)
     ],
 )
 def test_what_a_device_has_left(
-    monkeypatch: pytest.MonkeyPatch,
-    device: str,
-    changes: dict[str, Any],
-    num_blocks: int | None,
-    adapter_bytes: int,
+    monkeypatch: pytest.MonkeyPatch, device: str, changes: Any, num_blocks: Any, adapter_bytes: int
 ) -> None:
     monkeypatch.setenv("HELEXA_CPU_KV_SHARE", "0.5")
     free_bytes = 100 * BLOCK_BYTES if device == "cpu" else 10**9
@@ -168,96 +135,74 @@ def test_what_a_device_has_left(
     assert num_blocks is None or found.num_blocks == num_blocks
 
 
-@each_case(
-    ("free", "sequences", "taken"),
-    [
+def test_shares_and_claims() -> None:
+    """By default another model finds room beside. A declared context is a claim that memory bounds:
+    keys and values of a token take 512 bytes in float32, its angles 192 and 4 for growth."""
+    for free, sequences, taken in (
         (10_000, 0, 400),  # a few contexts
         (500, 0, 250),  # half, beyond one context
         (150, 0, 100),  # one context whole
         (80, 0, 80),  # all there is, for less than one
         (10_000, 900, 900),  # many short sequences
         (1_000, 900, 500),
-    ],
-)
-def test_by_default_another_model_finds_room_beside(free: int, sequences: int, taken: int) -> None:
-    assert shared_budget(free, context_bytes=100, sequences_bytes=sequences) == taken
-
-
-def test_a_declared_context_is_a_claim_that_memory_bounds() -> None:
-    """Keys and values of a token take 512 bytes in float32, its angles 192 and 4 for growth."""
-    assert positions_that_fit(CONFIG, 708 * 1000, "fp32") == 1250
+    ):
+        assert kv_memory.shared_budget(free, context_bytes=100, sequences_bytes=sequences) == taken
+    assert kv_memory.positions_that_fit(CONFIG, 708 * 1000, "fp32") == 1250
     unrotated = replace(CONFIG, mixers=("unrotated",) * 2)
-    assert positions_that_fit(unrotated, 516 * 1000, "fp32") == 1250
+    assert kv_memory.positions_that_fit(unrotated, 516 * 1000, "fp32") == 1250
 
 
-DELTA = DeltaConfig(
-    num_key_heads=2, num_value_heads=4, key_head_dim=8, value_head_dim=6, conv_kernel=4
-)
-HYBRID = replace(
-    CONFIG,
-    architecture="qwen3_5",
-    vocab_size=128,
-    num_layers=4,
-    max_positions=256,
-    mixers=("delta", "delta", "delta", "attention"),
-    delta=DELTA,
-)
+HYBRID = config_of("qwen3_5")
 LAYOUT = cache_layout(HYBRID)
-SLOT_BYTES = 3 * 4 * (3 * (2 * 16 + 24) + 4 * 8 * 6)
+SLOT_BYTES = 3 * 4 * (3 * (2 * 2 * 16 + 4 * 32) + 4 * 16 * 32)
 
 
-@each_case(
-    ("num_slots", "num_sequences", "num_snapshots"),
-    [(33, 8, 16), (3, 1, 0), (4, 1, 1), (7, 2, 2), (31, 8, 14)],
-)
-def test_slots_of_states(num_slots: int, num_sequences: int, num_snapshots: int) -> None:
+def test_states_and_the_blocks_that_they_leave() -> None:
     """Half of a budget is for them; fewer run where memory is short."""
-    budget_bytes = 10**9 if num_slots == wanted_slots(8) else 2 * num_slots * SLOT_BYTES
-    plan = plan_states(LAYOUT, budget_bytes=budget_bytes, max_sequences=8)
-    assert (plan.num_slots, plan.max_sequences) == (num_slots, num_sequences)
-    assert plan.num_snapshots == num_snapshots
-    assert plan.state_bytes == num_slots * SLOT_BYTES == num_slots * LAYOUT.state_bytes_per_slot
-
-
-def test_states() -> None:
     assert (LAYOUT.attention_layers, LAYOUT.state_layers) == ((3,), (0, 1, 2))
     assert kv_bytes_per_token(HYBRID, "fp32") == 2 * 2 * 16 * 4, "of one layer"
-    plan = plan_states(LAYOUT, budget_bytes=10**9, max_sequences=8)
-    assert plan.in_words() == "states of 8 sequences and 16 snapshots take 0.1 MB"
-    plan = plan_states(LAYOUT, budget_bytes=80 * SLOT_BYTES, max_sequences=50, leaves_room=True)
-    assert plan.num_slots == 20
-    plan = plan_states(CacheLayout(attention_layers=(0,)), budget_bytes=0, max_sequences=8)
-    assert (plan.num_slots, plan.state_bytes, plan.max_sequences) == (0, 0, 8)
-    assert plan.in_words() == ""
+    for num_slots, *expected in ((33, 8, 16), (3, 1, 0), (4, 1, 1), (7, 2, 2), (31, 8, 14)):
+        budget_bytes = (
+            10**9 if num_slots == kv_memory.wanted_slots(8) else 2 * num_slots * SLOT_BYTES
+        )
+        found = kv_memory.plan_states(LAYOUT, budget_bytes=budget_bytes, max_sequences=8)
+        assert (found.num_slots, found.max_sequences, found.num_snapshots) == (num_slots, *expected)
+        assert found.state_bytes == num_slots * SLOT_BYTES
+        assert num_slots < 33 or found.in_words() == (
+            "states of 8 sequences and 16 snapshots take 1.0 MB"
+        )
+    assert LAYOUT.state_bytes_per_slot == SLOT_BYTES
+    found = kv_memory.plan_states(
+        LAYOUT, budget_bytes=80 * SLOT_BYTES, max_sequences=50, leaves_room=True
+    )
+    assert found.num_slots == 20
+    found = kv_memory.plan_states(
+        CacheLayout(attention_layers=(0,)), budget_bytes=0, max_sequences=8
+    )
+    assert found == kv_memory.StatePlan(num_slots=0, state_bytes=0, max_sequences=8)
+    assert found.in_words() == ""
     with pytest.raises(DoesNotFitError, match="one sequence needs"):
-        plan_states(LAYOUT, budget_bytes=6 * SLOT_BYTES - 1, max_sequences=8)
-
-
-def test_blocks_get_what_states_leave() -> None:
+        kv_memory.plan_states(LAYOUT, budget_bytes=6 * SLOT_BYTES - 1, max_sequences=8)
     block_bytes = 32 * kv_bytes_per_token(HYBRID, "fp32")
-    budget_bytes = wanted_slots(2) * SLOT_BYTES + 100 * block_bytes
-    found = plan(budget_bytes, config=HYBRID, max_sequences=2)
-    assert found.states.num_slots == wanted_slots(2)
-    assert found.num_blocks == 16, "two contexts of 256 tokens"
-    assert found.cache_bytes == wanted_slots(2) * SLOT_BYTES + 16 * block_bytes
-    assert "states of 2 sequences and 4 snapshots" in found.context_reason
+    budget_bytes = kv_memory.wanted_slots(2) * SLOT_BYTES + 100 * block_bytes
+    whole = plan(budget_bytes, config=HYBRID, max_sequences=2)
+    assert whole.states.num_slots == kv_memory.wanted_slots(2)
+    assert whole.num_blocks == 16, "two contexts of 256 tokens"
+    assert whole.cache_bytes == kv_memory.wanted_slots(2) * SLOT_BYTES + 16 * block_bytes
+    assert "states of 2 sequences and 4 snapshots" in whole.context_reason
 
 
-def states_of(num_slots: int, max_sequences: int) -> StatePlan:
-    return StatePlan(num_slots=num_slots, state_bytes=num_slots * 7, max_sequences=max_sequences)
+def states_of(num_slots: int, max_sequences: int) -> kv_memory.StatePlan:
+    return kv_memory.StatePlan(
+        num_slots=num_slots, state_bytes=num_slots * 7, max_sequences=max_sequences
+    )
 
 
 def part(num_blocks: int, context_tokens: int, num_slots: int = 0, slot_bytes: int = 0) -> PartPlan:
     own = states_of(num_slots, max_sequences=num_slots or 8)
-    plan = KVPlan(
-        num_blocks=num_blocks,
-        kv_bytes=num_blocks * 100,
-        kept_blocks=num_blocks // 2,
-        context_tokens=context_tokens,
-        context_reason=f"{context_tokens} tokens",
-        states=own,
-        adapter_bytes=3,
-    )
+    sizes = {"kv_bytes": num_blocks * 100, "kept_blocks": num_blocks // 2, "adapter_bytes": 3}
+    context = {"context_tokens": context_tokens, "context_reason": f"{context_tokens} tokens"}
+    plan = kv_memory.KVPlan(num_blocks=num_blocks, states=own, **sizes, **context)  # type: ignore[arg-type]
     return PartPlan(plan, own, block_bytes=100, slot_bytes=slot_bytes)
 
 
@@ -269,8 +214,8 @@ def test_the_smallest_part_decides() -> None:
     assert found.states.num_slots == 0 and found.states.max_sequences == 8
     # Parts without states bound no slots, and those without keys no blocks.
     found = smallest_plan([part(40, 1280, num_slots=9, slot_bytes=5), part(25, 640)])
-    assert found.states == StatePlan(num_slots=9, state_bytes=45, max_sequences=8)
+    assert found.states == kv_memory.StatePlan(num_slots=9, state_bytes=45, max_sequences=8)
     only_states = PartPlan(None, states_of(4, max_sequences=2), block_bytes=0, slot_bytes=11)
     found = smallest_plan([only_states, part(25, 640, num_slots=9, slot_bytes=5)])
     assert (found.num_blocks, found.kv_bytes) == (25, 2500)
-    assert found.states == StatePlan(num_slots=4, state_bytes=4 * 16, max_sequences=2)
+    assert found.states == kv_memory.StatePlan(num_slots=4, state_bytes=4 * 16, max_sequences=2)

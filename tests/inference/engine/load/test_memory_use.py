@@ -10,8 +10,6 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,22 +20,21 @@ import pynvml
 import pytest
 import torch
 
+from inference.engine.drawing import TorchDrawer
 from inference.engine.load import memory_use
-from inference.engine.load.load_engine import load_engine
 from inference.engine.load.memory_use import HostGauge, anonymous_bytes, gauge_for
-from inference.engine.load.trial import measure_prefill, run_largest_steps
+from inference.engine.load.trial import measure_prefill, run_largest_steps, try_out
 from inference.engine.waiting_queue import SchedulerLimits
-from inference.garbage import release_freed_memory
 from inference.models.backend import PlainBackend
 from inference.models.kv_format import KVFormat, kv_bytes_per_token
 from inference.models.layers.attention import MOST_GATHERED_BYTES
 from inference.models.paged_kv import lazy_zeros
 from inference.models.step_input import NUM_LONE_STATES, StepInput
-from inference.protocol.engine import Loaded
+from inference.protocol.engine import Loaded, LoadFailedMessage
 from inference.protocol.load import EarlierLoads, PrefillSpeed
-from inference.protocol.load_report import LoadProgress, LoadReport, LoadStage
+from inference.protocol.load_report import LoadReport
 from tests.cases import each_case
-from tests.inference.engine.asking import cpu_spec
+from tests.inference.engine.conftest import cpu_spec
 from tests.inference.engine.load.test_kv_memory import CONFIG
 from tests.inference.engine.test_process import started
 
@@ -53,12 +50,10 @@ def test_the_gauge_sees_what_is_held_and_what_was_held_for_a_moment() -> None:
     assert np.ones(100 * MB, dtype=np.uint8).any()
     assert 150 * MB < gauge.used_bytes() < 175 * MB
     gauge.watch()
-    assert 55 * MB < gauge.used_bytes() < 70 * MB
-    assert held.any()
+    assert 55 * MB < gauge.used_bytes() < 70 * MB and held.any()
     # Keys and values are held where somebody wrote to.
     before_bytes = anonymous_bytes()
     promised = lazy_zeros((50, 4 * MB), torch.uint8, torch.device("cpu"))
-    assert anonymous_bytes() - before_bytes < 20 * MB
     promised[:, 0] = 1
     assert anonymous_bytes() - before_bytes < 20 * MB, "a small page for each byte, not a huge one"
     assert int(promised[:, :2].sum()) == 50, "all else is zero"
@@ -69,10 +64,10 @@ def test_a_context_on_a_card_is_counted_where_the_driver_does_not_list_the_proce
     lists_us: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A card of 24 GB as NVML and torch see it from one process of several; another one is lost."""
-    card = SimpleNamespace(context_bytes=0, reserved_bytes=0)
+    card, view = SimpleNamespace(context=0, reserved=0), SimpleNamespace
 
-    def used_bytes() -> int:
-        return int(card.context_bytes + card.reserved_bytes)
+    def free_bytes() -> int:
+        return int(21_000 * MB - card.context - card.reserved)
 
     def handle_of(index: int) -> int:
         if index == 0:
@@ -80,27 +75,21 @@ def test_a_context_on_a_card_is_counted_where_the_driver_does_not_list_the_proce
         return index
 
     def processes(handle: int) -> list[Any]:
-        others = SimpleNamespace(pid=1, usedGpuMemory=3_000 * MB)
-        return [others, SimpleNamespace(pid=os.getpid(), usedGpuMemory=used_bytes())]
+        ours = view(pid=os.getpid(), usedGpuMemory=card.context + card.reserved)
+        return [view(pid=1, usedGpuMemory=3_000 * MB), ours] if lists_us else []
 
-    nvml = SimpleNamespace(
-        NVMLError=pynvml.NVMLError,
-        nvmlInit=lambda: None,
-        nvmlDeviceGetCount=lambda: 2,
-        nvmlDeviceGetHandleByIndex=handle_of,
-        nvmlDeviceGetUUID=lambda handle: "GPU-1234",
-        nvmlDeviceGetHandleByUUID={"GPU-1234": 1}.__getitem__,
-        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(free=21_000 * MB - used_bytes()),
-        nvmlDeviceGetComputeRunningProcesses=processes if lists_us else lambda handle: [],
-    )
+    nvml = view(NVMLError=pynvml.NVMLError, nvmlInit=lambda: None, nvmlDeviceGetCount=lambda: 2)
+    nvml.nvmlDeviceGetHandleByIndex = handle_of
+    nvml.nvmlDeviceGetUUID = lambda handle: "GPU-1234"
+    nvml.nvmlDeviceGetHandleByUUID = {"GPU-1234": 1}.__getitem__
+    nvml.nvmlDeviceGetMemoryInfo = lambda handle: view(free=free_bytes())
+    nvml.nvmlDeviceGetComputeRunningProcesses = processes
     monkeypatch.setattr(memory_use, "pynvml", nvml)
-    cuda = SimpleNamespace(
-        get_device_properties=lambda device: SimpleNamespace(uuid="1234"),
-        mem_get_info=lambda device: (21_000 * MB - used_bytes(), 24_000 * MB),
-        memory_reserved=lambda device: card.reserved_bytes,
-    )
+    cuda = view(get_device_properties=lambda device: view(uuid="1234"))
+    cuda.mem_get_info = lambda device: (free_bytes(), 24_000 * MB)
+    cuda.memory_reserved = lambda device: card.reserved
     host = HostGauge()
-    card.context_bytes, card.reserved_bytes = 450 * MB, 5_000 * MB
+    card.context, card.reserved = 450 * MB, 5_000 * MB
     monkeypatch.setattr(torch, "cuda", cuda)
     assert gauge_for(torch.device("cuda:0"), host).process_bytes == 450 * MB
 
@@ -111,31 +100,22 @@ def test_the_second_load_is_estimated_within_five_percent_and_bound_by_real_spee
 ) -> None:
     """KV, which both count whole, is subtracted: only the rest could be wrong."""
 
-    def load(earlier: EarlierLoads | None) -> LoadReport:
-        spec = cpu_spec(
-            default_gguf, kv_memory_bytes=64 * MB, max_prefill_s=300, earlier_loads=earlier
-        )
+    def load(**earlier: Any) -> LoadReport:
+        earlier = {"earlier_loads": EarlierLoads(device_kind="cpu", **earlier)} if earlier else {}
+        spec = cpu_spec(default_gguf, kv_memory_bytes=64 * MB, max_prefill_s=300, **earlier)
         with started(spec, data_dir) as engine:
-            message = engine.wait_loaded()
-        assert isinstance(message, Loaded), message
-        return message.report
+            return engine.next(Loaded | LoadFailedMessage).report
 
-    first = load(None)
+    first = load()
     assert first.actual_bytes - first.kv_bytes > first.weight_bytes
     assert first.process_bytes > 50 * MB
     assert first.prefill_speed is not None
-    second = load(
-        EarlierLoads(
-            device_kind="cpu",
-            memory_correction_bytes=first.memory_correction_bytes,
-            prefill_speed=PrefillSpeed(token_s=0.25),
-        )
-    )
+    correction, speed = first.memory_correction_bytes, PrefillSpeed(token_s=0.25)
+    second = load(memory_correction_bytes=correction, prefill_speed=speed)
     actual_bytes = second.actual_bytes - second.kv_bytes
     assert abs(second.estimated_bytes - second.actual_bytes) <= 0.05 * actual_bytes
     # Learning from an estimate that was right changes next to nothing.
-    learnt = second.memory_correction_bytes - first.memory_correction_bytes
-    assert abs(learnt) <= 0.05 * actual_bytes
+    assert abs(second.memory_correction_bytes - correction) <= 0.05 * actual_bytes
     assert second.context_tokens == 1200, "300 s at the four tokens a second that requests had"
     assert "(4 tokens/s, average of earlier requests)" in second.context_reason
 
@@ -144,16 +124,9 @@ def save_sharded(directory: Path) -> Path:
     """A llama of 120 million weights, in shards of at most 60 MB."""
     from transformers import LlamaConfig, LlamaForCausalLM  # which no engine has a use for
 
-    config = LlamaConfig(
-        vocab_size=16_000,
-        hidden_size=1024,
-        intermediate_size=2816,
-        num_hidden_layers=8,
-        num_attention_heads=16,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-        dtype="bfloat16",
-    )
+    sizes = {"vocab_size": 16_000, "hidden_size": 1024, "intermediate_size": 2816}
+    depth = {"num_hidden_layers": 8, "num_attention_heads": 16, "max_position_embeddings": 512}
+    config = LlamaConfig(**sizes, **depth, tie_word_embeddings=True, dtype="bfloat16")
     model = LlamaForCausalLM(config).to(torch.bfloat16)
     model.save_pretrained(directory, max_shard_size="60MB")
     return directory
@@ -169,49 +142,16 @@ def test_beside_the_model_there_is_never_more_than_one_shard(
     directory = save_sharded(tmp_path / "sharded")
     shutil.copy(ascii_tokenizer_file, directory / "tokenizer.json")
     shard_bytes = max(file.stat().st_size for file in directory.glob("*.safetensors"))
-    environment = {"HELEXA_DATA_DIR": str(data_dir), "HELEXA_ENGINE_THREADS": "2"}
-    done = subprocess.run(
-        [sys.executable, __file__, str(directory), kind],
-        cwd=REPOSITORY_DIR,
-        env=os.environ | environment | {"PYTHONPATH": str(REPOSITORY_DIR)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+    environment = os.environ | {"HELEXA_DATA_DIR": str(data_dir), "HELEXA_ENGINE_THREADS": "2"}
+    module = "tests.inference.engine.load.watched_load"
+    command = [sys.executable, "-m", module, str(directory), kind]
+    seen = json.loads(
+        subprocess.check_output(command, cwd=REPOSITORY_DIR, env=environment, timeout=120)
     )
-    assert done.returncode == 0, done.stderr
-    seen = json.loads(done.stdout)
     assert seen["model_bytes"] > shard_bytes
     assert seen["peak_bytes"] - seen["model_bytes"] <= 1.1 * shard_bytes, seen
     unneeded = {"huggingface_hub", "transformers", "sympy", "scipy", "django", "redis"}
     assert not unneeded.intersection(seen["packages"]), "tens of megabytes"
-
-
-def load_watched(directory: str, kind: str) -> None:
-    """Prints, as JSON, how much anonymous memory it held at the most while the weights came in, how
-    much once they were there (bytes), and which packages. It runs in a process of its own, for what
-    other tests left in the allocator would blur the peak."""
-    peak_bytes = 0
-
-    def sample() -> None:
-        nonlocal peak_bytes
-        while True:
-            peak_bytes = max(peak_bytes, anonymous_bytes())
-            time.sleep(0.0005)  # a tensor takes tens of milliseconds, so no peak of one goes unseen
-
-    def on_progress(progress: LoadProgress) -> None:
-        """The weights are there when the engine begins to try them out, which is not waited for."""
-        if progress.stage is LoadStage.WARMUP:
-            release_freed_memory()  # or what the allocator hoards would pass for the model
-            packages = sorted({name.partition(".")[0] for name in sys.modules})
-            seen = {"peak_bytes": peak_bytes, "model_bytes": anonymous_bytes()}
-            print(json.dumps(seen | {"packages": packages}), flush=True)
-            os._exit(0)
-
-    threading.Thread(target=sample, daemon=True).start()
-    asked: Any = {"quantization" if kind in ("q4", "q8") else "dtype": kind}
-    spec = cpu_spec(directory, kv_memory_bytes=2**26, **asked)
-    load_engine(spec, Path(os.environ["HELEXA_DATA_DIR"]), on_progress)
 
 
 TRIED = replace(CONFIG, vocab_size=8, num_layers=1, max_positions=32_768)
@@ -231,10 +171,8 @@ class TimedModel(PlainBackend):
         self.now_s = 0.0
         self.prompt_rows: list[int] = []
         self.decode_rows: list[int] = []
-        self.longest = 0
-        """Context of any row so far."""
-        self.most_copied = 0
-        """Slots of all rows' contexts, of any step so far."""
+        self.longest, self.most_copied = 0, 0
+        """The context of any row so far; and slots of all rows' contexts, of any step."""
         self._speed = speed
 
     def new_kv(self, num_blocks: int, block_tokens: int, num_state_slots: int) -> Any:
@@ -248,24 +186,17 @@ class TimedModel(PlainBackend):
             width = -(-int(step.context_lens[:count].max()) // kv.block_tokens)
             self.most_copied = max(self.most_copied, count * width * kv.block_tokens)
         if len(step.context_lens) > count:
-            self._prefill(step, kv)
+            first_row = int(step.query_start[count])
+            slots = step.slots[first_row:].tolist()
+            assert len(set(slots)) == len(slots) and max(slots) < kv.num_blocks * kv.block_tokens
+            end, num_rows = int(step.context_lens[-1]), int(step.query_start[-1]) - first_row
+            start = end - int(step.query_start[-1] - step.query_start[-2])
+            assert step.positions[start - end :].tolist() == list(range(start, end))
+            first_time = 1 if self.prompt_rows else 10
+            self.prompt_rows.append(num_rows)
+            self.now_s += first_time * self._speed.span_s(start, end)
         rows = step.token_ids if step.logit_rows is None else step.logit_rows
         return torch.zeros(len(rows), TRIED.vocab_size)
-
-    def _prefill(self, step: StepInput, kv: Any) -> None:
-        first_prompt_row = int(step.query_start[step.num_decodes])
-        slots = step.slots[first_prompt_row:]
-        assert slots.max() < kv.num_blocks * kv.block_tokens
-        assert len(set(slots.tolist())) == len(slots)
-        for index in range(step.num_decodes, len(step.context_lens)):
-            first_row, last_row = step.query_start[index : index + 2].tolist()
-            end = int(step.context_lens[index])
-            start = end - (last_row - first_row)
-            positions = step.positions[first_row:last_row]
-            assert positions.tolist() == list(range(start, end))
-        first_time = 1 if self.prompt_rows else 10
-        self.prompt_rows.append(last_row - first_prompt_row)
-        self.now_s += first_time * self._speed.span_s(start, end)
 
 
 def measured(model: TimedModel, context_tokens: int) -> PrefillSpeed:
@@ -282,9 +213,8 @@ def test_the_formula_is_found_again(token_s: float, window_tokens: int | None) -
 
 
 def test_chunks_are_of_the_size_that_the_engine_would_run() -> None:
-    slow, fast = PrefillSpeed(token_s=0.05), PrefillSpeed(token_s=0.00001)
-    for speed, sizes in ((slow, [32] * 2), (fast, [512] * 4)):
-        model = TimedModel(speed)
+    for token_s, sizes in ((0.05, [32] * 2), (0.00001, [512] * 4)):
+        model = TimedModel(PrefillSpeed(token_s=token_s))
         measured(model, 4096)
         assert model.prompt_rows[2:] == sizes
     speed = PrefillSpeed(token_s=0.01, growth_s=1e-6)
@@ -300,30 +230,37 @@ def test_chunks_are_of_the_size_that_the_engine_would_run() -> None:
     assert (max(model.prompt_rows), found.growth_s) == (20, 0)
 
 
+SPEED = PrefillSpeed(token_s=0.001)
+
+
 def test_the_largest_steps_are_the_engines_largest() -> None:
-    model = TimedModel(PrefillSpeed(token_s=0.001))
+    model = TimedModel(SPEED)
     num_blocks = run_largest_steps(model, LIMITS, 32_768, 10**6)
-    assert (model.prompt_rows, model.decode_rows) == ([512], [256])
     kv_bytes = model.cache_bytes(num_blocks, 32, NUM_LONE_STATES)
     assert kv_bytes == {model.device: (512 + 32) * kv_bytes_per_token(TRIED, "fp32")}
-    model = TimedModel(PrefillSpeed(token_s=0.001))  # a large one on a CPU is tried with fewer rows
-    run_largest_steps(model, LIMITS, 32_768, 8 * 10**8)
-    assert (model.prompt_rows, model.decode_rows) == ([31], [31])
-    run_largest_steps(model, LIMITS, 32_768, 10**12)
-    assert (model.prompt_rows[-1], model.decode_rows[-1]) == (16, 16)
+    for weight_bytes in (8 * 10**8, 10**12):  # a large one on a CPU is tried with fewer rows
+        run_largest_steps(model, LIMITS, 32_768, weight_bytes)
+    assert (model.prompt_rows, model.decode_rows) == ([512, 31, 16], [256, 31, 16])
     # Where contexts are copied, one is as long as may be, and many as are copied at once.
-    model = TimedModel(PrefillSpeed(token_s=0.001), copies_context=True)
+    model = TimedModel(SPEED, copies_context=True)
     run_largest_steps(model, LIMITS, 32_768, 10**6)
     assert (model.prompt_rows, model.longest) == ([512, 32], 32_768)
     assert model.most_copied * kv_bytes_per_token(TRIED, "fp32") >= MOST_GATHERED_BYTES
     for context_tokens in (20, 250):  # its prompt rows are then filled with several prompts
         for copies_context in (False, True):
-            model = TimedModel(PrefillSpeed(token_s=0.001), copies_context=copies_context)
+            model = TimedModel(SPEED, copies_context=copies_context)
             run_largest_steps(model, LIMITS, context_tokens, 10**6)
             assert model.prompt_rows[0] == 512
             assert model.decode_rows == [256] * (1 + copies_context)
             assert model.longest <= -(-context_tokens // 32) * 32
 
 
-if __name__ == "__main__":
-    load_watched(*sys.argv[1:])
+def test_a_load_counts_what_sampling_takes() -> None:
+    model, gauge, limits = TimedModel(SPEED), HostGauge(), SchedulerLimits(max_running=96)
+    taken: list[int] = []
+    for vocab_size in (8, 50_005):
+        model.config = replace(model.config, vocab_size=vocab_size)
+        spec = cpu_spec("none", max_context_tokens=64)
+        trial = try_out(spec, model, TorchDrawer(), limits, gauge, 10**6, 64)  # type: ignore[arg-type]
+        taken.append(trial.load_bytes)
+    assert taken[1] - taken[0] > 2 * limits.max_running * 50_005 * 4

@@ -6,7 +6,6 @@ import random
 
 from inference.engine.pace import StepTimeModel
 from inference.engine.sequence import Sequence
-from inference.engine.speculation.prompt_lookup import LookupSpeculator
 from inference.engine.speculation.speculator import most_drafts
 
 VOCAB_SIZE = 128
@@ -49,15 +48,3 @@ class ScriptedSpeculator:
     def _maybe_wrong(self, token_id: int) -> int:
         is_wrong = self._random.random() * self._wrong_every < 1
         return (token_id + 1) % VOCAB_SIZE if is_wrong else token_id
-
-
-class LookupOnFreeRows(LookupSpeculator):
-    """On a device whose rows cost nothing; the engine's steps are not those of such a one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._step_time = StepTimeModel(row_s=0.0, token_s=0.0)
-        self._step_time.ratio = lambda num_rows, num_base_rows: 1.0  # type: ignore[method-assign]
-
-    def weigh_by(self, step_time: StepTimeModel) -> None:
-        pass
