@@ -222,8 +222,17 @@ async def test_bodies_methods_and_paths(client: AsgiClient, neuron: FakeNeuron) 
     assert (answer.status, answer.error["code"]) == (404, "model_not_found")
     answer = await client.post("/chat/completions", BODY)
     assert answer.json["choices"][0]["message"]["content"] == "The capital is Paris."
-    refused = await client.post("/messages", {})
-    assert refused.json["type"] == "error", "in the dialect of that path"
+    large = "x" * 100_001
+    for method, path, asked, status, type_ in (
+        ("POST", "/messages", {}, 400, "invalid_request_error"),
+        ("GET", "/v1/messages/count_tokens", {}, 405, "invalid_request_error"),
+        ("POST", "/v1/messages/nothing", {}, 404, "not_found_error"),
+        ("GET", "/v1/messages/batches/x", {}, 404, "not_found_error"),
+        ("POST", "/v1/messages", large, 413, "request_too_large"),
+    ):
+        refused = await client.open(method, path, asked).finish()
+        found = (refused.status, refused.json["type"], refused.error["type"])
+        assert found == (status, "error", type_), "in the dialect of that path"
 
 
 async def health(client: AsgiClient) -> tuple[int, str, list[str]]:
