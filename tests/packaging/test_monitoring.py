@@ -18,7 +18,7 @@ from inference.gateway.metrics_endpoint import DatabaseCounts, database_metrics,
 from inference.protocol.heartbeat import ReplicaStatus
 from metering.ledger.entries import Outcome
 from tests.fleet.conftest import device, heartbeat, replica
-from tests.inference.gateway.metrics.ended import ended
+from tests.inference.gateway.metrics.test_metrics import ended
 from tests.inference.reports import engine_stats
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -232,7 +232,7 @@ class Rig:
 
 def parts_of(rig: Rig) -> dict[str, Any]:
     """The fields of a rig, for one that has more."""
-    return {field.name: getattr(rig, field.name) for field in fields(Rig)}
+    return {field.name: getattr(rig, field.name) for field in fields(rig)}
 
 
 @pytest.fixture

@@ -28,14 +28,14 @@ from inference.gateway.metrics_endpoint import (
     MetricsEndpoint,
     fleet_metrics,
 )
-from inference.gateway.request.outcome import NO_MODEL
+from inference.gateway.request.outcome import NO_MODEL, RequestOutcome
 from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus
 from inference.settings.gateway import MetricsListen
 from inference.wire.errors import ServiceUnavailableError
-from metering.ledger.entries import Outcome
+from metering.ledger.entries import Outcome, Settle
+from metering.money import FREE
 from tests.inference.gateway.conftest import MakeGateway
 from tests.inference.gateway.fake_neuron import FakeNeuron
-from tests.inference.gateway.metrics.ended import ended
 
 HOST = "127.0.0.1"
 MODEL_LABELS = {"model": "tiny", "node": "beast"}
@@ -304,3 +304,38 @@ def test_names_without_end_and_watched_numbers(monkeypatch: pytest.MonkeyPatch) 
     assert value(metrics, "helexa_reservations_open") == 5
     failed = value(metrics, "helexa_reservations_open")
     assert failed is not None and math.isnan(failed)
+
+
+SETTLE: dict[str, Any] = {
+    "request_id": "r",
+    "account": "team",
+    "key": "hx_abc",
+    "budgets": (),
+    "model": "tiny",
+    "neuron": "beast",
+    "endpoint": "/v1/chat/completions",
+    "client": "curl",
+    "outcome": "finished",
+    "prices": FREE,
+    "ended_unix_s": 0.0,
+    "prompt_tokens": 70,
+    "cached_tokens": 32,
+    "completion_tokens": 21,
+    "reasoning_tokens": 5,
+    "duration_ms": 3000,
+    "time_to_first_token_ms": 1000,
+    "is_failure": False,
+}
+
+
+def ended(
+    *, kind: Outcome = Outcome.ANSWERED, status: int = 200, was_cold: bool = False, **changed: Any
+) -> RequestOutcome:
+    """``changed``: fields of ``Settle``."""
+    return RequestOutcome(
+        settle=Settle(**{**SETTLE, **changed}),
+        is_billed=True,
+        kind=kind,
+        status=status,
+        was_cold=was_cold,
+    )

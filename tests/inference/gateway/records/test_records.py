@@ -6,17 +6,20 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import AsyncIterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
 import pytest
+import pytest_asyncio
 from django.conf import settings
 from django.core.asgi import get_asgi_application
 
 from helexa_site.config import Config
 from helexa_site.routing import build_application
+from inference.gateway.gateway import Gateway
 from inference.gateway.request.identify import LOGIN, REQUEST_ID, Login
+from inference.gateway.request.outcome import RequestOutcome
 from inference.gateway.server.unhandled import UnhandledRequests
 from inference.protocol.events import Event, Traced
 from inference.protocol.generation import Submit
@@ -30,10 +33,20 @@ from metering.principal import Principal, Scope
 from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient, AsgiSocket
 from tests.inference.gateway.bodies import RESPONSES, until
-from tests.inference.gateway.conftest import BEARER, CHAT, SHORT_CHAT
-from tests.inference.gateway.fake_metering import KEY, NARROW_KEY, OTHERS_KEY
+from tests.inference.gateway.conftest import (
+    BEARER,
+    CHAT,
+    SHORT_CHAT,
+    MakeGateway,
+    Rig,
+    parts_of,
+)
+from tests.inference.gateway.fake_metering import (
+    KEY,
+    NARROW_KEY,
+    OTHERS_KEY,
+)
 from tests.inference.gateway.fake_neuron import FakeNeuron, endless, paris
-from tests.inference.gateway.records.conftest import RecordingRig
 
 REVOKED = {"authorization": f"Bearer {OTHERS_KEY}"}
 LARGE = {"content-length": "100001"}
@@ -316,3 +329,61 @@ async def test_pages_are_not_recorded(rig: RecordingRig, with_django: AsgiClient
     one = rig.refused(404, "unknown_url", account="")
     assert answer.headers["x-request-id"] == one.settle.request_id
     assert one.error_message == answer.error["message"]
+
+
+class Records:
+    """What the gateway passes on to be recorded."""
+
+    def __init__(self) -> None:
+        self.ended: list[RequestOutcome] = []
+        self.has_stopped = False
+        self.depth = 3
+        self.num_dropped = 0
+
+    def start(self) -> None:
+        pass
+
+    def stop(self, timeout_s: float) -> None:
+        self.has_stopped = True
+
+    def add(self, ended: RequestOutcome) -> None:
+        assert not self.has_stopped, "it is never written"
+        self.ended.append(ended)
+
+
+@dataclass(slots=True, kw_only=True)
+class RecordingRig(Rig):
+    records: Records
+
+    def record(self) -> RequestOutcome:
+        """The only record since the last one that was read."""
+        (one,) = self.records.ended
+        self.records.ended.clear()
+        return one
+
+    def refused(self, status: int, code: str, *, account: str = "lab") -> RequestOutcome:
+        """Asserts that the only record is of that refusal."""
+        one = self.record()
+        assert (one.kind, one.status, one.settle.outcome) == (Outcome.REFUSED, status, code)
+        assert (one.settle.account, bool(one.settle.key)) == (account, bool(account))
+        assert one.error_message
+        return one
+
+
+@pytest.fixture
+def records() -> Records:
+    return Records()
+
+
+@pytest_asyncio.fixture
+async def gateway(make_gateway: MakeGateway, records: Records) -> AsyncIterator[Gateway]:
+    made = make_gateway(records=records, allow_anonymous=False)
+    yield made
+    await made.drain(0)
+    made.close()
+    assert records.has_stopped
+
+
+@pytest.fixture
+def rig(rig: Rig, records: Records) -> RecordingRig:
+    return RecordingRig(**parts_of(rig), records=records)

@@ -132,18 +132,15 @@ async def test_a_cap_holds_without_a_tokenizer(rig: UpstreamRig) -> None:
 
 
 async def test_the_model_is_listed_as_ready(rig: UpstreamRig) -> None:
-    get = rig.client.get
-    (card,) = (await get("/v1/models")).json["data"]
-    assert (card["id"], card["status"]) == ("far", "ready")
-    assert [one["name"] for one in (await get("/api/tags")).json["models"]] == ["far"]
-    assert (await get("/api/ps")).status == 200
-    assert (await rig.client.post("/api/show", {"model": "far"})).status == 200
-    anthropics = await get("/v1/models/far", headers={"anthropic-version": "2023-06-01"})
-    assert anthropics.json["id"] == "far"
-    assert (await get("/health")).status == 200
-    rig.offer("speech")
-    (card,) = (await get("/v1/models")).json["data"]
-    assert (card["id"], card["status"], card["capabilities"]) == ("far", "ready", ["speech"])
+    for task, capabilities in (("text", None), ("speech", ["speech"])):
+        rig.offer(task)
+        (card,) = (await rig.client.get("/v1/models")).json["data"]
+        assert (card["id"], card["status"]) == ("far", "ready")
+        assert capabilities in (None, card["capabilities"])
+        assert (await rig.client.get("/health")).status == 200
+        for path in ("/api/ps", "/api/tags", "/v1/models/far"):
+            assert (await rig.client.get(path)).status == 200
+        assert (await rig.client.post("/api/show", {"model": "far"})).status == 200
 
 
 @pytest.fixture(params=SPOKEN_BY)
@@ -187,7 +184,7 @@ async def test_every_client_gets_the_same_answer(
     assert {asked.path for asked in rig.upstream.asked} == {spoken.path}
 
 
-async def test_an_answer_may_be_whole_cut_or_left(rig: UpstreamRig, spoken: Spoken) -> None:
+async def test_an_answer_may_be_whole_or_left(rig: UpstreamRig, spoken: Spoken) -> None:
     noticed = threading.Event()
 
     def continues(asked: Asked, wire: Wire) -> None:
@@ -197,21 +194,15 @@ async def test_an_answer_may_be_whole_cut_or_left(rig: UpstreamRig, spoken: Spok
 
     rig.answer(200, spoken.whole)
     answer = await rig.chat()
-    assert text_of(answer) == "Hello"
-    assert answer.json["usage"]["prompt_tokens"] == 7
-    rig.upstream.answer = cut_early
-    assert (await rig.chat()).error["code"] == "upstream_unavailable"
+    assert (text_of(answer), answer.json["usage"]["prompt_tokens"]) == ("Hello", 7)
     rig.upstream.answer = continues
     exchange = rig.open_chat(stream=True)
     await exchange.until(b"Hel")
     exchange.leave()
     await exchange.finish()
     assert await asyncio.to_thread(noticed.wait, 60)
-    assert [(one.outcome, one.completion_tokens) for one in rig.ledger.settled] == [
-        ("finished", 2),
-        ("upstream_unavailable", 0),
-        ("cancelled", 1),
-    ]
+    settled = [(one.outcome, one.completion_tokens) for one in rig.ledger.settled]
+    assert settled == [("finished", 2), ("cancelled", 1)]
 
 
 async def test_completions_and_requests_that_must_stay(rig: UpstreamRig) -> None:

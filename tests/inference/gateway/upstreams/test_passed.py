@@ -10,17 +10,19 @@ from typing import Any
 import pytest
 
 from tests.cases import each_case
+from tests.inference.gateway.conftest import BEARER
 from tests.inference.gateway.fake_metering import KEY
-from tests.inference.gateway.upstreams.forwarding import SECRET, UpstreamRig
-from tests.inference.gateway.upstreams.passing import (
+from tests.inference.gateway.upstreams.forwarding import (
     EDITS,
     FORM,
     GENERATIONS,
     MODERATIONS,
+    SECRET,
     SPEECH,
     SPOKEN,
     TRANSCRIPTIONS,
     VARIATIONS,
+    UpstreamRig,
     form,
     part,
     wav,
@@ -66,9 +68,8 @@ async def test_transcriptions_and_moderations(rig: UpstreamRig) -> None:
     assert (answer.status, answer.json) == (200, {"text": "hi", **lasting(3)})
     assert answer.headers["x-helexa-served-by"] == "upstream:box"
     (asked,) = rig.upstream.asked
-    assert asked.path == "/v1/audio/transcriptions"
+    assert asked.path == TRANSCRIPTIONS and "via" in asked.headers
     assert asked.headers["authorization"] == f"Bearer {SECRET}"
-    assert "via" in asked.headers
     assert fields_of(asked.headers["content-type"], asked.body) == [
         ("model", None, b"org/m"),
         ("file", "a.wav", audio),
@@ -87,9 +88,7 @@ async def test_transcriptions_and_moderations(rig: UpstreamRig) -> None:
     verdict = {"id": "m", "model": "org/m", "results": [{"flagged": False}]}
     rig.answer(200, verdict)
     body = {"model": "far", "input": ["a", "b"], "safety_identifier": "ann"}
-    headers = {"authorization": f"Bearer {KEY}"}
-    answer = await rig.client.post(MODERATIONS, body, headers=headers)
-    assert answer.json == verdict
+    assert (await rig.client.post(MODERATIONS, body, headers=BEARER)).json == verdict
     assert "ann" not in rig.upstream.asked[0].body.decode()
     assert (rig.settled.metered.unit, rig.settled.cost_micro_usd) == ("request", 1)
 

@@ -6,7 +6,6 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +14,23 @@ import pytest
 
 from inference.gateway.upstreams import transport as transport_module
 from inference.gateway.upstreams.connection import (
+    MAX_HEAD_BYTES,
     MAX_UNREAD_BYTES,
+    AnswerParser,
+    Headers,
     UpstreamConnection,
+    request_head,
 )
 from inference.gateway.upstreams.transport import UpstreamTransport
+from tests.cases import each_case
 from tests.inference.gateway.bodies import until
 from tests.live.fleets.certificates import Authority
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 EMPTY = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
-CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 PATIENCE_S = 60.0
+OK = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
 @asynccontextmanager
@@ -70,9 +75,6 @@ async def ask(
     asked = httpx2.URL(url)
     headers = [(b"host", asked.netloc), (b"content-length", b"%d" % len(body))]
     return await transport.send(b"POST", asked, headers, body, **more)
-
-
-post = partial(ask, with_part=True)
 
 
 async def read(transport: UpstreamTransport, response: UpstreamConnection) -> bytes:
@@ -236,17 +238,13 @@ async def test_what_comes_before_a_break_is_given_and_what_comes_behind_an_answe
         with pytest.raises(httpx2.RemoteProtocolError):
             await anext(parts)
         transport.free(response)
-    for answer in (b"not HTTP at all\r\n\r\n", CHUNKED + b"zz\r\n", b""):
-        async with connecting(sending(answer)) as (transport, url):
-            with pytest.raises(httpx2.RemoteProtocolError):
-                await read(transport, await ask(transport, url))
     num_connections = 0
 
     async def forges(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal num_connections
         num_connections += 1
         await head_of(reader)
-        writer.write(EMPTY + b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nforged")
+        writer.write(EMPTY + LENGTH + b"forge")
         await reader.read()
         writer.close()
 
@@ -270,7 +268,7 @@ async def test_each_wait_of_a_request_is_bounded_by_its_own_time() -> None:
     loop = asyncio.get_running_loop()
     async with connecting(handler) as (transport, url):
         far_s = loop.time() + PATIENCE_S
-        answer = await post(transport, url, until_s=far_s)
+        answer = await ask(transport, url, with_part=True, until_s=far_s)
         assert await answer.next_part(far_s) == b"a"
         for until_s in (loop.time() + 0.05, loop.time() - 1):
             with pytest.raises(TimeoutError):
@@ -280,7 +278,7 @@ async def test_each_wait_of_a_request_is_bounded_by_its_own_time() -> None:
         assert await answer.next_part(far_s) is None
         transport.free(answer)
         with pytest.raises(TimeoutError):
-            await post(transport, url, until_s=loop.time() + 0.05)
+            await ask(transport, url, with_part=True, until_s=loop.time() + 0.05)
         assert not transport._open
 
 
@@ -299,8 +297,102 @@ async def test_the_end_of_a_left_answer_is_awaited(monkeypatch: pytest.MonkeyPat
     async with connecting(handler) as (transport, url):
         for ends, timeout_s in ((True, PATIENCE_S), (True, PATIENCE_S), (False, 0.01)):
             monkeypatch.setattr(transport_module, "DRAIN_TIMEOUT_S", timeout_s)
-            answer = await post(transport, url)
+            answer = await ask(transport, url, with_part=True)
             assert await answer.next_part(None) == b"a"
             transport.free_drained(answer)
             await until(lambda: not transport._open)
             assert (len(connections), bool(transport._idle)) == (1, ends)
+
+
+LENGTH = OK + b"content-length: 5\r\n\r\n"
+WHOLE = {
+    "chunks": (CHUNKED + b"2\r\nhe\r\n3;ext=1\r\nllo\r\n0\r\ntrailer: x\r\n\r\n", True),
+    "a length": (LENGTH + b"hello", True),
+    "until it closes": (OK + b"\r\nhello", False),
+    "closing": (OK + b"connection: close\r\ncontent-length: 5\r\n\r\nhello", False),
+    "1.0": (b"HTTP/1.0 200 OK\r\ncontent-length: 5\r\n\r\nhello", False),
+    "informed first": (b"HTTP/1.1 103 Hints\r\nlink: x\r\n\r\n" + LENGTH + b"hello", True),
+}
+
+
+def fed(data: bytes, *, by_byte: bool = False) -> tuple[AnswerParser, bytes]:
+    """A large head comes in pieces of some more bytes."""
+    parser, body = AnswerParser(), b""
+    size = len(data) + 1 if not by_byte else 1 if len(data) < 1000 else 997
+    for at in range(0, len(data), size):
+        parser.feed(data[at : at + size])
+        body += parser.take()
+        if parser.fault:
+            break
+    return parser, body
+
+
+@each_case("by_byte", [False, True])
+@each_case(("data", "keeps_alive"), WHOLE.values(), ids=WHOLE)
+def test_an_answer_is_read_however_it_is_cut(data: bytes, keeps_alive: bool, by_byte: bool) -> None:
+    parser, body = fed(data, by_byte=by_byte)
+    assert (parser.status, body, parser.keeps_alive) == (200, b"hello", keeps_alive)
+    assert not any(name in (b"link", b"trailer") for name, _ in parser.headers)
+    parser.feed_eof()
+    assert parser.is_complete and not parser.fault and not parser.keeps_alive
+    parser, _ = fed(CHUNKED + b"2\r\nhe\r\n0\r\n\r\n")
+    parser.begin()
+    assert (parser.status, parser.headers, parser.is_complete) == (0, [], False)
+    parser.feed(b"HTTP/1.1 404 No\r\nA: \r\nContent-Length: 2\r\n\r\nno")
+    assert (parser.status, parser.take(), parser.is_complete) == (404, b"no", True)
+    assert parser.headers == [(b"a", b""), (b"content-length", b"2")], "nothing of the last one"
+    for behind in (LENGTH + b"other", b"rubbish"):
+        parser, body = fed(LENGTH + b"hello" + behind, by_byte=by_byte)
+        found = (body, parser.is_complete, parser.fault, parser.keeps_alive)
+        assert found == (b"hello", True, "", False)
+    for data in (b"", OK, LENGTH + b"hell", CHUNKED + b"1\r\na\r\n"):
+        parser, body = fed(data)
+        assert not parser.fault
+        parser.feed_eof()
+        assert parser.fault, "an answer that breaks off, behind what came"
+        assert data.endswith(body + b"\r\n" if body == b"a" else body)
+
+
+FAULTS = [
+    b"not HTTP at all\r\n\r\n",
+    b"HTTP/2.0 200 OK\r\n\r\n",
+    b"HTTP/1.1 101 Switching\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n",
+    OK + b"content-length: 1\r\ncontent-length: 2\r\n\r\n",
+    OK + b"content-length: 2\r\ntransfer-encoding: chunked\r\n\r\n",
+    OK + b"content-length: -1\r\n\r\n",
+    OK + b"transfer-encoding: gzip\r\n\r\n",
+    OK + b"transfer-encoding: gzip, chunked\r\n\r\n",
+    OK + b"a: b\0\r\n\r\n",
+    OK + b"a b: c\r\n\r\n",
+    OK + b"x: " + b"y" * MAX_HEAD_BYTES,
+    b"HTTP/1.1 103 Hints\r\n\r\n" * (MAX_HEAD_BYTES // 16),
+    CHUNKED + b"zz\r\n",
+    CHUNKED + b"F" * 17 + b"\r\n",
+    CHUNKED + b"1\r\nab\r\n",
+    CHUNKED + b"1;" + b"x" * 2 * MAX_HEAD_BYTES,
+    CHUNKED + b"0\r\n" + b"a: b\r\n" * MAX_HEAD_BYTES,
+]
+
+
+@each_case("by_byte", [False, True])
+@each_case("data", FAULTS, ids=[one[:60].decode("latin-1") for one in FAULTS])
+def test_what_is_no_answer_is_a_fault(data: bytes, by_byte: bool) -> None:
+    parser, _ = fed(data, by_byte=by_byte)
+    assert parser.fault and not parser.is_complete and not parser.keeps_alive
+
+
+def test_a_request_is_written_and_what_is_none_is_not() -> None:
+    headers: Headers = [(b"host", b"box"), (b"content-length", b"5")]
+    head = b"POST /v1/x HTTP/1.1\r\nhost: box\r\ncontent-length: 5\r\n\r\n"
+    assert request_head(b"POST", b"/v1/x", headers) == head
+    for target, name, value in (
+        (b"/a b", b"host", b"box"),
+        (b"/a\r\n", b"host", b"box"),
+        (b"/", b"ho st", b"box"),
+        (b"/", b"", b"box"),
+        (b"/", b"host", b"box\r\nx: y"),
+        (b"/", b"host", b"box\n"),
+        (b"/", b"host", b"b\0x"),
+    ):
+        with pytest.raises(httpx2.LocalProtocolError):
+            request_head(b"GET", target, [(name, value)])
