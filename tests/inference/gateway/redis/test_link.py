@@ -41,10 +41,6 @@ async def test_streams_and_scripts(link: RedisLink, redis_client: redis.asyncio.
     assert [list(stream) for stream in ours] == theirs
     assert len(ours) == 2 and len(ours[0][1]) == 2
     assert await link.xread({"none": "0-0"}, count=2, block=1) == []
-    reading = asyncio.create_task(link.xread({"later": "0-0"}, count=1, block=LONG_MS))
-    await redis_client.ping()
-    entry_id = await redis_client.xadd("later", {b"b": b"there"})
-    assert await reading == [(b"later", [(entry_id, {b"b": b"there"})])], "written while it waits"
     # A script is reported once.
     script = LuaScript("return {KEYS[1], ARGV[1], tonumber(ARGV[2]) + 1}")
     for _ in range(2):
@@ -69,19 +65,13 @@ async def test_commands_under_way(link: RedisLink, redis_client: redis.asyncio.R
         return_exceptions=True,
     )
     assert isinstance(refused, redis.ResponseError) and "WRONGTYPE" in str(refused)
-    assert (number, two) == (8, [b"1", b"0"])
-    with pytest.raises(asyncio.CancelledError):
-        await given_up
+    assert (number, two, given_up.cancelled()) == (8, [b"1", b"0"], True)
     # A lost connection.
     number = await link.command("CLIENT", "ID")
     waiting = asyncio.create_task(link.xread({"none": "0-0"}, count=1, block=LONG_MS))
-
-    async def is_blocked() -> bool:
-        listed: Any = await redis_client.client_list(client_id=[str(number)])
-        return bool(listed and "b" in listed[0]["flags"])
-
-    while not await is_blocked():
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(GENEROUS_S):
+        while "b" not in (await redis_client.client_list(client_id=[str(number)]))[0]["flags"]:
+            await asyncio.sleep(0.01)
     await redis_client.execute_command("CLIENT KILL ID", number)
     with pytest.raises(redis.ConnectionError):
         await waiting
@@ -207,8 +197,7 @@ def encoded(reply: Any) -> bytes:
 def test_any_split_gives_the_same(values: list[Any], data: st.DataObject) -> None:
     whole = b"".join(map(encoded, values))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=6)))
-    buffer = ReplyBuffer()
-    read: list[Any] = []
+    buffer, read = ReplyBuffer(), []
     for start, end in zip([0, *cuts], [*cuts, len(whole)], strict=True):
         read += buffer.feed(whole[start:end])
     assert read == values

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -18,12 +18,11 @@ from inference.gateway.gateway import Gateway
 from inference.gateway.redis import event_reader
 from inference.gateway.redis import inbox as dispatch
 from inference.protocol import keys
-from inference.protocol.events import Event
 from inference.protocol.generation import Cancel, InboxFrame, Submit
 from tests.inference.gateway.asgi_client import AsgiClient, Exchange
 from tests.inference.gateway.bodies import chat_body, until
 from tests.inference.gateway.conftest import CHAT
-from tests.inference.gateway.fake_neuron import FakeNeuron, endless, paris, says
+from tests.inference.gateway.fake_neuron import FakeNeuron, endless, paris
 from tests.servers.private_redis import MortalRedis, mortal_redis
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("begun")]
@@ -33,8 +32,7 @@ STALL_S = 6 * COMMAND_TIMEOUT_S
 """Several commands time out meanwhile."""
 PROMPTLY_S = 20.0
 MESSAGES = "/v1/messages"
-WORDS = [f"{number} " for number in range(60)]
-TEXT = "".join(WORDS)
+TEXT = "The capital is Paris."
 
 
 @pytest.fixture
@@ -73,20 +71,9 @@ def config(
     return replace(config, redis_stall_s=3 if "given_up" in request.node.name else 30)
 
 
-async def counting(submit: Submit) -> AsyncIterator[list[Event]]:
-    async for events in says(*WORDS, reason="length")(submit):
-        yield events
-        await asyncio.sleep(0.02)
-
-
 def text_of(exchange: Exchange) -> str:
     assert exchange.status == 200, exchange.body
-    if exchange.headers["content-type"] == "application/json":
-        return str(exchange.json["choices"][0]["message"]["content"])
-    *chunks, done = exchange.chunks
-    assert done == "[DONE]"
-    deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
-    return "".join(delta.get("content") or "" for delta in deltas)
+    return str(exchange.json["choices"][0]["message"]["content"])
 
 
 def error_of(exchange: Exchange) -> str:
@@ -148,7 +135,7 @@ async def test_keys_that_expired_meanwhile_declare_nobody_dead(
     await exchange.until(b"on and")
     mortal.suspend()
     await asyncio.sleep(STALL_S)
-    neuron.script = counting
+    neuron.script = paris
     late = client.open("POST", CHAT, chat_body())
     # Redis' first act when it continues: the heartbeat has expired.
     expiring = asyncio.create_task(redis_client.delete(keys.heartbeat_key(neuron.name)))
@@ -169,7 +156,6 @@ async def test_more_than_may_wait_is_refused(
     pushed: list[InboxFrame],
 ) -> None:
     monkeypatch.setattr(dispatch, "MAX_PENDING_BYTES", 10_000)
-    neuron.script = counting
     mortal.suspend()
     large = chat_body(messages=[{"role": "user", "content": "x" * 6000}])
     first = client.open("POST", CHAT, large)
@@ -240,6 +226,6 @@ async def test_loss(
     async with asyncio.timeout(60):
         while (answer := await client.post(CHAT, chat_body())).status != 200:
             await asyncio.sleep(0.1)
-    assert text_of(answer) == "The capital is Paris."
+    assert text_of(answer) == TEXT
     neuron.closing = True
     await serving
