@@ -13,16 +13,16 @@ import pytest_asyncio
 from anthropic.types.messages import MessageBatch
 from openai.types import Batch as OpenAIBatch
 
-from inference.protocol.events import Event, Failed, Failure
+from inference.protocol.events import Event
 from inference.protocol.generation import Submit
 from tests.inference.gateway.bodies import PATIENCE_S
 from tests.inference.gateway.fake_metering import KEY
-from tests.inference.gateway.fake_neuron import FakeNeuron, paris, saying
+from tests.inference.gateway.fake_neuron import FakeNeuron, breaking, paris
 
 T = TypeVar("T")
 CHAT = "/v1/chat/completions"
 KEYED = {"authorization": f"Bearer {KEY}"}
-NO = Failure(code="invalid_schema", message="No.", param="messages")
+ENDS = ("completed", "failed", "expired", "cancelled")
 
 
 @pytest_asyncio.fixture
@@ -56,8 +56,7 @@ async def polled(ask: Callable[[], Awaitable[T]], holds: Callable[[T], bool]) ->
 
 
 async def until_ended(sdk: openai.AsyncOpenAI, batch_id: str) -> OpenAIBatch:
-    over = ("completed", "failed", "expired", "cancelled")
-    return await polled(lambda: sdk.batches.retrieve(batch_id), lambda one: one.status in over)
+    return await polled(lambda: sdk.batches.retrieve(batch_id), lambda one: one.status in ENDS)
 
 
 def message(text: str) -> Any:
@@ -91,6 +90,5 @@ def counts(batch: OpenAIBatch) -> tuple[int, int, int]:
 async def picky(submit: Submit) -> AsyncIterator[list[Event]]:
     """Refuses requests that contain "refuse me"."""
     is_refused = "refuse me" in str(submit.request)
-    script = saying([Failed(request_id="", failure=NO)]) if is_refused else paris
-    async for events in script(submit):
+    async for events in (breaking("invalid_schema") if is_refused else paris)(submit):
         yield events

@@ -13,7 +13,6 @@ from typing import Any
 import anthropic
 import openai
 import pytest
-from anthropic.types.messages import MessageBatch
 from django.utils import timezone
 
 from inference.batches import services
@@ -41,6 +40,7 @@ from tests.inference.gateway.bodies import PATIENCE_S, chat, chat_body, until
 from tests.inference.gateway.conftest import ENTRY, FakeCatalogue, MakeClient
 from tests.inference.gateway.fake_metering import KEY, FakeDirectory, FakeLedger
 from tests.inference.gateway.fake_neuron import FakeNeuron, endless
+from tests.inference.gateway.upstreams.forwarding import FORM, form, part
 from tests.inference.image_files import data_uri, png
 
 pytestmark = [
@@ -157,25 +157,6 @@ async def test_refusals(sdk: openai.AsyncOpenAI, neuron: FakeNeuron) -> None:
     assert not neuron.frames
 
 
-async def test_anthropics_runs(anthropic_sdk: anthropic.AsyncAnthropic, neuron: FakeNeuron) -> None:
-    neuron.script = picky
-    batches = anthropic_sdk.messages.batches
-    made: MessageBatch = await batches.create(requests=[message("a"), message("refuse me")])
-    assert (made.processing_status, made.request_counts.processing) == ("in_progress", 2)
-    now = await until_messages_ended(anthropic_sdk, made.id)
-    ended = {"succeeded": 1, "errored": 1, "canceled": 0, "expired": 0}
-    assert now.request_counts.to_dict() == {"processing": 0, **ended}
-    results_by_id = {one.custom_id: one.result async for one in await batches.results(made.id)}
-    assert results_by_id["a"].type == "succeeded"
-    text = {"type": "text", "text": "The capital is Paris."}
-    assert results_by_id["a"].message.content[0].to_dict() == text
-    assert results_by_id["refuse-me"].type == "errored"
-    assert [one.id async for one in batches.list()] == [made.id]
-    assert (await batches.delete(made.id)).id == made.id
-    with pytest.raises(anthropic.NotFoundError):
-        await batches.retrieve(made.id)
-
-
 async def test_an_answer_that_is_written_while_its_batch_is_cancelled_is_reported_once(
     anthropic_sdk: anthropic.AsyncAnthropic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,64 +191,43 @@ async def test_an_answer_that_is_written_while_its_batch_is_cancelled_is_reporte
     assert results_by_id == [("a", "succeeded")]
 
 
-BOUNDARY = "a-boundary"
-FORM = f"multipart/form-data; boundary={BOUNDARY}"
-PURPOSE = ('name="purpose"', b"batch")
+PURPOSE, FILE = part("purpose", b"batch"), part("file", b"", filename="a")
 HOUR: Any = {"anchor": "created_at", "seconds": 3600}
 
 
 async def test_what_an_account_keeps(make_client: MakeClient, tmp_path: Path) -> None:
     client = make_client(max_stored_file_bytes=100, max_open_batches=0)
-    large = {"custom_id": "a", "params": {"text": "x" * 100}}
-    full = await client.post("/v1/messages/batches", {"requests": [large]}, headers=KEYED)
-    assert (full.status, full.json["error"]["details"]["error_code"]) == (429, "insufficient_quota")
-    small = {"custom_id": "a", "params": {}}
-    many = await client.post("/v1/messages/batches", {"requests": [small]}, headers=KEYED)
-    assert (many.status, "open batches" in many.json["error"]["message"]) == (429, True)
+    for text, word in (("x" * 100, "bytes"), ("", "open batches")):
+        body = {"requests": [{"custom_id": "a", "params": {"text": text} if text else {}}]}
+        refused = await client.post("/v1/messages/batches", body, headers=KEYED)
+        assert (refused.status, word in refused.json["error"]["message"]) == (429, True)
+        assert refused.json["error"]["details"]["error_code"] == "insufficient_quota"
     for name in ("../secret", "file-../x", "file-" + "g" * 32, "/etc/passwd"):
         with pytest.raises(AssertionError):
             FileStore(tmp_path).path(name)
 
 
-def form(*parts: tuple[str, bytes]) -> bytes:
-    """Each is a disposition's words and a content."""
-    written = b"".join(
-        f"--{BOUNDARY}\r\nContent-Disposition: form-data; {words}\r\n\r\n".encode()
-        + content
-        + b"\r\n"
-        for words, content in parts
-    )
-    return written + f"--{BOUNDARY}--\r\n".encode()
-
-
 @each_case(
-    ("content_type", "body", "status", "found"),
+    ("body", "status", "found"),
     [
-        (FORM, form(PURPOSE, ('name="file"; filename="a.jsonl"', b"{}\n")), 200, "a.jsonl"),
+        (form(PURPOSE, part("file", b"{}\n", filename="a.jsonl")), 200, "a.jsonl"),
         # As aiohttp sends it.
-        (FORM, form(PURPOSE, ("name=\"file\"; filename*=utf-8''%C3%A4", b"")), 200, "ä"),
-        (
-            FORM,
-            form(PURPOSE, ('name="mood"', b""), ('name="file"; filename="a"', b"")),
-            400,
-            "mood",
-        ),
-        ("application/json", b"{}", 400, None),
-        ("multipart/form-data", b"no boundary", 400, None),
-        (FORM, b"nothing of the kind", 400, None),
-        (FORM, form(PURPOSE), 400, "file"),
-        (FORM, form(('name="file"', b"no name")), 400, "file"),
-        (FORM, form(*((f'name="field-{number}"', b"") for number in range(1001))), 400, None),
-        (FORM, form(*(('name="file"; filename="a"', b"") for _ in range(101))), 400, "file"),
+        (form(PURPOSE, FILE).replace(b'="a"', b"*=utf-8''%C3%A4"), 200, "ä"),
+        (form(PURPOSE, part("mood", b""), FILE), 400, "mood"),
+        (b"nothing of the kind", 400, None),
+        (form(PURPOSE), 400, "file"),
+        (form(part("file", b"no name")), 400, "file"),
+        (form(*(part(f"field-{number}", b"") for number in range(1001))), 400, None),
+        (form(*101 * [FILE]), 400, "file"),
     ],
 )
-async def test_forms(
-    client: AsgiClient, content_type: str, body: bytes, status: int, found: str | None
-) -> None:
-    headers = KEYED | {"content-type": content_type}
-    answer = await client.post("/v1/files", parts=[body], headers=headers)
+async def test_forms(client: AsgiClient, body: bytes, status: int, found: str | None) -> None:
+    answer = await client.post("/v1/files", parts=[body], headers=KEYED | FORM)
     assert answer.status == status
     assert (answer.json["filename"] if status == 200 else answer.error["param"]) == found
+    for kind in ("application/json", "multipart/form-data"):  # the one without a boundary
+        headers = KEYED | {"content-type": kind}
+        assert (await client.post("/v1/files", parts=[body], headers=headers)).status == 400
 
 
 async def test_expiry(kept: DatabaseThreads, sdk: openai.AsyncOpenAI, gateway: Gateway) -> None:
@@ -283,15 +243,11 @@ async def test_expiry(kept: DatabaseThreads, sdk: openai.AsyncOpenAI, gateway: G
         assert refused.value.param == f"expires_after[{field}]"
     first, second = await upload(sdk, expires_after=HOUR), await upload(sdk)
     assert (first.expires_at, second.expires_at) == (first.created_at + 3600, None)
-    config = gateway.config
-    files = FileStore(config.stored_files_dir)
+    files = FileStore(gateway.config.stored_files_dir)
     assert files.has(first.id)
-
-    def expire() -> None:
-        past = timezone.now() - timedelta(seconds=1)
-        StoredFile.objects.filter(pk=first.id).update(expires_at=past)
-
-    await kept.query(expire)
+    past = timezone.now() - timedelta(seconds=1)
+    rows = StoredFile.objects.filter(pk=first.id)
+    await kept.query(lambda: rows.update(expires_at=past))
     for ask in (sdk.files.retrieve, sdk.files.content):
         with pytest.raises(openai.NotFoundError):
             await ask(first.id)
@@ -300,8 +256,8 @@ async def test_expiry(kept: DatabaseThreads, sdk: openai.AsyncOpenAI, gateway: G
     last = await upload(sdk, expires_after=HOUR)
     await until(lambda: not files.has(first.id))
     assert files.has(second.id) and files.has(last.id)
-    rows = await kept.query(lambda: set(StoredFile.objects.values_list("pk", flat=True)))
-    assert second.id in rows and last.id in rows
+    left = await kept.query(lambda: set(StoredFile.objects.values_list("pk", flat=True)))
+    assert {second.id, last.id} <= left
 
 
 async def upload(sdk: openai.AsyncOpenAI, **more: Any) -> Any:

@@ -90,16 +90,6 @@ async def test_refusals_and_answers(rig: RecordingRig, neuron: FakeNeuron) -> No
     assert (one.kind, one.status, one.settle.outcome) == (Outcome.CANCELLED, 200, "cancelled")
 
 
-async def test_requests_while_the_gateway_stops(rig: RecordingRig, neuron: FakeNeuron) -> None:
-    assert (await rig.ask()).status == 200
-    await rig.gateway.drain(0)
-    rig.records.ended.clear()
-    for path in (CHAT, "/v1/messages"):
-        assert (await rig.client.post(path, SHORT_CHAT, headers=BEARER)).status == 503
-        one = rig.record()
-        assert (one.settle.outcome, one.settle.account) == ("shutting_down", "lab")
-
-
 async def test_logins_and_end_users(rig: RecordingRig, neuron: FakeNeuron) -> None:
     person = Principal(account="ours", scopes=frozenset({Scope.INFERENCE}))
     login = Login(principal=person, username="ann")
@@ -259,18 +249,6 @@ async def test_a_body_that_the_server_does_not_read_is_its_senders(rig: Recordin
         await until(lambda: bool(rig.records.ended))
         one = rig.refused(413, "request_too_large", account=account)
         assert one.settle.request_id == request_id
-
-
-@each_case("num_bytes", [2, 100_000])
-async def test_a_key_that_was_good_once(rig: RecordingRig, num_bytes: int) -> None:
-    rig.directory.refused[KEY] = RevokedKeyError("It was revoked.", account="lab", key=KEY[:13])
-    answer = await rig.client.post(CHAT, parts=[b"x" * num_bytes], headers=BEARER)
-    assert answer.status == 401
-    rig.refused(401, "invalid_api_key")
-    socket = AsgiSocket(rig.client.application, RESPONSES, headers=AUTHORIZED)
-    assert await socket.message() == {"type": "websocket.close"}
-    await socket.leave()
-    rig.refused(403, "invalid_api_key")
 
 
 def _key_record(key: str, **changes: Any) -> KeyRecord:

@@ -55,20 +55,6 @@ class RunningServer:
         self.process.wait(60)
 
 
-def gateway_environment(data_dir: Path, redis_url: str, *, max_body_bytes: int) -> dict[str, str]:
-    env = os.environ | {
-        "HELEXA_DATA_DIR": str(data_dir),
-        "REDIS_URL": redis_url,
-        "HELEXA_LISTEN_HOST": "127.0.0.1",
-        "HELEXA_MAX_BODY_BYTES": str(max_body_bytes),
-        "DJANGO_SETTINGS_MODULE": "helexa_site.settings",
-        # Fake neurons show marks of loads that are signed with this process's key.
-        "HELEXA_SECRET_KEY": str(settings.SECRET_KEY),
-    }
-    env.pop("DATABASE_URL", None)
-    return env
-
-
 def command(port: int) -> list[str]:
     code = (
         "import django; django.setup();"
@@ -122,7 +108,17 @@ async def served_by(neuron: FakeNeuron, server: RunningServer) -> None:
 def environment(redis_server_url: str, make_sqlite: MakeSqlite) -> dict[str, str]:
     """A database of its own that holds the default model."""
     data_dir = make_sqlite(lambda: default_model_ensure(actor=COMMAND)).parent
-    return gateway_environment(data_dir, redis_server_url, max_body_bytes=MAX_BODY_BYTES)
+    env = os.environ | {
+        "HELEXA_DATA_DIR": str(data_dir),
+        "REDIS_URL": redis_server_url,
+        "HELEXA_LISTEN_HOST": "127.0.0.1",
+        "HELEXA_MAX_BODY_BYTES": str(MAX_BODY_BYTES),
+        "DJANGO_SETTINGS_MODULE": "helexa_site.settings",
+        # Fake neurons show marks of loads that are signed with this process's key.
+        "HELEXA_SECRET_KEY": str(settings.SECRET_KEY),
+    }
+    env.pop("DATABASE_URL", None)
+    return env
 
 
 @pytest.fixture(scope="module")
