@@ -182,13 +182,12 @@ async def test_access(guarded: AsgiClient, neuron: FakeNeuron, row: Row) -> None
 
 async def _a_response_of_the_owner(client: AsgiClient) -> str:
     body = {"model": "tiny", "input": "Hi", "background": True}
-    made = await exchange_with(client, "POST", "/v1/responses", body, KEY)
-    response_id: str = made.json["id"]
-    while True:
-        found = await exchange_with(client, "GET", f"/v1/responses/{response_id}", None, KEY)
-        if found.json["status"] == "completed":
-            return response_id
-        assert found.json["status"] in ("queued", "in_progress"), found.json
+    made = (await exchange_with(client, "POST", RESPONSES, body, KEY)).json
+    while made["status"] != "completed":
+        assert made["status"] in ("queued", "in_progress"), made
+        made = (await exchange_with(client, "GET", f"{RESPONSES}/{made['id']}", None, KEY)).json
+    response_id: str = made["id"]
+    return response_id
 
 
 async def exchange_with(
@@ -201,9 +200,6 @@ async def exchange_with(
 PAGE = "https://evil.example"
 UNKNOWN = "hx-0123456789-" + 32 * "x"
 BASIC = {"authorization": "Basic aHg6aHg="}
-SERVED = (200, None)
-INVALID = (401, "invalid_api_key")
-FOREIGN = (403, "origin_not_allowed")
 SESAME = {"api_key": "sesame"}
 NETWORK = {"listen_host": "0.0.0.0"}
 CLOSED = {**NETWORK, **SESAME}
@@ -236,68 +232,60 @@ def test_anonymous_use_follows_from_address_and_word(
     assert allows_anonymous(changed) is wanted
 
 
-@each_case(
-    "case",
-    [
+async def test_who_is_served(make_client: MakeClient, neuron: FakeNeuron) -> None:
+    at_home = [{}, bearer("none"), {"x-api-key": "x"}, BASIC, {"origin": "http://localhost:5173"}]
+    no_keys = [
+        bearer(UNKNOWN),
+        {"authorization": UNKNOWN},
+        {"authorization": f"Token {UNKNOWN}"},
+        bearer(f'"{KEY}"'),
+        bearer(KEY[:-1]),
+        {"x-api-key": f"{KEY}x"},
+        {"x-api-key": f"Bearer {UNKNOWN}"},
+        {"authorization": "Bearer none", "x-api-key": UNKNOWN},
+    ]
+    places = [
+        headers
+        for key in (KEY, "sesame")
+        for headers in (
+            {"authorization": key},
+            {"authorization": f"bearer  {key}"},
+            {"x-api-key": key},
+            {"x-api-key": f"Bearer {key}"},
+            {**BASIC, "x-api-key": key},
+        )
+    ]
+    nothing = [BASIC, *({"authorization": word} for word in ("", "Bearer", "Bearer "))]
+    foreign = [{"origin": origin} for origin in (PAGE, "null")]
+    for changes, tried, status, code in (
         # On loopback nobody needs a key, and placeholders are ignored.
-        *(({}, headers, SERVED) for headers in ({}, bearer("none"), {"x-api-key": "x"}, BASIC)),
+        ({}, at_home, 200, None),
         # What looks like a key and is none is refused everywhere.
-        *(
-            ({}, headers, INVALID)
-            for headers in (
-                bearer(UNKNOWN),
-                {"authorization": UNKNOWN},
-                {"authorization": f"Token {UNKNOWN}"},
-                bearer(f'"{KEY}"'),
-                bearer(KEY[:-1]),
-                {"x-api-key": f"{KEY}x"},
-                {"x-api-key": f"Bearer {UNKNOWN}"},
-                {"authorization": "Bearer none", "x-api-key": UNKNOWN},
-            )
-        ),
+        ({}, no_keys, 401, "invalid_api_key"),
         # A proxy on this machine lets nobody in: a plain proxy_pass adds no header of its own.
-        (SESAME, {"host": "127.0.0.1:31313"}, INVALID),
-        (SESAME, bearer("sesam"), INVALID),
+        (SESAME, [{"host": "127.0.0.1:31313"}, bearer("sesam")], 401, "invalid_api_key"),
         # An address of the network needs a key.
-        (NETWORK, {}, INVALID),
-        (NETWORK, BEARER, SERVED),
-        (EVERYBODY, {}, SERVED),
+        (NETWORK, [{}], 401, "invalid_api_key"),
+        (NETWORK, [BEARER], 200, None),
+        (EVERYBODY, [{}], 200, None),
         # A key is found wherever clients put it.
-        *(
-            (CLOSED, headers, SERVED)
-            for key in (KEY, "sesame")
-            for headers in (
-                {"authorization": key},
-                {"authorization": f"bearer  {key}"},
-                {"x-api-key": key},
-                {"x-api-key": f"Bearer {key}"},
-                {**BASIC, "x-api-key": key},
-            )
-        ),
-        (CLOSED, {"authorization": f"Token {KEY}"}, SERVED),
-        ({}, bearer(NARROW_KEY), (403, "insufficient_scope")),
+        (CLOSED, [*places, {"authorization": f"Token {KEY}"}], 200, None),
+        (CLOSED, nothing, 401, "invalid_api_key"),
+        ({}, [bearer(NARROW_KEY)], 403, "insufficient_scope"),
         # A page of elsewhere is refused without a key.
-        *(({}, {"origin": origin}, FOREIGN) for origin in (PAGE, "null")),
-        *(({}, {"origin": origin, **BEARER}, SERVED) for origin in (PAGE, "null")),
-        ({}, {"origin": "http://localhost:5173"}, SERVED),
-        (EVERYBODY, {"origin": PAGE}, FOREIGN),
-        ({**EVERYBODY, "allowed_origins": (PAGE,)}, {"origin": PAGE}, SERVED),
-    ],
-    ids=str,
-)
-async def test_who_is_served(make_client: MakeClient, neuron: FakeNeuron, case: Any) -> None:
-    settings, headers, found = case
-    answer = await make_client(**settings).post(CHAT, SHORT_CHAT, headers=headers)
-    code = None if answer.status == 200 else answer.error["code"]
-    assert (answer.status, code) == found
-    assert answer.headers["x-request-id"]
-
-
-async def test_who_sends_no_key(make_client: MakeClient, neuron: FakeNeuron) -> None:
-    client = make_client(**CLOSED)
-    for headers in (BASIC, *({"authorization": word} for word in ("", "Bearer", "Bearer "))):
-        answer = await client.post(CHAT, SHORT_CHAT, headers=headers)
-        assert answer.error["message"].startswith("Send your API key")
+        ({}, foreign, 403, "origin_not_allowed"),
+        ({}, [one | BEARER for one in foreign], 200, None),
+        (EVERYBODY, [{"origin": PAGE}], 403, "origin_not_allowed"),
+        ({**EVERYBODY, "allowed_origins": (PAGE,)}, [{"origin": PAGE}], 200, None),
+    ):
+        client = make_client(**changes)
+        for headers in tried:
+            answer = await client.post(CHAT, SHORT_CHAT, headers=headers)
+            found = None if answer.status == 200 else answer.error["code"]
+            assert (answer.status, found) == (status, code), (changes, headers)
+            assert answer.headers["x-request-id"]
+            if tried is nothing:
+                assert answer.error["message"].startswith("Send your API key")
     messages = await client.post("/v1/messages", SHORT_CHAT, headers={"x-api-key": NARROW_KEY})
     assert (messages.status, messages.error["type"]) == (403, "permission_error")
 
@@ -355,9 +343,6 @@ def test_the_end_user_that_a_trusted_key_names(headers: dict[bytes, bytes], end_
     trusted = Principal(account="lab", names_end_user=True)
     assert end_user_of_headers(headers.items(), trusted) == end_user
     assert end_user_of_headers(headers.items(), Principal(account="lab")) == ""
-
-
-def test_names_are_cleaned_and_long_ones_that_differ_stay_different() -> None:
     assert cleaned(" a\0b\n\u202ec\ud800 d ") == "abc d"
     assert cleaned("x" * MAX_CHARS) == "x" * MAX_CHARS
     names = {cleaned("x" * MAX_CHARS + end) for end in "abc"}
