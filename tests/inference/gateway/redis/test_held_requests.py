@@ -196,7 +196,9 @@ def _submit(request_id: str, num_characters: int) -> Submit:
     )
 
 
-async def test_frames_are_in_pieces(redis_url: str, redis_client: redis.asyncio.Redis) -> None:
+async def test_frames_are_in_pieces(
+    redis_url: str, redis_client: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A connection that carried it whole made Redis hold all of it, twice."""
     link = RedisLink(redis_url, timeout_s=60.0)
     dispatcher = Dispatcher(link, stall_limit_s=60.0)
@@ -213,6 +215,12 @@ async def test_frames_are_in_pieces(redis_url: str, redis_client: redis.asyncio.
     whole = [assembler.add(fields, 0.0) for _, fields in entries]
     assert [decode_inbox_frame(frame) for frame in whole if frame is not None] == frames
     assert await redis_client.llen(keys.neuron_queue("beast")) == 1, "rung once: it was empty once"
+    monkeypatch.setattr("inference.gateway.redis.inbox.MAX_PENDING_BYTES", 10_000)
+    waiting = dispatcher.push("beast", _submit("waits", 6_000))
+    with pytest.raises(ApiError) as refused:
+        await dispatcher.push("beast", _submit("too much", 6_000))
+    assert (refused.value.status, refused.value.code) == (503, "queue_full")
+    await waiting
     await dispatcher.close(1.0)
     await link.aclose()
 

@@ -14,13 +14,10 @@ import redis.asyncio
 
 from helexa_site.config import Config
 from inference.gateway import gateway
-from inference.gateway.gateway import Gateway
 from inference.gateway.redis import event_reader
-from inference.gateway.redis import inbox as dispatch
 from inference.protocol import keys
-from inference.protocol.generation import Cancel, InboxFrame, Submit
 from tests.inference.gateway.asgi_client import AsgiClient, Exchange
-from tests.inference.gateway.bodies import chat_body, until
+from tests.inference.gateway.bodies import chat_body
 from tests.inference.gateway.conftest import CHAT
 from tests.inference.gateway.fake_neuron import FakeNeuron, endless, paris
 from tests.servers.private_redis import MortalRedis, mortal_redis
@@ -84,44 +81,6 @@ def error_of(exchange: Exchange) -> str:
     return str(code)
 
 
-@pytest.fixture
-def pushed(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> list[InboxFrame]:
-    """The frames that requests have handed on to be sent, whether Redis takes them or not."""
-    frames: list[InboxFrame] = []
-    push = gateway.dispatcher.push
-
-    def recorded(name: str, frame: InboxFrame) -> asyncio.Future[None]:
-        frames.append(frame)
-        return push(name, frame)
-
-    monkeypatch.setattr(gateway.dispatcher, "push", recorded)
-    return frames
-
-
-async def test_who_leaves_during_a_stall_frees_its_blocks(
-    client: AsgiClient, neuron: FakeNeuron, mortal: MortalRedis, pushed: list[InboxFrame]
-) -> None:
-    neuron.script = endless
-    running = client.open("POST", CHAT, chat_body(stream=True))
-    submit = await asyncio.wait_for(neuron.submitted.get(), 60)
-    await running.until(b"on and")
-    mortal.suspend()
-    pushed.clear()
-    # Two: the first is on its way, the second waits behind it.
-    waiting = [client.open("POST", CHAT, chat_body()) for _ in range(2)]
-    await until(lambda: len(pushed) == 2)
-    await asyncio.sleep(2 * COMMAND_TIMEOUT_S)
-    for exchange in (running, *waiting):
-        exchange.leave()
-        await exchange.finish()
-    await asyncio.sleep(2 * COMMAND_TIMEOUT_S)
-    mortal.resume()
-    cancelled = [await asyncio.wait_for(neuron.cancelled.get(), 60) for _ in range(3)]
-    assert submit.request_id in cancelled
-    ran = {frame.request_id for frame in neuron.frames if isinstance(frame, Submit)}
-    assert ran <= {frame.request_id for frame in neuron.frames if isinstance(frame, Cancel)}
-
-
 async def test_keys_that_expired_meanwhile_declare_nobody_dead(
     client: AsgiClient,
     neuron: FakeNeuron,
@@ -146,24 +105,6 @@ async def test_keys_that_expired_meanwhile_declare_nobody_dead(
     monkeypatch.setattr(keys, "SETTLING_S", 0.0)
     await neuron.die()
     assert error_of(await exchange.finish()) == "neuron_lost", "it had its time"
-
-
-async def test_more_than_may_wait_is_refused(
-    client: AsgiClient,
-    neuron: FakeNeuron,
-    mortal: MortalRedis,
-    monkeypatch: pytest.MonkeyPatch,
-    pushed: list[InboxFrame],
-) -> None:
-    monkeypatch.setattr(dispatch, "MAX_PENDING_BYTES", 10_000)
-    mortal.suspend()
-    large = chat_body(messages=[{"role": "user", "content": "x" * 6000}])
-    first = client.open("POST", CHAT, large)
-    await until(lambda: pushed)
-    refused = await client.post(CHAT, large)
-    mortal.resume()
-    assert (refused.status, refused.error["code"]) == (503, "queue_full")
-    assert text_of(await first.finish()) == TEXT
 
 
 async def test_given_up(client: AsgiClient, neuron: FakeNeuron, mortal: MortalRedis) -> None:

@@ -124,13 +124,12 @@ OVERLOADED = {"type": "error", "error": {"type": "overloaded_error", "message": 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spoken:
-    """``asked`` is the body of a chat of at most 9 tokens that "x" stops, ``frames`` its streamed
-    answer, ``whole`` the one that is not streamed. After ``num_begun`` frames "Hel" has come."""
+    """``frames`` is a chat's streamed answer, ``whole`` the one that is not streamed. After
+    ``num_begun`` frames "Hel" has come."""
 
     dialect: str
     path: str
     key: dict[str, str]
-    asked: dict[str, Any]
     frames: list[Any]
     num_begun: int
     whole: dict[str, Any]
@@ -179,14 +178,6 @@ SPOKEN_BY = {
         dialect="openai",
         path="/v1/chat/completions",
         key={"authorization": f"Bearer {SECRET}"},
-        asked={
-            "model": "org/m",
-            "messages": [{"role": "user", "content": "hi"}],
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            "max_tokens": 9,
-            "stop": ["x"],
-        },
         frames=HELLO,
         num_begun=2,
         whole={
@@ -200,13 +191,6 @@ SPOKEN_BY = {
         dialect="anthropic",
         path="/v1/messages",
         key={"x-api-key": SECRET},
-        asked={
-            "model": "org/m",
-            "max_tokens": 9,
-            "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}],
-            "stream": True,
-            "stop_sequences": ["x"],
-        },
         frames=[
             message_start(input_tokens=4, cache_read_input_tokens=3, output_tokens=1),
             *block(0, {"type": "text", "text": ""}, *DELTAS),
@@ -228,14 +212,6 @@ SPOKEN_BY = {
         dialect="ollama",
         path="/api/chat",
         key={"authorization": f"Bearer {SECRET}"},
-        asked={
-            "model": "org/m",
-            "stream": True,
-            "truncate": False,
-            "shift": False,
-            "messages": [{"role": "user", "content": "hi"}],
-            "options": {"stop": ["x"], "num_predict": 9, "num_ctx": 4_096},
-        },
         frames=[line("Hel"), line("lo"), DONE],
         num_begun=1,
         whole={**DONE, **line("Hello", done=True)},

@@ -163,7 +163,9 @@ async def test_every_client_gets_the_same_answer(
     assert answer.json["choices"][0]["finish_reason"] == "stop"
     assert answer.json["usage"]["prompt_tokens"] == 7
     (asked,) = rig.upstream.asked
-    assert (asked.path, asked.json) == (spoken.path, spoken.asked)
+    assert (asked.path, asked.json["model"], asked.json["stream"]) == (spoken.path, "org/m", True)
+    assert asked.json.get("max_tokens") == 9 or asked.json["options"]["num_predict"] == 9
+    assert asked.json["messages"][0]["role"] == "user" and "user" not in asked.json
     assert spoken.key.items() <= asked.headers.items()
     assert ("authorization" in asked.headers) == ("authorization" in spoken.key)
     settled = rig.settled
