@@ -6,45 +6,161 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import socket
 import sqlite3
 import subprocess
+import sys
+import time
 import uuid
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import redis
 import websockets
+from django.conf import settings
 
 from benchmarks.ports import free_port
+from fleet.services import default_model_ensure
 from helexa_site.program import REPOSITORY_DIR
+from inference.protocol import keys
 from inference.protocol.events import Accepted, Delta, Event
 from inference.protocol.generation import Submit
+from metering.audit import COMMAND
 from tests.cases import each_case
 from tests.inference.gateway.bodies import gated
 from tests.inference.gateway.conftest import CHAT
-from tests.inference.gateway.fake_neuron import FakeNeuron, accepts, endless
-from tests.inference.gateway.servers.conftest import (
-    ASKED,
-    CREATE,
-    MAX_BODY_BYTES,
-    MODEL,
-    RunningServer,
-    accepts_connections,
-    command,
-    served_by,
-    start,
-)
+from tests.inference.gateway.fake_neuron import FakeNeuron, accepts, endless, paris
+from tests.migrated_database import MakeSqlite
 
 pytestmark = pytest.mark.slow
+START_TIMEOUT_S = 120.0
+MODEL = "smollm2-135m-instruct"
+"""The default model."""
+MAX_BODY_BYTES = 50_000
+ASKED: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
+CREATE = {"type": "response.create", "model": MODEL, "input": "Hi", "store": False}
 LONG = "x" * 100_000
 KEY = f"hx-0123456789-{32 * 'x'}"
 UNKNOWN = f"Host: localhost\r\nAuthorization: Bearer {KEY}\r\nTransfer-Encoding: chunked"
 LARGE = f"Host: localhost\r\nContent-Length: {MAX_BODY_BYTES + 1}"
+
+
+@dataclass
+class RunningServer:
+    process: subprocess.Popen[bytes]
+    port: int
+    env: dict[str, str]
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def client(self, **more: Any) -> httpx.AsyncClient:
+        """A patient one: the first page that a process serves imports all of them."""
+        return httpx.AsyncClient(base_url=self.url, timeout=GENEROUS_S, **more)
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait(60)
+
+
+def command(port: int) -> list[str]:
+    code = (
+        "import django; django.setup();"
+        "from django.core.management import call_command;"
+        f"call_command('gateway', '--port', '{port}')"
+    )
+    return [sys.executable, "-c", code]
+
+
+def start(env: dict[str, str], log: Path, *, num_descriptors: int | None = None) -> RunningServer:
+    """``num_descriptors``: the limit of its file descriptors, soft and hard."""
+    port = free_port()
+    words = command(port)
+    if num_descriptors is not None:
+        words = ["sh", "-c", f'ulimit -n {num_descriptors} && exec "$@"', "sh", *words]
+    with log.open("wb") as output:
+        process = subprocess.Popen(words, cwd=REPOSITORY_DIR, env=env, stdout=output, stderr=output)
+    give_up_s = time.monotonic() + START_TIMEOUT_S
+    while not accepts_connections(port):
+        assert process.poll() is None and time.monotonic() < give_up_s, log.read_text()
+        time.sleep(0.05)
+    return RunningServer(process, port, env)
+
+
+def accepts_connections(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+async def served_by(neuron: FakeNeuron, server: RunningServer) -> None:
+    """Returns once the server's requests are answered by this neuron, whose script stays."""
+    await neuron.beat()
+    script, neuron.script = neuron.script, paris
+
+    async def is_served(client: httpx.AsyncClient) -> bool:
+        try:
+            return (await client.post(CHAT, json=ASKED)).status_code == 200
+        except httpx.TransportError:  # a server with short deadlines has closed an idle connection
+            return False
+
+    async with server.client() as client, asyncio.timeout(60):
+        while not await is_served(client):
+            await asyncio.sleep(0.05)
+    neuron.script = script
+
+
+@pytest.fixture(scope="module")
+def environment(redis_server_url: str, make_sqlite: MakeSqlite) -> dict[str, str]:
+    """A database of its own that holds the default model."""
+    data_dir = make_sqlite(lambda: default_model_ensure(actor=COMMAND)).parent
+    env = os.environ | {
+        "HELEXA_DATA_DIR": str(data_dir),
+        "REDIS_URL": redis_server_url,
+        "HELEXA_LISTEN_HOST": "127.0.0.1",
+        "HELEXA_MAX_BODY_BYTES": str(MAX_BODY_BYTES),
+        "DJANGO_SETTINGS_MODULE": "helexa_site.settings",
+        # Fake neurons show marks of loads that are signed with this process's key.
+        "HELEXA_SECRET_KEY": str(settings.SECRET_KEY),
+    }
+    env.pop("DATABASE_URL", None)
+    return env
+
+
+@pytest.fixture(scope="module")
+def server(environment: dict[str, str], tmp_path_factory: Any) -> Iterator[RunningServer]:
+    running = start(environment, tmp_path_factory.mktemp("log") / "server.log")
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def redis_url(redis_server_url: str) -> str:
+    """Removes what earlier tests' neurons wrote, except the streams of their events: those are a
+    running gateway's, which fails the requests that wait for one when it is gone."""
+    with redis.Redis.from_url(redis_server_url) as client:
+        kept = set(client.keys(keys.events_key("*", "*")))
+        for key in client.keys("helexa:neuron*"):
+            if key not in kept:
+                client.delete(key)
+    return redis_server_url
+
+
+@pytest.fixture
+def ready(neuron: FakeNeuron) -> FakeNeuron:
+    neuron.model = MODEL
+    return neuron
 
 
 def websocket(server: RunningServer, **more: Any) -> Any:
@@ -200,3 +316,87 @@ def test_a_port_in_use_is_one_line_and_exit_code_1(environment: dict[str, str]) 
         )
     assert run.returncode == 1
     assert b"cannot listen" in run.stderr and b"Traceback" not in run.stderr
+
+
+pytestmark = pytest.mark.slow
+
+NUM_DRIPPING = 100
+"""The number of slow clients of each kind."""
+NUM_DESCRIPTORS = 128
+NUM_CONNECTIONS = 200
+GENEROUS_S = 120.0
+HEAD = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
+UPLOAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+
+
+async def answered(server: RunningServer, beginning: bytes, drop: bytes) -> bytes:
+    """The answer, until it is cut off, to a client that sends that drop a few times a second."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(beginning)
+
+    async def dripping() -> None:
+        while drop:
+            writer.write(drop)
+            await asyncio.sleep(0.2)
+
+    task = asyncio.create_task(dripping())
+    received = b""
+    with suppress(ConnectionError):
+        async with asyncio.timeout(GENEROUS_S):
+            while piece := await reader.read(65_536):
+                received += piece
+    task.cancel()
+    writer.close()
+    return received
+
+
+async def test_clients_that_drip_get_a_408(environment: dict[str, str], tmp_path: Path) -> None:
+    names = ("HELEXA_HEAD_TIMEOUT_S", "HELEXA_BODY_TIMEOUT_S", "HELEXA_IDLE_TIMEOUT_S")
+    more = {"HELEXA_MAX_BODY_BYTES": "10000000", **dict.fromkeys(names, "2")}
+    server = await asyncio.to_thread(start, environment | more, tmp_path / "log")
+    dripping = [(HEAD, b"a: b\r\n"), (UPLOAD % 1_000_000, b"x"), (UPLOAD % 1000, b"x")]
+    twice = HEAD + b"\r\n" + HEAD + b"\r\n"  # the second is in the buffer already
+    silent, used, *answers = await asyncio.gather(
+        answered(server, b"", b""),
+        answered(server, twice, b""),
+        *(answered(server, *client) for client in dripping for _ in range(NUM_DRIPPING)),
+    )
+    for answer in answers:
+        assert answer.startswith(b"HTTP/1.1 408 "), answer
+        assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "request_timeout"
+    assert silent == b""
+    assert used.count(b'{"status":') == 2 and b"408" not in used
+    server.stop()
+
+
+async def test_many_streams(environment: dict[str, str], ready: FakeNeuron, tmp_path: Path) -> None:
+    """At a server with few file descriptors."""
+    ready.script = endless
+    log = tmp_path / "log"
+    poor_server = await asyncio.to_thread(start, environment, log, num_descriptors=NUM_DESCRIPTORS)
+    await served_by(ready, poor_server)
+    body = ASKED | {"stream": True}
+    async with (
+        AsyncExitStack() as open_streams,
+        poor_server.client(limits=httpx.Limits(max_connections=None)) as client,
+    ):
+
+        async def ask() -> str:
+            response = await open_streams.enter_async_context(
+                client.stream("POST", CHAT, json=body)
+            )
+            if response.status_code == 200:
+                await anext(response.aiter_bytes())
+                return "streams"
+            assert response.headers["retry-after"]
+            code: str = json.loads(await response.aread())["error"]["code"]
+            return code
+
+        codes = Counter(await asyncio.gather(*(ask() for _ in range(NUM_CONNECTIONS))))
+        assert codes.keys() == {"streams", "overloaded"}
+        descriptors = Path(f"/proc/{poor_server.process.pid}/fd")
+        assert len(list(descriptors.iterdir())) <= NUM_DESCRIPTORS
+    ready.script = paris
+    await served_by(ready, poor_server)
+    poor_server.stop()
+    assert f"of {NUM_DESCRIPTORS}" in log.read_text()
