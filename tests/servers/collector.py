@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import http.server
 import threading
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +21,6 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 PATH = "/v1/traces"
 PATIENCE_S = 60.0
-WAIT_S = 0.01
 
 
 @dataclass(frozen=True)
@@ -49,10 +47,9 @@ class Received:
 class Collector:
     """``status`` answers every export; while ``answers`` is not set, none is answered."""
 
-    def __init__(self, port: int = 0) -> None:
+    def __init__(self) -> None:
         self.spans: list[Received] = []
         self.bodies: list[bytes] = []
-        self.headers: list[dict[str, str]] = []
         self.status = 200
         self.answers = threading.Event()
         self.answers.set()
@@ -61,8 +58,8 @@ class Collector:
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["content-length"]))
-                collector._take(self.path, dict(self.headers), body)
+                assert self.path == PATH, self.path
+                collector._take(self.rfile.read(int(self.headers["content-length"])))
                 self.send_response(collector.status)
                 self.end_headers()
                 self.wfile.write(ExportTraceServiceResponse().SerializeToString())
@@ -70,11 +67,10 @@ class Collector:
             def log_message(self, format: str, *args: Any) -> None:
                 pass
 
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
-        self.base_url = f"http://127.0.0.1:{self._server.server_port}"
-        self.url = f"{self.base_url}{PATH}"
+        self.url = f"http://127.0.0.1:{self._server.server_port}{PATH}"
 
     def __enter__(self) -> Collector:
         self._thread.start()
@@ -89,26 +85,19 @@ class Collector:
     async def of_trace(self, trace_id: str, num_spans: int) -> list[Received]:
         """Returns a trace's spans by their beginnings, once so many have come: of two that began
         at once, the longer one first."""
-        return await asyncio.to_thread(self.wait_for, trace_id, num_spans)
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                found = [span for span in list(self.spans) if span.trace_id == trace_id]
+                if len(found) >= num_spans:
+                    return sorted(found, key=lambda span: (span.start_ns, -span.end_ns))
+                await asyncio.sleep(0.01)
 
-    def wait_for(self, trace_id: str, num_spans: int) -> list[Received]:
-        until_s = time.monotonic() + PATIENCE_S
-        while time.monotonic() < until_s:
-            found = [span for span in list(self.spans) if span.trace_id == trace_id]
-            if len(found) >= num_spans:
-                return sorted(found, key=lambda span: (span.start_ns, -span.end_ns))
-            time.sleep(WAIT_S)
-        names = [span.name for span in self.spans]
-        raise AssertionError(f"no {num_spans} spans of trace {trace_id} came, but {names}")
-
-    def _take(self, path: str, headers: dict[str, str], body: bytes) -> None:
-        assert path == PATH, path
+    def _take(self, body: bytes) -> None:
         self.was_asked.set()
         assert self.answers.wait(PATIENCE_S)
         if self.status != 200:
             return
         self.bodies.append(body)
-        self.headers.append(headers)
         for resource_spans in ExportTraceServiceRequest.FromString(body).resource_spans:
             resource = _values(resource_spans.resource.attributes)
             for scope_spans in resource_spans.scope_spans:

@@ -63,12 +63,6 @@ def new_trace(*, flags: str = "01") -> tuple[str, dict[str, str]]:
     return trace_id, {"authorization": f"Bearer {KEY}", "traceparent": traceparent}
 
 
-def tree(spans: list[Received]) -> dict[str, str]:
-    """Each span's name, and its parent's."""
-    names = {span.span_id: span.name for span in spans} | {CLIENTS_SPAN: "client"}
-    return {span.name: names[span.parent_id] for span in spans}
-
-
 def named(spans: list[Received], name: str) -> Received:
     (found,) = (span for span in spans if span.name == name)
     return found
@@ -92,7 +86,8 @@ async def test_a_chat_is_one_trace_and_none_of_its_text(
     with caplog.at_level("INFO", logger="helexa.requests"):
         answer = await traced.post(CHAT, {**BODY, "stream": True}, headers=headers)
     spans = await collector.of_trace(trace_id, 7)
-    assert tree(spans) == {
+    names = {span.span_id: span.name for span in spans} | {CLIENTS_SPAN: "client"}
+    assert {span.name: names[span.parent_id] for span in spans} == {
         "chat tiny": "client",
         "placement": "chat tiny",
         "neuron beast": "chat tiny",
@@ -152,25 +147,22 @@ async def test_refusals_and_who_does_not_sample(
     # Refusals have a span with their code.
     secret = "sk-sent-as-a-model-by-mistake-0123456789"
     neuron.script = breaking("context_length_exceeded")
-    for change, code, name in (
-        ({"n": 0}, "invalid_value", "chat"),
-        ({"model": secret}, "model_not_found", "chat"),
-        ({}, "context_length_exceeded", "chat tiny"),
+    for key, change, code, num_spans in (
+        ("no-key", {}, "invalid_api_key", 1),
+        (KEY, {"n": 0}, "invalid_value", 1),
+        (KEY, {"model": secret}, "model_not_found", 1),
+        (KEY, {}, "context_length_exceeded", 3),
     ):
         trace_id, headers = new_trace()
+        headers["authorization"] = f"Bearer {key}"
         answer = await traced.post(CHAT, {**BODY, **change}, headers=headers)
-        assert answer.status >= 400
-        spans = await collector.of_trace(trace_id, 3 if code == "context_length_exceeded" else 1)
-        request = named(spans, name)
+        request, *_ = spans = await collector.of_trace(trace_id, num_spans)
         assert (request.error, request.attributes["error.type"]) == (code, code)
         assert request.attributes["helexa.outcome"] == "refused"
-        assert request.attributes["http.response.status_code"] == answer.status
+        assert request.attributes["http.response.status_code"] == answer.status >= 400
+        assert request.parent_id == CLIENTS_SPAN
     assert named(spans, "neuron beast").error == "context_length_exceeded"
     assert secret.encode() not in b"".join(collector.bodies)
-    trace_id, headers = new_trace()
-    await traced.post(CHAT, BODY, headers=headers | {"authorization": "Bearer no-key"})
-    (request,) = await collector.of_trace(trace_id, 1)
-    assert (request.error, request.parent_id) == ("invalid_api_key", CLIENTS_SPAN)
 
 
 @pytest.mark.parametrize("trouble", ["refuses", "hangs"])
@@ -208,12 +200,9 @@ def times(total_ms: float, prepare_ms: float, **others: float | None) -> StageTi
 
 def test_what_the_neuron_did_not_take_was_two_equal_ways() -> None:
     whole = times(6000.0, 1000.0, queue_ms=2000.0, prefill_ms=1000.0, decode_ms=2000.0)
-    assert reported_stages(whole, sent_s=100.0, ended_s=108.0) == [
-        Stage(PREPARE, 101.0, 102.0),
-        Stage(QUEUE, 102.0, 104.0),
-        Stage(PREFILL, 104.0, 105.0),
-        Stage(DECODE, 105.0, 107.0),
-    ]
+    bounds = [101.0, 102.0, 104.0, 105.0, 107.0]
+    stages = map(Stage, (PREPARE, QUEUE, PREFILL, DECODE), bounds, bounds[1:])
+    assert reported_stages(whole, sent_s=100.0, ended_s=108.0) == [*stages]
     for found, names in (
         (times(1000.0, 1000.0), [PREPARE]),
         (times(2000.0, 1000.0, queue_ms=1000.0), [PREPARE, QUEUE]),

@@ -25,7 +25,7 @@ from tests.inference.gateway.upstreams.forwarding import (
     cut_early,
     paused,
 )
-from tests.servers.fake_upstream import Asked, Wire, chunk
+from tests.servers.fake_upstream import Asked, Wire
 
 LONG = "prompt is too long: 208310 tokens > 200000 maximum"
 EXCEEDS = "the input length exceeds the context length"
@@ -67,17 +67,6 @@ def cut_late(spoken: Spoken, wire: Wire) -> None:
     wire.cut()
 
 
-def half_closed(spoken: Spoken, wire: Wire) -> None:
-    spoken.begin(wire)
-    wire.half_close()
-    wire.wait_for_hang_up()
-
-
-def not_json(spoken: Spoken, wire: Wire) -> None:
-    spoken.begin(wire)
-    wire.part(b"{not json\n" if spoken.dialect == "ollama" else b"data: {not json\n\n")
-
-
 def error_in_stream(spoken: Spoken, wire: Wire) -> None:
     """The error comes in one piece with the text."""
     spoken.begin(wire, spoken.frame(spoken.error))
@@ -101,15 +90,8 @@ def too_many_bytes(asked: Asked, wire: Wire) -> None:
     wire.stream(HELLO)
 
 
-def another_choice(spoken: Spoken, wire: Wire) -> None:
-    wire.stream([HELLO[1], chunk({"content": "x"}, index=4)])
-
-
-LATE: list[Fault] = [cut_late, half_closed, not_json, error_in_stream, never_ends]
-LATE_BY = [
-    *((dialect, fault) for dialect in SPOKEN_BY for fault in LATE),
-    *(("openai", fault) for fault in (huge_frame, another_choice)),
-]
+LATE: list[Fault] = [cut_late, error_in_stream, never_ends]
+LATE_BY = [*((dialect, fault) for dialect in SPOKEN_BY for fault in LATE), ("openai", huge_frame)]
 
 
 @each_case(
