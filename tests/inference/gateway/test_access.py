@@ -9,9 +9,9 @@ stranger a key of another account. The anonymous caller has no key on a server t
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -32,7 +32,7 @@ from inference.wire.errors import InsufficientScopeError
 from inference.wire.openai.passed import ENDPOINTS
 from metering.principal import Principal, Scope
 from tests.cases import each_case
-from tests.inference.gateway.asgi_client import AsgiClient, AsgiSocket, Exchange
+from tests.inference.gateway.asgi_client import AsgiClient, AsgiSocket
 from tests.inference.gateway.bodies import counts, tokenizes
 from tests.inference.gateway.conftest import BEARER, CHAT, SHORT_CHAT, MakeClient, Rig
 from tests.inference.gateway.consumers.test_generate import ASKED, scores, settings
@@ -54,22 +54,19 @@ OWNED = (200, 200, 404, 403, 401)
 ANYBODY = (200, 200, 200, 200, 200)
 OPERATORS = (501, 501, 501, 403, 401)
 NOTHING = (404, 404, 404, 404, 404)
-Expected = tuple[int, int, int, int, int]
 HI = {"model": "tiny", "input": "Hi"}
 PROMPT = {"model": "tiny", "prompt": "Hi"}
-ANOTHER = {**HI, "previous_response_id": "{id}"}
 RESPONSES = "/v1/responses"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Row(NamedTuple):
     """``path`` may hold ``{id}``, a response that the owner made in the background. ``expected``
     are the statuses of owner, teammate, stranger, narrow and anonymous."""
 
     method: str
     path: str
-    expected: tuple[int, int, int, int, int]
     body: dict[str, Any] | None = None
+    expected: tuple[int, int, int, int, int] = INFERENCE
     script: Script = paris
 
 
@@ -81,66 +78,58 @@ TASKS = (400, 400, 400, 403, 401)
 """The statuses where a model of text is asked for something else: once it is known who asks."""
 
 
-def get(path: str, expected: Expected = INFERENCE, script: Script = paris) -> Row:
-    return Row(method="GET", path=path, expected=expected, script=script)
-
-
-def post(
-    path: str, body: Any = None, expected: Expected = INFERENCE, script: Script = paris
-) -> Row:
-    return Row(method="POST", path=path, body=body, expected=expected, script=script)
-
-
-NOWHERE = [get(path, NOTHING) for path in ("/v1/messages/nowhere", "/v1/nowhere")]
+NOWHERE = [Row("GET", path, None, NOTHING) for path in ("/v1/messages/nowhere", "/v1/nowhere")]
+SCORED = {"model": "tiny", "text_1": "a", "text_2": ["b", "c"]}
+OF_TINY = {"model": "tiny", "previous_response_id": "{id}"}
 ROWS = [
-    post("/v1/chat/completions", ASKS),
-    post("/v1/completions", PROMPT),
-    post("/v1/embeddings", HI, script=embeds(b"\0" * 4)),
-    post("/v1/messages", {**ASKS, "max_tokens": 9}),
-    post("/v1/messages/count_tokens", ASKS, script=counts),
-    post("/tokenize", PROMPT, script=tokenizes),
-    post("/detokenize", {"model": "tiny", "tokens": [1]}, script=tokenizes),
-    *(post(endpoint.path, HI, TASKS) for endpoint in ENDPOINTS),
-    post("/api/chat", ASKS),
-    post("/api/generate", PROMPT),
-    post("/api/embed", HI, script=embeds(b"\0" * 4)),
-    post("/api/embeddings", PROMPT, script=embeds(b"\0" * 4)),
-    post("/api/show", {"model": "tiny"}),
-    post("/api/pull", {"model": "x"}, NOBODYS),
+    Row("POST", CHAT, ASKS),
+    Row("POST", "/v1/completions", PROMPT),
+    Row("POST", "/v1/embeddings", HI, script=embeds(b"\0" * 4)),
+    Row("POST", "/v1/messages", {**ASKS, "max_tokens": 9}),
+    Row("POST", "/v1/messages/count_tokens", ASKS, script=counts),
+    Row("POST", "/tokenize", PROMPT, script=tokenizes),
+    Row("POST", "/detokenize", {"model": "tiny", "tokens": [1]}, script=tokenizes),
+    *(Row("POST", endpoint.path, HI, TASKS) for endpoint in ENDPOINTS),
+    Row("POST", "/api/chat", ASKS),
+    Row("POST", "/api/generate", PROMPT),
+    Row("POST", "/api/embed", HI, script=embeds(b"\0" * 4)),
+    Row("POST", "/api/embeddings", PROMPT, script=embeds(b"\0" * 4)),
+    Row("POST", "/api/show", {"model": "tiny"}),
+    Row("POST", "/api/pull", {"model": "x"}, NOBODYS),
     *(
-        post(f"/api/{name}", {"model": "x"}, OPERATORS)
+        Row("POST", f"/api/{name}", {"model": "x"}, OPERATORS)
         for name in ("push", "create", "copy", "delete")
     ),
-    post("/v1/score", {"model": "tiny", "text_1": "a", "text_2": ["b", "c"]}, script=scores),
-    post("/v1/rerank", ASKED, script=scores),
-    post("/v2/rerank", ASKED, script=scores),
-    get("/tokenizer_info", script=settings),
-    *(get(path, ANYBODY) for path in ("/openapi.json", "/health", "/ping")),
-    *(get(f"/api/{path}") for path in ("tags", "ps", "version")),
-    *(get(f"/v1/{path}") for path in ("files", "batches", "messages/batches", "models")),
-    get("/v1/models/tiny"),
+    Row("POST", "/v1/score", SCORED, script=scores),
+    Row("POST", "/v1/rerank", ASKED, script=scores),
+    Row("POST", "/v2/rerank", ASKED, script=scores),
+    Row("GET", "/tokenizer_info", script=settings),
+    *(Row("GET", path, None, ANYBODY) for path in ("/openapi.json", "/health", "/ping")),
+    *(Row("GET", f"/api/{path}") for path in ("tags", "ps", "version")),
+    *(Row("GET", f"/v1/{path}") for path in ("files", "batches", "messages/batches", "models")),
+    Row("GET", "/v1/models/tiny"),
     *(
-        Row(method=method, path=f"/v1/{path}", expected=NOBODYS)
-        for method, path in (
-            ("GET", "files/none"),
-            ("DELETE", "files/none"),
-            ("GET", "files/none/content"),
-            ("GET", "batches/none"),
-            ("POST", "batches/none/cancel"),
-            ("GET", "messages/batches/none"),
-            ("DELETE", "messages/batches/none"),
-            ("POST", "messages/batches/none/cancel"),
-            ("GET", "messages/batches/none/results"),
+        Row(*one.split(), None, NOBODYS)
+        for one in (
+            "GET /v1/files/none",
+            "DELETE /v1/files/none",
+            "GET /v1/files/none/content",
+            "GET /v1/batches/none",
+            "POST /v1/batches/none/cancel",
+            "GET /v1/messages/batches/none",
+            "DELETE /v1/messages/batches/none",
+            "POST /v1/messages/batches/none/cancel",
+            "GET /v1/messages/batches/none/results",
         )
     ),
-    post(RESPONSES, HI),
-    post(RESPONSES, ANOTHER, CONTINUED),
-    post(f"{RESPONSES}/input_tokens", ANOTHER, CONTINUED, script=counts),
-    post(f"{RESPONSES}/compact", {"model": "tiny", "previous_response_id": "{id}"}, CONTINUED),
-    get(RESPONSES + "/{id}/input_items", OWNED),
-    post(RESPONSES + "/{id}/cancel", expected=OWNED),
-    get(RESPONSES + "/{id}", OWNED),
-    Row(method="DELETE", path=RESPONSES + "/{id}", expected=OWNED),
+    Row("POST", RESPONSES, HI),
+    Row("POST", RESPONSES, {**HI, **OF_TINY}, CONTINUED),
+    Row("POST", f"{RESPONSES}/input_tokens", {**HI, **OF_TINY}, CONTINUED, counts),
+    Row("POST", f"{RESPONSES}/compact", OF_TINY, CONTINUED),
+    Row("GET", RESPONSES + "/{id}/input_items", None, OWNED),
+    Row("POST", RESPONSES + "/{id}/cancel", None, OWNED),
+    Row("GET", RESPONSES + "/{id}", None, OWNED),
+    Row("DELETE", RESPONSES + "/{id}", None, OWNED),
 ]
 
 
@@ -168,33 +157,24 @@ async def test_access(guarded: AsgiClient, neuron: FakeNeuron, row: Row) -> None
     for key in ROLES.values():
         neuron.script = paris
         needs_one = "{id}" in row.path or "{id}" in (row.body or {}).values()
-        response_id = await _a_response_of_the_owner(guarded) if needs_one else ""
+        made = await _a_response_of_the_owner(guarded) if needs_one else ""
         neuron.script = row.script
         body = row.body and {
-            name: response_id if value == "{id}" else value for name, value in row.body.items()
+            name: made if value == "{id}" else value for name, value in row.body.items()
         }
-        answer = await exchange_with(
-            guarded, row.method, row.path.format(id=response_id), body, key
-        )
-        found.append(answer.status)
+        headers = bearer(key) if key else {}
+        asked = guarded.open(row.method, row.path.format(id=made), body, headers=headers)
+        found.append((await asked.finish()).status)
     assert dict(zip(ROLES, found, strict=True)) == dict(zip(ROLES, row.expected, strict=True))
 
 
 async def _a_response_of_the_owner(client: AsgiClient) -> str:
     body = {"model": "tiny", "input": "Hi", "background": True}
-    made = (await exchange_with(client, "POST", RESPONSES, body, KEY)).json
+    made = (await client.post(RESPONSES, body, headers=BEARER)).json
     while made["status"] != "completed":
         assert made["status"] in ("queued", "in_progress"), made
-        made = (await exchange_with(client, "GET", f"{RESPONSES}/{made['id']}", None, KEY)).json
-    response_id: str = made["id"]
-    return response_id
-
-
-async def exchange_with(
-    client: AsgiClient, method: str, path: str, body: dict[str, Any] | None, key: str | None
-) -> Exchange:
-    headers = {"authorization": f"Bearer {key}"} if key else {}
-    return await client.open(method, path, body, headers=headers).finish()
+        made = (await client.get(f"{RESPONSES}/{made['id']}", headers=BEARER)).json
+    return str(made["id"])
 
 
 PAGE = "https://evil.example"

@@ -8,10 +8,8 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import msgspec
@@ -43,6 +41,7 @@ from tests.inference.gateway.bodies import chat, chat_body
 from tests.inference.gateway.conftest import MakeClient
 from tests.inference.gateway.fake_neuron import FakeNeuron, paris
 from tests.inference.image_files import base64_of, data_uri, png
+from tests.servers.fake_upstream import Asked, FakeUpstream, Wire
 
 CHAT = "/v1/chat/completions"
 CAT, DOG = png(30, 20), png(64, 64)
@@ -254,51 +253,24 @@ async def fetched(url: str, hosts: tuple[str, ...], *, max_bytes: int) -> bytes:
     return await fetch_image(url, hosts, max_bytes=max_bytes, resolvers=RESOLVERS)
 
 
-class _Images(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        match self.path:
-            case "/cat.png":
-                self._answer(200, CAT)
-            case "/moved":
-                self._answer(302, b"", ("Location", "/cat.png"))
-            case "/away":
-                self._answer(302, b"", ("Location", "http://127.0.0.2:1/cat.png"))
-            case "/drip":
-                self._drip()
-            case "/round":
-                self._answer(302, b"", ("Location", "/round"))
-            case _:
-                self._answer(404, b"nothing")
-
-    def _answer(self, status: int, body: bytes, *headers: tuple[str, str]) -> None:
-        self.send_response(status)
-        for name, value in (*headers, ("Content-Length", str(len(body)))):
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def _drip(self) -> None:
-        """Headers without an end, a byte now and then, until the client leaves; for a minute."""
-        self.send_response(200)
-        self.flush_headers()
-        with suppress(OSError):
-            for _ in range(round(DRIP_S / DRIP_INTERVAL_S)):
-                self.wfile.write(b"X")
-                time.sleep(DRIP_INTERVAL_S)
-
-    def log_message(self, *_: object) -> None:
-        pass
+def shows(asked: Asked, wire: Wire) -> None:
+    moved = {"/moved": "/cat.png", "/away": "http://127.0.0.2:1/cat.png", "/round": "/round"}
+    if asked.path == "/drip":  # headers without an end, until the client leaves; for a minute
+        wire.send(b"HTTP/1.1 200 OK\r\n")
+        for _ in range(round(DRIP_S / DRIP_INTERVAL_S)):
+            wire.send(b"X")
+            time.sleep(DRIP_INTERVAL_S)
+    elif asked.path in moved:
+        wire.whole(302, b"", "text/plain", location=moved[asked.path])
+    else:
+        wire.whole(200 if asked.path == "/cat.png" else 404, CAT, "image/png")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def host() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Images)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with FakeUpstream() as server:
+        server.answer = shows
+        yield server.origin.removeprefix("http://")
 
 
 @each_case(

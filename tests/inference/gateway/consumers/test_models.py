@@ -76,25 +76,21 @@ def test_what_is_known_of_a_model_that_is_not_loaded(
 
 @each_case(
     ("digests", "status"),
-    [
-        (["old", "older"], "outdated"),
-        (["old", ENTRY.spec_digest()], "ready"),
-        ([""], "ready"),
-    ],
+    [(["old", "older"], "outdated"), (["old", ENTRY.spec_digest()], "ready"), ([""], "ready")],
 )
 def test_a_model_is_outdated_where_all_that_is_ready_is(digests: list[str], status: str) -> None:
     names = "abc"[: len(digests)]
-    neurons = tuple(neuron(name, digest=one) for name, one in zip(names, digests, strict=True))
-    priced = {f"{kind}_price_micro_usd": n for n, kind in enumerate(PRICED, 1)}
+    fleet = FleetSnapshot(neurons=tuple(map(neuron, names, digests)))
+    card = model_card(ENTRY, fleet)
+    assert (card.status, [place.node for place in card.locations]) == (status, list(names))
     entry = replace(ENTRY, temperature=0.25, repetition_window=64)
-    assert model_card(entry, FleetSnapshot(neurons=neurons)).prices is None
-    card = model_card(replace(entry, **priced), FleetSnapshot(neurons=neurons))
+    assert model_card(entry, fleet).prices is None
+    priced = {f"{kind}_price_micro_usd": n for n, kind in enumerate(PRICED, 1)}
+    card = model_card(replace(entry, **priced), fleet)
     assert card.prices == ModelPrices(
         **{f"{kind}_micro_usd": n for n, kind in enumerate(PRICED, 1)}
     )
     assert shown(card)["sampling_defaults"] == {"temperature": 0.25, "repetition_window": 64}
-    card = model_card(ENTRY, FleetSnapshot(neurons=neurons))
-    assert (card.status, [place.node for place in card.locations]) == (status, list(names))
 
 
 def state(status: ReplicaStatus, **changes: Any) -> FleetSnapshot:
