@@ -48,7 +48,7 @@ class FakeCatalogue:
     def __init__(self) -> None:
         self.listed = [ENTRY]
         self.loads: list[tuple[str, str]] = []
-        self.cut_off: list[tuple[str, str]] = []
+
         self.pulled: list[tuple[PullRequest, Actor]] = []
         self.pulls: list[PullState] = []
         self.pulls_cancelled: asyncio.Queue[str] = asyncio.Queue()
@@ -75,7 +75,7 @@ class FakeCatalogue:
         self.loads.append((load.model, load.neuron))
 
     async def cut_off_neuron(self, neuron: str, reason: str) -> None:
-        self.cut_off.append((neuron, reason))
+        """Nothing: those that see to it are tested with ``fleet``."""
 
     async def start_pull(self, request: PullRequest, actor: Actor) -> PullState:
         """What ``pulls`` has next; a model is one of the catalogue."""
@@ -98,9 +98,6 @@ class FakeCatalogue:
     def _fail(self) -> None:
         if self.failure is not None:
             raise self.failure
-
-    def unpin(self) -> None:
-        self.listed = [replace(ENTRY, pinned=False)]
 
 
 @pytest.fixture

@@ -7,10 +7,8 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
-import anthropic
 import openai
 import pytest_asyncio
-from anthropic.types.messages import MessageBatch
 from openai.types import Batch as OpenAIBatch
 
 from inference.protocol.events import Event
@@ -65,13 +63,6 @@ def message(text: str) -> Any:
         "custom_id": text.replace(" ", "-"),
         "params": {"model": "tiny", "max_tokens": 9, "messages": [turn]},
     }
-
-
-async def until_messages_ended(sdk: anthropic.AsyncAnthropic, batch_id: str) -> MessageBatch:
-    batches = sdk.messages.batches
-    return await polled(
-        lambda: batches.retrieve(batch_id), lambda one: one.processing_status == "ended"
-    )
 
 
 async def results(sdk: openai.AsyncOpenAI, file_id: str | None) -> dict[str, Any]:

@@ -4,19 +4,16 @@ account's share, uploads, expiry."""
 from __future__ import annotations
 
 import asyncio
-import threading
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import openai
 import pytest
 from django.utils import timezone
 
-from inference.batches import services
-from inference.batches.files import FileStore, ResultFiles
+from inference.batches.files import FileStore
 from inference.batches.models import StoredFile
 from inference.gateway.database import DatabaseThreads
 from inference.gateway.gateway import Gateway
@@ -34,7 +31,6 @@ from tests.inference.gateway.batches.conftest import (
     picky,
     results,
     until_ended,
-    until_messages_ended,
 )
 from tests.inference.gateway.bodies import PATIENCE_S, chat, chat_body, until
 from tests.inference.gateway.conftest import ENTRY, FakeCatalogue, MakeClient
@@ -155,40 +151,6 @@ async def test_refusals(sdk: openai.AsyncOpenAI, neuron: FakeNeuron) -> None:
     elsewhere = await until_ended(sdk, (await begin(sdk, line("a", "/v1/completions"))).id)
     assert elsewhere.status == "failed"
     assert not neuron.frames
-
-
-async def test_an_answer_that_is_written_while_its_batch_is_cancelled_is_reported_once(
-    anthropic_sdk: anthropic.AsyncAnthropic, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    batches = anthropic_sdk.messages.batches
-    is_writing, may_write, is_seen = threading.Event(), threading.Event(), threading.Event()
-    append, progress = ResultFiles.append, services.batch_progress
-
-    def slowly(results: ResultFiles, file_id: str, lines: bytes) -> None:
-        is_writing.set()
-        may_write.wait(PATIENCE_S)
-        append(results, file_id, lines)
-
-    def watched(**values: Any) -> str | None:
-        status = progress(**values)
-        if status == "cancelling":
-            is_seen.set()
-        return status
-
-    monkeypatch.setattr(ResultFiles, "append", slowly)
-    monkeypatch.setattr(services, "batch_progress", watched)
-    made = await batches.create(requests=[message("a")])
-    await until(is_writing.is_set)
-    await batches.cancel(made.id)
-    await until(is_seen.is_set)
-    await asyncio.sleep(0.1)  # it is about to report the requests that were not run
-    may_write.set()
-    ended = await until_messages_ended(anthropic_sdk, made.id)
-    assert (ended.request_counts.succeeded, ended.request_counts.canceled) == (1, 0)
-    results_by_id = [
-        (one.custom_id, one.result.type) async for one in await batches.results(made.id)
-    ]
-    assert results_by_id == [("a", "succeeded")]
 
 
 PURPOSE, FILE = part("purpose", b"batch"), part("file", b"", filename="a")

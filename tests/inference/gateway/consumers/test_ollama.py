@@ -115,34 +115,26 @@ REPORT = load_report(
 
 
 @pytest.mark.parametrize(
-    ("status", "device", "size", "gpu_bytes"),
+    "case",
     [
-        (ReplicaStatus.READY, "cuda:0", 10**8, 10**8),
-        (ReplicaStatus.READY, "cpu", 10**8, 0),
-        (ReplicaStatus.ASLEEP, "cuda:0", 10**8, None),
-        (ReplicaStatus.FAILED, None, 7000, None),
-        (None, None, 7000, None),
+        (ReplicaStatus.READY, "cuda:0", 10**8, [10**8]),
+        (ReplicaStatus.READY, "cpu", 10**8, [0]),
+        (ReplicaStatus.ASLEEP, "cuda:0", 10**8, []),
+        (ReplicaStatus.FAILED, None, 7000, []),
+        (None, None, 7000, []),
     ],
 )
 async def test_sizes_are_numbers_whatever_the_models_state(
-    sdk: ollama.AsyncClient,
-    catalogue: FakeCatalogue,
-    neuron: FakeNeuron,
-    status: ReplicaStatus | None,
-    device: str | None,
-    size: int,
-    gpu_bytes: int | None,
+    sdk: ollama.AsyncClient, catalogue: FakeCatalogue, neuron: FakeNeuron, case: Any
 ) -> None:
+    neuron.status, device, size, gpu_bytes = case
     catalogue.listed = [replace(ENTRY, weight_bytes=7000, file="tiny.Q4_K_M.gguf")]
-    neuron.status = status
     neuron.report = None if device is None else msgspec.structs.replace(REPORT, device=device)
     await neuron.beat()
     (listed, _alias) = (await sdk.list()).models
     assert listed.details is not None
     assert (listed.size, listed.details.format) == (size, "gguf")
-    assert [one.size_vram for one in (await sdk.ps()).models] == (
-        [] if gpu_bytes is None else [gpu_bytes]
-    )
+    assert [one.size_vram for one in (await sdk.ps()).models] == gpu_bytes
 
 
 async def test_a_model_that_was_never_loaded_is_shown_by_its_file(

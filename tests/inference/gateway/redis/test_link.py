@@ -4,9 +4,10 @@ anywhere are the same replies."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import pytest_asyncio
@@ -130,47 +131,32 @@ async def test_errors(redis_url: str, redis_client: redis.asyncio.Redis) -> None
         await link.aclose()
 
 
-class Loop:
-    """Timers and a clock by hand."""
-
-    now_s = 0.0
-    timer: tuple[float, Callable[[], None]] | None = None
-
-    def time(self) -> float:
-        return self.now_s
-
-    def call_at(self, due_s: float, callback: Callable[[], None]) -> Loop:
-        self.timer = due_s, callback
-        return self
-
-    def cancel(self) -> None:
-        self.timer = None
-
-    def advance(self, to_s: float) -> None:
-        self.now_s = to_s
-        if self.timer is not None and self.timer[0] <= to_s:
-            (_, callback), self.timer = self.timer, None
-            callback()
-
-
 @each_case("stands_still", ["before Redis fails", "while Redis is away", "never"])
 async def test_stalls_have_a_limit(monkeypatch: pytest.MonkeyPatch, stands_still: str) -> None:
     given_up: list[float] = []
-    loop: Any = Loop()
+    loop = Mock(**{"time.return_value": 0.0})
     with monkeypatch.context() as patch:
         patch.setattr(asyncio, "get_running_loop", lambda: loop)
-        outage = RedisOutage(LIMIT_S, lambda: given_up.append(loop.now_s))
+        outage = RedisOutage(LIMIT_S, lambda: given_up.append(loop.time()))
+
+    def advance(to_s: float) -> None:
+        """The newest timer goes off, where it is due."""
+        loop.time.return_value = to_s
+        if loop.call_at.called and (due := loop.call_at.call_args.args)[0] <= to_s:
+            loop.call_at.reset_mock()
+            due[1]()
+
     outage.answered()
     paused_s = 0.0 if stands_still == "never" else 100.0
     if stands_still == "before Redis fails":
-        loop.advance(paused_s)
+        advance(paused_s)
     outage.unanswered(ConnectionError("lost"))
     outage.unanswered(ConnectionError("lost"))
     if stands_still == "while Redis is away":
-        loop.advance(paused_s)
-    loop.advance(paused_s + LIMIT_S - 1)
+        advance(paused_s)
+    advance(paused_s + LIMIT_S - 1)
     assert given_up == []
-    loop.advance(paused_s + LIMIT_S)
+    advance(paused_s + LIMIT_S)
     assert given_up == [paused_s + LIMIT_S]
 
 

@@ -13,6 +13,7 @@ from unittest.mock import AsyncMock
 from twisted.internet.abstract import FileDescriptor
 from twisted.internet.main import CONNECTION_LOST
 from twisted.internet.tcp import Connection as TcpConnection
+from twisted.internet.testing import StringTransport
 
 from inference.gateway.server.clients import (
     LINGER_S,
@@ -49,29 +50,6 @@ def test_every_status_has_its_phrase() -> None:
         assert request.code_message == HTTPStatus(status).phrase.encode()
 
 
-class Wire:
-    """What the channel wrote, and whether it hung up."""
-
-    disconnecting = False
-
-    def __init__(self) -> None:
-        self.written = b""
-
-    def write(self, data: bytes) -> None:
-        self.written += data
-
-    def writeSequence(self, pieces: list[bytes]) -> None:  # noqa: N802
-        self.write(b"".join(pieces))
-
-    def getPeer(self) -> None:  # noqa: N802
-        return None
-
-    getHost = getPeer  # noqa: N815
-
-    def loseConnection(self) -> None:  # noqa: N802
-        self.disconnecting = True
-
-
 def errors_of(target: bytes) -> Any:
     return anthropic_errors if target.startswith(MESSAGES) else openai_errors
 
@@ -101,7 +79,7 @@ async def test_a_refused_head(head: bytes, status: int, code: str, piece_bytes: 
         channel, wire = served.connect()
         for start in range(0, len(sent), piece_bytes):
             channel.dataReceived(sent[start : start + piece_bytes])
-        answer, _, body = wire.written.partition(b"\r\n\r\n")
+        answer, _, body = wire.value().partition(b"\r\n\r\n")
         assert answer.startswith(b"HTTP/1.1 %d " % status)
         assert b"content-length: %d" % len(body) in answer.lower()
         assert b"connection: close" in answer.lower()
@@ -184,8 +162,8 @@ class Served:
         self.recorded.append((target, status, headers))
         return REQUEST_ID
 
-    def connect(self) -> tuple[StreamChannel, Wire]:
-        channel, wire = StreamChannel(), Wire()
+    def connect(self) -> tuple[StreamChannel, StringTransport]:
+        channel, wire = StreamChannel(), StringTransport()
         channel.requestFactory, channel.timeOut = StreamRequest, None
         channel.callLater = lambda seconds, _call: self.later.append(seconds)
         channel.factory = SimpleNamespace(server=self.server, log=lambda _: None)
@@ -234,7 +212,7 @@ async def test_a_refused_body_is_recorded_with_its_headers(length: bytes, body: 
     channel, wire = served.connect()
     head = b"POST %s HTTP/1.1\r\nHost: h\r\nX-Api-Key: k\r\n%s\r\n\r\n" % (CHAT, length)
     channel.dataReceived(head + body)
-    assert wire.written.startswith(b"HTTP/1.1 413 ")
+    assert wire.value().startswith(b"HTTP/1.1 413 ")
     ((target, status, headers),) = served.recorded
     assert (target, status, dict(headers)[b"x-api-key"]) == (CHAT, 413, b"k")
 

@@ -34,7 +34,7 @@ from inference.supervised_threads import FailureRecord
 from inference.wire.errors import ServiceUnavailableError
 from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient
-from tests.inference.gateway.conftest import CHAT, OPERATOR, MakeClient, Rig
+from tests.inference.gateway.conftest import CHAT, ENTRY, OPERATOR, MakeClient, Rig
 from tests.inference.gateway.fake_metering import NARROW_KEY
 from tests.inference.gateway.fake_neuron import FakeNeuron, endless
 
@@ -303,7 +303,7 @@ async def test_what_can_still_be_served_is_healthy(rig: Rig, neuron: FakeNeuron)
     async with asyncio.timeout(60):
         while await health(rig.client) != (200, "degraded", ["model_away"]):
             await asyncio.sleep(0.01)
-    rig.catalogue.unpin()
+    rig.catalogue.listed = [dataclasses.replace(ENTRY, pinned=False)]
     assert await health(rig.client) == (200, "ok", [])
 
 

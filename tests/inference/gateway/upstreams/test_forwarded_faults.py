@@ -207,12 +207,11 @@ async def test_a_sick_upstream_is_probed(rig: UpstreamRig, monkeypatch: pytest.M
 
 
 def embeds(asked: Asked, wire: Wire) -> None:
-    if asked.path == "/api/embed":
-        wire.json(200, {"embeddings": [[0.5, 0.0], [0.5, 1.0]], "prompt_eval_count": 5})
-        return
-    data = [{"index": n, "embedding": [0.5, float(n)]} for n in range(len(asked.json["input"]))]
-    usage = {"prompt_tokens": 5, "total_tokens": 5}
-    wire.json(200, {"object": "list", "data": data, "usage": usage})
+    vectors = [[0.5, float(number)] for number in range(len(asked.json["input"]))]
+    ollamas = {"embeddings": vectors, "prompt_eval_count": 5}
+    data = [{"index": number, "embedding": vector} for number, vector in enumerate(vectors)]
+    openais = {"object": "list", "data": data, "usage": {"prompt_tokens": 5, "total_tokens": 5}}
+    wire.json(200, ollamas if asked.path == "/api/embed" else openais)
 
 
 async def test_embeddings(rig: UpstreamRig) -> None:
