@@ -15,7 +15,7 @@ from inference.gateway.consumers import generate as generation
 from inference.gateway.gateway import Gateway
 from inference.gateway.metrics import client_family
 from inference.gateway.server.http_messages import ADVISED, advice_headers, ignored_headers
-from inference.protocol.events import Cancelled, Event, Failure
+from inference.protocol.events import Accepted, Cancelled, Event, Failure
 from inference.protocol.generation import Submit
 from inference.wire.errors import (
     ModelNotFoundError,
