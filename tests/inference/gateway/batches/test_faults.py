@@ -17,7 +17,6 @@ from typing import Any
 import openai
 import pytest
 from django.utils import timezone
-from msgspec import to_builtins
 
 from inference.batches import services
 from inference.batches.files import FileStore, ResultFiles
@@ -41,6 +40,7 @@ from tests.inference.gateway.batches.conftest import (
     results,
     until_ended,
 )
+from tests.inference.gateway.bodies import chat
 from tests.inference.gateway.conftest import MakeClient
 from tests.inference.gateway.fake_metering import KEY, OTHERS_KEY
 from tests.inference.gateway.fake_neuron import FakeNeuron, paris
@@ -81,21 +81,14 @@ async def only_the_poison_failed(sdk: openai.AsyncOpenAI, *names: str) -> None:
     assert error["response"]["body"]["error"]["code"] == "request_broke_worker"
 
 
-def name_of(submit: Submit, *names: str) -> str:
-    """Which row that is."""
-    text = json.dumps(to_builtins(submit.request))
-    return next(name for name in names if name in text)
-
-
 async def test_a_row_that_ends_engines(sdk: openai.AsyncOpenAI, neuron: FakeNeuron) -> None:
     """It used to be run until its batch expired."""
-    names = ("poison", "first", "second", "third")
     num_runs: Counter[str] = Counter()
     are_running: set[str] = set()
     has_died = asyncio.Event()
 
     async def script(submit: Submit) -> AsyncIterator[list[Event]]:
-        name = name_of(submit, *names)
+        name = str(chat(submit).messages[0].content)
         num_runs[name] += 1
         if name != "poison" and has_died.is_set():
             async for events in paris(submit):
@@ -112,7 +105,7 @@ async def test_a_row_that_ends_engines(sdk: openai.AsyncOpenAI, neuron: FakeNeur
         yield [Failed(request_id=submit.request_id, failure=failure)]
 
     neuron.script = script
-    await only_the_poison_failed(sdk, *names)
+    await only_the_poison_failed(sdk, "poison", "first", "second", "third")
     assert num_runs["poison"] == max(num_runs.values()) == 2
 
 
@@ -127,7 +120,7 @@ async def test_a_row_under_which_neurons_die_is_run_three_times_at_most(
     num_runs: Counter[str] = Counter()
 
     async def script(submit: Submit) -> AsyncIterator[list[Event]]:
-        name = name_of(submit, "poison", "other")
+        name = str(chat(submit).messages[0].content)
         num_runs[name] += 1
         if name == "other":
             async for events in paris(submit):

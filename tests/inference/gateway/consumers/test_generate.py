@@ -18,8 +18,6 @@ from inference.gateway.request import place
 from inference.protocol.events import Tokenized
 from inference.protocol.generation import (
     EmbeddingRequest,
-    PairsInput,
-    ScoreRequest,
     Submit,
     TextInput,
     TokenCountRequest,
@@ -230,22 +228,6 @@ async def test_refusals_of_ours(
     answer = await client.post(path, body)
     assert (answer.status, answer.error["param"]) == (status, param)
     assert not neuron.frames
-
-
-async def test_rerank(client: AsgiClient, neuron: FakeNeuron) -> None:
-    neuron.script = scores
-    for path, version in (("/v1/rerank", "1"), ("/rerank", "1"), ("/v2/rerank", "2")):
-        answer = await client.post(path, ASKED)
-        assert [result["index"] for result in answer.json["results"]] == [1, 0]
-        assert ("document" in answer.json["results"][0]) is (version == "1")
-        assert answer.json["meta"]["api_version"] == {"version": version}
-        assert answer.json["usage"] == {"prompt_tokens": 6, "total_tokens": 6}
-        pairs = PairsInput(firsts=["red?"], seconds=["grass", "blood"])
-        assert asked(neuron) == ScoreRequest(model="tiny", input=pairs)
-    body = {"model": "tiny", "text_1": "red?", "text_2": ["grass", "blood"]}
-    for path in ("/v1/score", "/score"):
-        answer = await client.post(path, body)
-        assert [one["score"] for one in answer.json["data"]] == [0.25, 0.75]
 
 
 async def test_no_name(client: AsgiClient, neuron: FakeNeuron, catalogue: FakeCatalogue) -> None:

@@ -27,7 +27,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("begun")]
 COMMAND_TIMEOUT_S = 0.3
 STALL_S = 6 * COMMAND_TIMEOUT_S
 """Several commands time out meanwhile."""
-PROMPTLY_S = 20.0
 MESSAGES = "/v1/messages"
 TEXT = "The capital is Paris."
 
@@ -135,38 +134,3 @@ async def test_given_up(client: AsgiClient, neuron: FakeNeuron, mortal: MortalRe
     async with asyncio.timeout(60):
         while ids:
             ids.discard(await neuron.cancelled.get())
-
-
-@pytest.mark.parametrize("returns", ["it is given_up", "it comes back"])
-@pytest.mark.parametrize("stream", [True, False])
-async def test_loss(
-    client: AsgiClient, neuron: FakeNeuron, mortal: MortalRedis, stream: bool, returns: str
-) -> None:
-    neuron.script = endless
-    exchange = client.open("POST", CHAT, chat_body(stream=stream))
-    await asyncio.wait_for(neuron.submitted.get(), 60)
-    if stream:
-        await exchange.until(b"on and")
-    neuron.stop()
-    neuron.closing = True
-    mortal.kill()
-    if returns == "it is given_up":
-        assert error_of(await exchange.finish()) == "redis_unavailable"
-        refused = await client.post(CHAT, chat_body())
-        assert (refused.status, refused.error["code"]) == (503, "redis_unavailable")
-        assert int(refused.headers["retry-after"]) >= 1
-    mortal.start()
-    back_s = time.monotonic()
-    assert error_of(await exchange.finish()) == "redis_unavailable"
-    assert time.monotonic() - back_s < PROMPTLY_S, "long before the stall's limit"
-
-    neuron.closing = False
-    neuron.script = paris
-    await neuron.beat()
-    serving = asyncio.create_task(neuron.serve())
-    async with asyncio.timeout(60):
-        while (answer := await client.post(CHAT, chat_body())).status != 200:
-            await asyncio.sleep(0.1)
-    assert text_of(answer) == TEXT
-    neuron.closing = True
-    await serving

@@ -127,11 +127,14 @@ async def test_requests_that_must_stay(rig: TargetsRig, neuron: FakeNeuron) -> N
     assert (answer.status, answer.error["code"]) == (503, "queue_full")
     only: dict[str, Any] = {"source": "upstream:cloud/m"}
     for path, targets in (
-        *((path, ["cloud/m"]) for path in (PATH, "/v1/messages", "/api/chat")),
+        *((path, ["cloud/m"]) for path in (PATH, "/v1/messages", "/api/chat", "/v1/embeddings")),
         (PATH, ["cloud/m when ready", "cloud/m"]),
     ):
         rig.target(*targets, **only)
-        body = {**CHAT, **({"max_tokens": 5} if path == "/v1/messages" else {})}
+        more = {"/v1/messages": {"max_tokens": 5}, "/v1/embeddings": {"input": "a"}}
+        body = {**CHAT, **more.get(path, {})}
+        if path == "/v1/embeddings":
+            del body["messages"]
         assert (await rig.client.post(path, body, headers=BEARER)).status == 403
     assert not rig.cloud.asked
     assert text_of(await rig.chat()) == FAR
