@@ -132,28 +132,27 @@ async def test_a_port_in_use_is_a_warning_and_off_is_off(
         probe.bind((HOST, port))
 
 
-REPLICA = ReplicaView(
-    neuron="beast",
-    model="tiny",
-    job_id="1",
-    status=ReplicaStatus.READY,
-    status_age_s=5.0,
-    num_restarts=2,
-    in_flight=3,
-    queue_depth=4,
-    max_in_flight=256,
-    max_queue_depth=512,
-    kv_blocks_used=5,
-    kv_blocks_total=400,
-    num_preemptions=6,
-    prefix_hit_tokens=700,
-    num_drafted_tokens=90,
-    num_accepted_drafts=60,
-    decode_tokens_per_s=50.0,
-    prefill_tokens_per_s=500.0,
-    last_forward_age_s=0.5,
-    host_memory_bytes=7,
-)
+OF_REPLICA: list[tuple[str, str, float]] = [
+    ("cortex_model_in_flight", "in_flight", 3),
+    ("cortex_model_queue_depth", "queue_depth", 4),
+    ("cortex_model_max_queue_depth", "max_queue_depth", 512),
+    ("cortex_model_tok_s_prefill", "prefill_tokens_per_s", 500),
+    ("cortex_model_tok_s_decode", "decode_tokens_per_s", 50),
+    ("helexa_kv_blocks_used", "kv_blocks_used", 5),
+    ("helexa_kv_blocks", "kv_blocks_total", 400),
+    ("helexa_replica_host_memory_bytes", "host_memory_bytes", 7),
+    ("helexa_engine_restarts_total", "num_restarts", 2),
+    ("helexa_engine_preemptions_total", "num_preemptions", 6),
+    ("helexa_engine_prefix_hit_tokens_total", "prefix_hit_tokens", 700),
+    ("helexa_engine_drafted_tokens_total", "num_drafted_tokens", 90),
+    ("helexa_engine_accepted_draft_tokens_total", "num_accepted_drafts", 60),
+    ("cortex_model_max_in_flight", "max_in_flight", 256),
+    ("helexa_engine_last_forward_age_seconds", "last_forward_age_s", 0.5),
+]
+"""Every number of a replica has its gauge. The last two may be missing."""
+HELD: dict[str, Any] = {field: number for _, field, number in OF_REPLICA}
+HELD |= {"neuron": "beast", "model": "tiny", "job_id": "1", "status_age_s": 5.0}
+REPLICA = ReplicaView(**HELD, status=ReplicaStatus.READY)
 CARD = DeviceInfo(
     index=1,
     kind="cuda",
@@ -232,37 +231,21 @@ def test_names_labels_and_buckets_are_those_that_users_know() -> None:
         name = "cortex_model_rejections_total"
         assert value(metrics, name, **MODEL_LABELS, reason=reason) == 1
     assert value(metrics, "cortex_request_errors_total", **MODEL_LABELS) == 3
-    # Every number of a replica and a device has its gauge.
     of_replica, of_card = ("tiny", "beast"), ("beast", "1")
-    missing = {
-        ("cortex_model_max_in_flight", of_replica): 256,
-        ("helexa_engine_last_forward_age_seconds", of_replica): 0.5,
-        ("cortex_device_utilization_pct", of_card): 80,
-        ("cortex_device_temp_c", of_card): 61,
-    }
+    held = {(name, of_replica): number for name, _, number in OF_REPLICA}
     always = {
         ("helexa_neuron_info", ("beast", "1.2")): 1,
         ("helexa_replica_status", (*of_replica, "ready")): 1,
-        ("cortex_model_in_flight", of_replica): 3,
-        ("cortex_model_queue_depth", of_replica): 4,
-        ("cortex_model_max_queue_depth", of_replica): 512,
-        ("cortex_model_tok_s_prefill", of_replica): 500,
-        ("cortex_model_tok_s_decode", of_replica): 50,
-        ("helexa_kv_blocks_used", of_replica): 5,
-        ("helexa_kv_blocks", of_replica): 400,
-        ("helexa_replica_host_memory_bytes", of_replica): 7,
-        ("helexa_engine_restarts_total", of_replica): 2,
-        ("helexa_engine_preemptions_total", of_replica): 6,
-        ("helexa_engine_prefix_hit_tokens_total", of_replica): 700,
-        ("helexa_engine_drafted_tokens_total", of_replica): 90,
-        ("helexa_engine_accepted_draft_tokens_total", of_replica): 60,
         ("cortex_device_vram_used_mb", of_card): 20 * 1024,
         ("cortex_device_vram_free_mb", of_card): 4 * 1024,
     }
-    assert gauges(REPLICA, CARD) == always | missing
+    heat = {"cortex_device_utilization_pct": 80, "cortex_device_temp_c": 61}
+    assert gauges(REPLICA, CARD) == always | held | {(name, of_card): heat[name] for name in heat}
     replica = replace(REPLICA, max_in_flight=None, last_forward_age_s=None)
     card = msgspec.structs.replace(CARD, utilization_percent=None, temperature_c=None)
-    assert gauges(replica, card) == always, "what nobody reported has none"
+    for name, *_ in OF_REPLICA[-2:]:
+        del held[name, of_replica]
+    assert gauges(replica, card) == always | held, "what nobody reported has none"
 
 
 def test_names_without_end_and_watched_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
