@@ -53,9 +53,9 @@ def quick_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("inference.gateway.request.place.LOOK_INTERVAL_S", 0.001)
 
 
-async def refused(placer: Placer, deadline_s: float) -> ApiError:
+async def refused(placer: Placer) -> ApiError:
     with pytest.raises(ApiError) as refusal:
-        await placer.find_place(ENTRY, deadline_s=deadline_s)
+        await placer.find_place(ENTRY, deadline_s=soon_s())
     return refusal.value
 
 
@@ -124,7 +124,7 @@ async def test_no_more_may_wait_than_are_allowed() -> None:
     ]
     while placer.num_waiting < 2:
         await asyncio.sleep(0)
-    refusal = await refused(placer, soon_s())
+    refusal = await refused(placer)
     assert (refusal.status, refusal.code) == (503, "queue_full")
     assert "HELEXA_MAX_WAITING_REQUESTS" in refusal.message
     for task in waiting:
@@ -140,10 +140,10 @@ async def test_who_waits_is_placed_by_the_entry_as_it_is_now() -> None:
     catalogue.listed = [replace(ENTRY, weight_bytes=CPU.total_memory_bytes + 1)]
     loading = fleet(ant=LOADING)
     placer = placer_of(streams, catalogue, loading, loading, fleet(ant=None))
-    assert (await refused(placer, soon_s())).code == "exceeds_device"
+    assert (await refused(placer)).code == "exceeds_device"
     assert catalogue.loads == []
     placer = placer_of(streams, catalogue, fleet(ant=ReplicaStatus.FAILED))
-    refusal = await refused(placer, soon_s())
+    refusal = await refused(placer)
     assert (refusal.status, refusal.code, bool(refusal.retry_after_s)) == (503, "load_failed", True)
 
 
