@@ -151,6 +151,13 @@ async def neuron(redis_client: redis.asyncio.Redis) -> AsyncIterator[FakeNeuron]
     await serving
 
 
+@pytest_asyncio.fixture
+async def idle_neuron(neuron: FakeNeuron) -> None:
+    """So that batches run."""
+    neuron.queue_depth = 0
+    await neuron.beat()
+
+
 MakeGateway = Callable[..., Gateway]
 MakeClient = Callable[..., AsgiClient]
 

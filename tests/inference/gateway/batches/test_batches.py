@@ -4,38 +4,31 @@ account's share, uploads, expiry."""
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import openai
 import pytest
 from django.utils import timezone
+from openai.types import Batch as OpenAIBatch
 
 from inference.batches.files import FileStore
 from inference.batches.models import StoredFile
 from inference.gateway.database import DatabaseThreads
 from inference.gateway.gateway import Gateway
+from inference.protocol.events import Event
 from inference.protocol.generation import Submit
 from metering.principal import Scope
 from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient
-from tests.inference.gateway.batches.conftest import (
-    CHAT,
-    KEYED,
-    begin,
-    counts,
-    line,
-    message,
-    picky,
-    results,
-    until_ended,
-)
 from tests.inference.gateway.bodies import PATIENCE_S, chat, chat_body, until
 from tests.inference.gateway.conftest import ENTRY, FakeCatalogue, MakeClient
 from tests.inference.gateway.fake_metering import KEY, FakeDirectory, FakeLedger
-from tests.inference.gateway.fake_neuron import FakeNeuron, endless
+from tests.inference.gateway.fake_neuron import FakeNeuron, breaking, endless, paris
 from tests.inference.gateway.upstreams.forwarding import FORM, form, part
 from tests.inference.image_files import data_uri, png
 
@@ -224,3 +217,65 @@ async def test_expiry(kept: DatabaseThreads, sdk: openai.AsyncOpenAI, gateway: G
 
 async def upload(sdk: openai.AsyncOpenAI, **more: Any) -> Any:
     return await sdk.files.create(file=("a.jsonl", b"{}"), purpose="batch", **more)
+
+
+T = TypeVar("T")
+CHAT = "/v1/chat/completions"
+KEYED = {"authorization": f"Bearer {KEY}"}
+ENDS = ("completed", "failed", "expired", "cancelled")
+
+
+def line(custom_id: str, url: str = CHAT, **body: Any) -> str:
+    asked = {"model": "tiny", "messages": [{"role": "user", "content": custom_id}], **body}
+    return json.dumps({"custom_id": custom_id, "method": "POST", "url": url, "body": asked})
+
+
+async def begin(sdk: openai.AsyncOpenAI, *lines: str) -> OpenAIBatch:
+    content = "\n".join(lines).encode()
+    file = await sdk.files.create(file=("requests.jsonl", content), purpose="batch")
+    return await sdk.batches.create(
+        input_file_id=file.id,
+        endpoint="/v1/chat/completions",
+        completion_window="24h",
+        metadata={"night": "1"},
+    )
+
+
+async def polled(ask: Callable[[], Awaitable[T]], holds: Callable[[T], bool]) -> T:
+    """Asks until ``holds`` of the answer. Returns it."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not holds(answer := await ask()):
+            await asyncio.sleep(0.05)
+    return answer
+
+
+async def until_ended(sdk: openai.AsyncOpenAI, batch_id: str) -> OpenAIBatch:
+    return await polled(lambda: sdk.batches.retrieve(batch_id), lambda one: one.status in ENDS)
+
+
+def message(text: str) -> Any:
+    turn = {"role": "user", "content": text}
+    return {
+        "custom_id": text.replace(" ", "-"),
+        "params": {"model": "tiny", "max_tokens": 9, "messages": [turn]},
+    }
+
+
+async def results(sdk: openai.AsyncOpenAI, file_id: str | None) -> dict[str, Any]:
+    assert file_id is not None
+    content = (await sdk.files.content(file_id)).text
+    return {one["custom_id"]: one for one in map(json.loads, content.splitlines())}
+
+
+def counts(batch: OpenAIBatch) -> tuple[int, int, int]:
+    """All of its requests, the completed and the failed."""
+    found = batch.request_counts
+    assert found is not None
+    return found.total, found.completed, found.failed
+
+
+async def picky(submit: Submit) -> AsyncIterator[list[Event]]:
+    """Refuses requests that contain "refuse me"."""
+    is_refused = "refuse me" in str(submit.request)
+    async for events in (breaking("invalid_schema") if is_refused else paris)(submit):
+        yield events

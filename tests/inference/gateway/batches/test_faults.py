@@ -27,7 +27,7 @@ from inference.gateway.gateway import Gateway
 from inference.protocol.events import Accepted, Event, Failed, Failure
 from inference.protocol.generation import Submit
 from tests.inference.gateway.asgi_client import AsgiClient
-from tests.inference.gateway.batches.conftest import (
+from tests.inference.gateway.batches.test_batches import (
     CHAT,
     ENDS,
     KEYED,

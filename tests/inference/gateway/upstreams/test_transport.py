@@ -173,8 +173,11 @@ async def test_a_large_body_is_sent_whole_or_refused_and_its_answer_may_stay_unr
         response = await ask(transport, f"http://127.0.0.1:{port}/", b"x" * 64 * 1024 * 1024)
         assert (response.status, await read(transport, response)) == (413, b"big")
     body = b"x" * 2 * MAX_UNREAD_BYTES
-    answer: Answer = lambda asked, wire: wire.whole(500, body, "text/plain")  # noqa: E731
-    async with connecting(answer) as (transport, upstream), asyncio.timeout(PATIENCE_S):
+
+    def fails(asked: Asked, wire: Wire) -> None:
+        wire.whole(500, body, "text/plain")
+
+    async with connecting(fails) as (transport, upstream), asyncio.timeout(PATIENCE_S):
         for _ in range(3):
             response = await ask(transport, upstream.url, body)
             await asyncio.sleep(0.05)  # all of it may have come
