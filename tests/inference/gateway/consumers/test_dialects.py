@@ -24,7 +24,7 @@ from inference.wire.errors import (
 )
 from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient
-from tests.inference.gateway.bodies import breaks, chat_body, embeddings_body, until
+from tests.inference.gateway.bodies import chat_body, embeddings_body, until
 from tests.inference.gateway.conftest import FakeCatalogue, MakeClient
 from tests.inference.gateway.fake_neuron import (
     ACCEPTED,
@@ -47,8 +47,6 @@ PROMPT = {"model": "tiny", "prompt": "Hi"}
 INPUT = {"model": "tiny", "input": "Hi", "store": False}
 LINE_ENDS = "\N{NEXT LINE}\N{LINE SEPARATOR}\N{PARAGRAPH SEPARATOR}\v\f\x1c\x1d\x1e\r\n"
 EMPTY_LINE = b'"message":{"role":"assistant","content":""},"done":false'
-cancelled_by_neuron = saying([ACCEPTED], [Cancelled(request_id="")])
-without_acceptance = saying(*deltas("tail"))
 UNKNOWN = chat_body(messages=[{"role": "user", "content": "Hi", "mood": "calm"}], min_keep=1)
 IGNORED = "x-helexa-ignored"
 FULL = RequestFailedError(Failure(code="context_length_exceeded", message="Too long."))
@@ -138,24 +136,19 @@ async def test_a_quiet_stream_is_kept_alive(
     ("script", "status", "code"),
     [
         (failing, 400, "context_length_exceeded"),
-        (breaks, 503, "engine_crashed"),
-        (cancelled_by_neuron, 503, "cancelled"),
-        (without_acceptance, 503, "events_lost"),
+        (saying([ACCEPTED], [Cancelled(request_id="")]), 503, "cancelled"),
+        (saying(*deltas("tail")), 503, "events_lost"),  # without acceptance
     ],
 )
-@each_case("stream", [True, False])
 async def test_an_answer_that_fails(
-    client: AsgiClient, neuron: FakeNeuron, script: Script, status: int, code: str, stream: bool
+    client: AsgiClient, neuron: FakeNeuron, script: Script, status: int, code: str
 ) -> None:
     neuron.script = script
-    answer = await client.post(CHAT, chat_body(stream=stream))
-    has_begun = stream and script in (breaks, cancelled_by_neuron)
-    assert answer.status == (200 if has_begun else status)
-    error = answer.chunks[-1]["error"] if has_begun else answer.error
-    assert error["code"] == code
+    answer = await client.post(CHAT, chat_body())
+    assert (answer.status, answer.error["code"]) == (status, code)
     if status == 400:
-        assert (error["param"], error["prompt_len"], error["max"]) == ("messages", 9000, 8192)
-    assert ("retry-after" in answer.headers) == (status == 503 and not has_begun)
+        assert (answer.error["param"], answer.error["prompt_len"]) == ("messages", 9000)
+    assert ("retry-after" in answer.headers) == (status == 503)
 
 
 async def test_lost(client: AsgiClient, neuron: FakeNeuron, catalogue: FakeCatalogue) -> None:

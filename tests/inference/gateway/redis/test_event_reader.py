@@ -13,11 +13,7 @@ import redis
 from redis.asyncio import Redis
 
 from inference.gateway.redis import event_reader
-from inference.gateway.redis.event_reader import (
-    TRIM_AFTER_BYTES,
-    EventReader,
-    EventReaders,
-)
+from inference.gateway.redis.event_reader import TRIM_AFTER_BYTES, EventReader, EventReaders
 from inference.gateway.request.event_stream import RequestStream, RequestStreams
 from inference.protocol import keys
 from inference.protocol.events import (

@@ -94,15 +94,13 @@ async def test_no_more_than_its_places_are_used(rig: UpstreamRig, make_client: M
 
 
 async def test_keys_and_what_is_not_translated(rig: UpstreamRig) -> None:
-    fields = {"prompt_logprobs": 1, "return_token_ids": True, "guided_regex": "a+"}
-    for name, value in fields.items():
-        answer = await rig.chat(**{name: value})
-        assert (answer.status, answer.error["code"]) == (400, "unsupported_parameter")
-        assert answer.error["param"] == name
-    for path, body in {
-        "/v1/rerank": {"query": "a", "documents": ["b"]},
-        "/tokenize": {"prompt": "a"},
-    }.items():
+    answer = await rig.chat(guided_regex="a+")
+    assert (answer.status, answer.error["code"]) == (400, "unsupported_parameter")
+    assert answer.error["param"] == "guided_regex"
+    for path, body in (
+        ("/v1/rerank", {"query": "a", "documents": ["b"]}),
+        ("/tokenize", {"prompt": "a"}),
+    ):
         answer = await rig.client.post(path, {"model": "far", **body})
         assert answer.status == 400
         assert "served by an upstream" in answer.error["message"]
