@@ -103,11 +103,7 @@ calls_a_tool = saying(
     [ToolCallStarted(request_id="", call_id="call_a", name="get_weather")],
     [ToolCallDelta(request_id="", arguments='{"city": "Paris"}')],
     ended(
-        "tool_calls",
-        prompt_tokens=20,
-        completion_tokens=9,
-        cached_tokens=16,
-        reasoning_tokens=3,
+        "tool_calls", prompt_tokens=20, completion_tokens=9, cached_tokens=16, reasoning_tokens=3
     ),
 )
 

@@ -301,8 +301,7 @@ async def test_an_image_is_fetched_or_why_it_is_not(
 
 
 @each_case(
-    ("slow", "limit_s"),
-    [("the host", 0.0), ("the host's headers", 0.5), ("the resolver", 0.2)],
+    ("slow", "limit_s"), [("the host", 0.0), ("the host's headers", 0.5), ("the resolver", 0.2)]
 )
 async def test_time_is_bounded(
     host: str, monkeypatch: pytest.MonkeyPatch, slow: str, limit_s: float

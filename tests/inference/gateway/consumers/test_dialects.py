@@ -17,11 +17,7 @@ from inference.gateway.metrics import client_family
 from inference.gateway.server.http_messages import ADVISED, advice_headers, ignored_headers
 from inference.protocol.events import Accepted, Cancelled, Event, Failure
 from inference.protocol.generation import Submit
-from inference.wire.errors import (
-    ModelNotFoundError,
-    RequestFailedError,
-    ServiceUnavailableError,
-)
+from inference.wire.errors import ModelNotFoundError, RequestFailedError, ServiceUnavailableError
 from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.bodies import chat_body, embeddings_body, until

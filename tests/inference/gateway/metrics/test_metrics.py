@@ -23,11 +23,7 @@ from inference.gateway import metrics as metrics_module
 from inference.gateway import metrics_endpoint
 from inference.gateway.gateway import Gateway
 from inference.gateway.metrics import MAX_NAMES, OTHER, Metrics
-from inference.gateway.metrics_endpoint import (
-    DatabaseCounts,
-    MetricsEndpoint,
-    fleet_metrics,
-)
+from inference.gateway.metrics_endpoint import DatabaseCounts, MetricsEndpoint, fleet_metrics
 from inference.gateway.request.outcome import NO_MODEL, RequestOutcome
 from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus
 from inference.settings.gateway import MetricsListen

@@ -33,19 +33,8 @@ from metering.principal import Principal, Scope
 from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient, AsgiSocket
 from tests.inference.gateway.bodies import RESPONSES, until
-from tests.inference.gateway.conftest import (
-    BEARER,
-    CHAT,
-    SHORT_CHAT,
-    MakeGateway,
-    Rig,
-    parts_of,
-)
-from tests.inference.gateway.fake_metering import (
-    KEY,
-    NARROW_KEY,
-    OTHERS_KEY,
-)
+from tests.inference.gateway.conftest import BEARER, CHAT, SHORT_CHAT, MakeGateway, Rig, parts_of
+from tests.inference.gateway.fake_metering import KEY, NARROW_KEY, OTHERS_KEY
 from tests.inference.gateway.fake_neuron import FakeNeuron, endless, paris
 
 REVOKED = {"authorization": f"Bearer {OTHERS_KEY}"}
@@ -279,10 +268,7 @@ async def test_what_django_refuses(
     rig: RecordingRig, with_django: AsgiClient, monkeypatch: pytest.MonkeyPatch, case: Any
 ) -> None:
     path, headers, wanted = case
-    known = {
-        KEY[:13]: _key_record(KEY),
-        OTHERS_KEY[:13]: _key_record(OTHERS_KEY, is_revoked=True),
-    }
+    known = {KEY[:13]: _key_record(KEY), OTHERS_KEY[:13]: _key_record(OTHERS_KEY, is_revoked=True)}
     monkeypatch.setattr(DatabaseKeyStore, "keys", lambda _store, _prefix: known)
     method = "POST" if path == "/docs" else "GET"
     answer = await with_django.open(method, path, headers=headers).finish()

@@ -39,12 +39,7 @@ from tests.cases import each_case
 from tests.inference.gateway.bodies import counts, open_stream, until
 from tests.inference.gateway.conftest import BEARER, CHAT, ENTRY, OPERATOR, SHORT_CHAT, Rig
 from tests.inference.gateway.fake_metering import KEY
-from tests.inference.gateway.fake_neuron import (
-    FakeNeuron,
-    breaking,
-    endless,
-    paris,
-)
+from tests.inference.gateway.fake_neuron import FakeNeuron, breaking, endless, paris
 
 USED = Usage(prompt_tokens=7, completion_tokens=40)
 

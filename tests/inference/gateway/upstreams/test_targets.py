@@ -31,12 +31,7 @@ from tests.inference.gateway.upstreams.conftest import (
     answers,
     refuses,
 )
-from tests.inference.gateway.upstreams.forwarding import (
-    PATH,
-    RED_PIXELS,
-    SPEECH,
-    text_of,
-)
+from tests.inference.gateway.upstreams.forwarding import PATH, RED_PIXELS, SPEECH, text_of
 from tests.servers.fake_upstream import Answer, Asked, Wire, chunk
 
 KINDS = [BOX, SPEAKS]
