@@ -10,8 +10,6 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fleet.upstreams import UpstreamEntry
 from inference.gateway.tracing import (
@@ -40,8 +38,6 @@ CHAT = "/v1/chat/completions"
 BODY = chat_body(model="gpt-4o")
 CLIENTS_SPAN = "00f067aa0ba902b7"
 numbers = itertools.count(1)
-MS = st.floats(0, 1e12)
-MAYBE_MS = st.none() | MS
 
 
 @pytest.fixture
@@ -207,16 +203,13 @@ def test_what_the_neuron_did_not_take_was_two_equal_ways() -> None:
         (times(1000.0, 1000.0), [PREPARE]),
         (times(2000.0, 1000.0, queue_ms=1000.0), [PREPARE, QUEUE]),
         (times(2000.0, 1000.0), [PREPARE, ENGINE]),
+        (times(1.0, 1e9, queue_ms=1e9), [PREPARE, QUEUE]),  # none leaves the attempt
+        (times(1e12, 0.0), [PREPARE, ENGINE]),
     ):
-        assert [one.name for one in reported_stages(found, sent_s=1.0, ended_s=3.0)] == names
-
-
-@given(found=st.builds(times, MS, MS, queue_ms=MAYBE_MS, prefill_ms=MAYBE_MS, decode_ms=MAYBE_MS))
-def test_no_report_leaves_the_attempt(found: StageTimes) -> None:
-    stages = reported_stages(found, sent_s=5.0, ended_s=9.0)
-    assert stages[0].start_s >= 5.0 and stages[-1].end_s <= 9.0
-    assert all(one.start_s <= one.end_s for one in stages)
-    assert all(one.end_s == after.start_s for one, after in itertools.pairwise(stages))
+        stages = reported_stages(found, sent_s=1.0, ended_s=3.0)
+        assert [one.name for one in stages] == names
+        assert 1.0 <= stages[0].start_s <= stages[0].end_s == stages[-1].start_s or len(names) == 1
+        assert stages[-1].start_s <= stages[-1].end_s <= 3.0
 
 
 async def test_an_upstream_continues_the_trace(

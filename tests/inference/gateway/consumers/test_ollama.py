@@ -12,7 +12,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import gguf
-import msgspec
 import numpy as np
 import ollama
 import pytest
@@ -104,16 +103,6 @@ async def test_lists(sdk: ollama.AsyncClient, neuron: FakeNeuron, client: AsgiCl
         assert (await client.open("PATCH", path, headers=OPERATOR).finish()).status == 405
 
 
-REPORT = load_report(
-    device="cuda:0",
-    dtype="bfloat16",
-    num_parameters=134_515_008,
-    weight_bytes=10**8,
-    context_tokens=2048,
-    quantization="",
-)
-
-
 @pytest.mark.parametrize(
     "case",
     [
@@ -129,7 +118,7 @@ async def test_sizes_are_numbers_whatever_the_models_state(
 ) -> None:
     neuron.status, device, size, gpu_bytes = case
     catalogue.listed = [replace(ENTRY, weight_bytes=7000, file="tiny.Q4_K_M.gguf")]
-    neuron.report = None if device is None else msgspec.structs.replace(REPORT, device=device)
+    neuron.report = device and load_report(device=device, weight_bytes=10**8)
     await neuron.beat()
     (listed, _alias) = (await sdk.list()).models
     assert listed.details is not None
