@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from django.db import OperationalError
@@ -22,13 +22,6 @@ from inference.gateway.database import DatabaseCatalogue, DatabaseThreads
 from inference.supervised_threads import thread_problems
 from inference.wire.errors import ApiError, ModelNotFoundError, ServiceUnavailableError
 from tests.cases import each_case
-
-
-def raising(error: Exception) -> Any:
-    def call(*_args: Any, **_named: Any) -> Any:
-        raise error
-
-    return call
 
 
 class Rows:
@@ -56,20 +49,19 @@ class Rows:
         self.reading()
         return found
 
-    def clock(self) -> float:
-        return self.now_s
-
 
 @pytest.fixture
 def rows(monkeypatch: pytest.MonkeyPatch) -> Rows:
     rows = Rows()
-    monkeypatch.setattr(selectors, "catalogue_cache", CatalogueCache(rows.read, clock=rows.clock))
+    monkeypatch.setattr(
+        selectors, "catalogue_cache", CatalogueCache(rows.read, clock=lambda: rows.now_s)
+    )
     return rows
 
 
 @pytest.fixture
 def catalogue(rows: Rows) -> DatabaseCatalogue:
-    return DatabaseCatalogue(clock=rows.clock)
+    return DatabaseCatalogue(clock=lambda: rows.now_s)
 
 
 async def test_how_long_entries_are_kept(
@@ -125,11 +117,15 @@ async def test_bursts_and_refused_loads(
     assert all(isinstance(error, ModelNotFoundError) for error in found[1::2])
     assert rows.num_reads == 1
     # A load that the fleet refuses.
-    monkeypatch.setattr(services, "placed_load_start", raising(ModelDisabledError("tiny is off")))
+    monkeypatch.setattr(
+        services, "placed_load_start", Mock(side_effect=ModelDisabledError("tiny is off"))
+    )
     with pytest.raises(ApiError) as refused:
         await DatabaseCatalogue().start_load(Load(model="tiny", neuron="beast"))
     assert (refused.value.status, refused.value.code) == (404, "model_not_found")
-    monkeypatch.setattr(services, "placed_load_start", raising(UnknownNeuronError("beast")))
+    monkeypatch.setattr(
+        services, "placed_load_start", Mock(side_effect=UnknownNeuronError("beast"))
+    )
     await DatabaseCatalogue().start_load(Load(model="tiny", neuron="beast"))  # it is waited for
 
 
@@ -137,7 +133,7 @@ async def test_the_database_is_away(
     rows: Rows, catalogue: DatabaseCatalogue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows.is_away = True
-    monkeypatch.setattr(services, "placed_load_start", raising(OperationalError("gone")))
+    monkeypatch.setattr(services, "placed_load_start", Mock(side_effect=OperationalError("gone")))
     for call in (
         catalogue.find("tiny"),
         catalogue.entries(),

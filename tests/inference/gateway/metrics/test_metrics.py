@@ -29,6 +29,7 @@ from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus
 from inference.settings.gateway import MetricsListen
 from inference.wire.errors import ServiceUnavailableError
 from metering.ledger.entries import Outcome
+from tests.fleet.conftest import device
 from tests.inference.gateway.conftest import MakeGateway
 from tests.inference.gateway.fake_neuron import FakeNeuron
 from tests.metering.operations import settle
@@ -149,15 +150,8 @@ OF_REPLICA: list[tuple[str, str, float]] = [
 HELD: dict[str, Any] = {field: number for _, field, number in OF_REPLICA}
 HELD |= {"neuron": "beast", "model": "tiny", "job_id": "1", "status_age_s": 5.0}
 REPLICA = ReplicaView(**HELD, status=ReplicaStatus.READY)
-CARD = DeviceInfo(
-    index=1,
-    kind="cuda",
-    name="Card",
-    total_memory_bytes=24 << 30,
-    free_memory_bytes=4 << 30,
-    utilization_percent=80,
-    temperature_c=61,
-)
+SIZES = {"total_memory_bytes": 24 << 30, "free_memory_bytes": 4 << 30}
+CARD = device(index=1, kind="cuda", utilization_percent=80, temperature_c=61, **SIZES)
 
 
 def gauges(replica: ReplicaView, card: DeviceInfo) -> dict[tuple[str, tuple[str, ...]], float]:

@@ -236,12 +236,6 @@ async def test_a_body_that_the_server_does_not_read_is_its_senders(rig: Recordin
         assert one.settle.request_id == request_id
 
 
-def _key_record(key: str, **changes: Any) -> KeyRecord:
-    principal = Principal(account="lab", key=key[:13], scopes=frozenset({Scope.INFERENCE}))
-    digest = digest_of(key, digest_secret(settings.SECRET_KEY))
-    return KeyRecord(digest=digest, principal=principal, **changes)
-
-
 @pytest.fixture
 def with_django(rig: RecordingRig, settings: Any) -> AsgiClient:
     """Pages and Django's APIs are behind the gateway, and ask for a key."""
@@ -267,12 +261,16 @@ def with_django(rig: RecordingRig, settings: Any) -> AsgiClient:
 async def test_what_django_refuses(
     rig: RecordingRig, with_django: AsgiClient, monkeypatch: pytest.MonkeyPatch, case: Any
 ) -> None:
-    path, headers, wanted = case
-    known = {KEY[:13]: _key_record(KEY), OTHERS_KEY[:13]: _key_record(OTHERS_KEY, is_revoked=True)}
+    path, headers, (status, code, account, endpoint) = case
+    known = {}
+    for key in (KEY, OTHERS_KEY):
+        principal = Principal(account="lab", key=key[:13], scopes=frozenset({Scope.INFERENCE}))
+        digest = digest_of(key, digest_secret(settings.SECRET_KEY))
+        is_revoked = key == OTHERS_KEY
+        known[key[:13]] = KeyRecord(digest=digest, principal=principal, is_revoked=is_revoked)
     monkeypatch.setattr(DatabaseKeyStore, "keys", lambda _store, _prefix: known)
     method = "POST" if path == "/docs" else "GET"
     answer = await with_django.open(method, path, headers=headers).finish()
-    status, code, account, endpoint = wanted
     one = rig.refused(status, code, account=account)
     assert answer.status == status
     assert answer.headers["x-request-id"] == answer.headers["request-id"] == one.settle.request_id

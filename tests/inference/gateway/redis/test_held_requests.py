@@ -11,8 +11,8 @@ import json
 import logging
 import time
 import uuid
-from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 import redis
@@ -57,22 +57,11 @@ from tests.inference.gateway.conftest import GATEWAY
 from tests.inference.gateway.fake_neuron import FakeNeuron, accepts
 from tests.metering.operations import settle
 
-
-@dataclass
-class Surroundings:
-    """The dispatcher and the readers of a watch."""
-
-    cancelled: list[str] = field(default_factory=list)
-    read_until_s: float = 1e9
-
-    def cancel_soon(self, neuron: str, request_id: str) -> None:
-        self.cancelled.append(request_id)
-
-    def caught_up_s(self, neuron: str) -> float:
-        return self.read_until_s
+FAR_S = 1e9
 
 
 def watch_of(neuron: FakeNeuron, streams: RequestStreams, around: Any) -> HeldRequestsWatch:
+    """``around`` are the dispatcher and the readers."""
     neuron.epoch = "e"
     return HeldRequestsWatch(neuron.client, GATEWAY, streams, around, around, lambda: ["beast"])
 
@@ -95,10 +84,10 @@ def watch_of(neuron: FakeNeuron, streams: RequestStreams, around: Any) -> HeldRe
 )
 async def test_what_its_neuron_does_not_know(redis_client: redis.asyncio.Redis, case: Any) -> None:
     held, more, is_lost = case
-    streams, around, beast = RequestStreams(), Surroundings(), FakeNeuron(redis_client)
+    streams, around, beast = RequestStreams(), Mock(), FakeNeuron(redis_client)
     stream = open_stream(streams, "r", "beast")
     stream.is_submitted = more.get("is_submitted", True)
-    around.read_until_s = more.get("read_until_s", around.read_until_s)
+    around.caught_up_s.return_value = more.get("read_until_s", FAR_S)
     watch = watch_of(beast, streams, around)
     beast.epoch = more.get("epoch", "e")
     for _ in range(MISSES_UNTIL_LOST):
@@ -116,17 +105,19 @@ async def test_what_its_neuron_does_not_know(redis_client: redis.asyncio.Redis, 
 async def test_what_nobody_waits_for_is_cancelled_until_it_is_gone(
     redis_client: redis.asyncio.Redis, streams: RequestStreams, caplog: pytest.LogCaptureFixture
 ) -> None:
-    around, beast = Surroundings(), FakeNeuron(redis_client)
+    around, beast = Mock(), FakeNeuron(redis_client)
+    around.caught_up_s.return_value = FAR_S
+    cancelled = around.cancel_soon
     watch = watch_of(beast, streams, around)
     stream = open_stream(streams, "open", "beast")
     for number in range(1, 5):
         await beast.hold({GATEWAY: ["open", "forgotten"]})
         await watch.look(["beast"])
         repeated = max(0, number + 1 - SIGHTINGS_UNTIL_CANCELLED)
-        assert around.cancelled == ["forgotten"] * repeated
+        assert cancelled.call_args_list == [call("beast", "forgotten")] * repeated
     await beast.hold({GATEWAY: ["open"]})
     await watch.look(["beast"])
-    assert len(around.cancelled) == repeated
+    assert cancelled.call_count == repeated
     stream.is_submitted = True
     for held in ([], ["open"], []):
         for _ in range(MISSES_UNTIL_LOST - 1):

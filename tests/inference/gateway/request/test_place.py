@@ -21,16 +21,15 @@ from inference.protocol.generation import (
     TextInput,
     TokensInput,
 )
-from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus
+from inference.protocol.heartbeat import ReplicaStatus
 from inference.wire.errors import ApiError
 from tests.cases import each_case
+from tests.fleet.conftest import device
 from tests.inference.gateway.bodies import open_stream
 from tests.inference.gateway.conftest import ENTRY, FakeCatalogue
 
 MAX_WAITING = 1000
-CPU = DeviceInfo(
-    index=0, kind="cpu", name="CPU", total_memory_bytes=8 << 30, free_memory_bytes=4 << 30
-)
+CPU = device(total_memory_bytes=8 << 30, free_memory_bytes=4 << 30)
 
 
 READY, LOADING = ReplicaStatus.READY, ReplicaStatus.LOADING

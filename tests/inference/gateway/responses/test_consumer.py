@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from unittest.mock import Mock
 
 import openai
 import pytest
@@ -95,15 +96,11 @@ async def test_what_can_be_referred_to(client: AsgiClient, neuron: FakeNeuron) -
     assert len(neuron.frames) == 3
 
 
-def raising(*_args: Any, **_named: Any) -> Any:
-    raise OperationalError("gone")
-
-
 async def test_the_database_is_away(
     client: AsgiClient, neuron: FakeNeuron, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("response_find", "history_items", "response_save"):
-        monkeypatch.setattr(services, name, raising)
+        monkeypatch.setattr(services, name, Mock(side_effect=OperationalError("gone")))
     for refused in (
         await client.get(f"{RESPONSES}/resp_1"),
         await client.post(RESPONSES, responses_body(previous_response_id="resp_1")),
