@@ -214,16 +214,16 @@ async def test_what_is_billed_of_an_attempt_whose_client_is_told_its_end_first(
     )
 
 
-async def message_of(stream: RequestStream, error: ApiError) -> str:
-    stream.fail(error)
-    with pytest.raises(ApiError) as raised:
-        await stream.next_events()
-    return raised.value.message
-
-
 async def test_standstills_and_captured_bodies() -> None:
     now_s = 1000.0
     streams = RequestStreams(clock=lambda: now_s)
+
+    async def message_of(stream: RequestStream, error: ApiError) -> str:
+        stream.fail(error)
+        with pytest.raises(ApiError) as raised:
+            await stream.next_events()
+        return raised.value.message
+
     errors = (request_lost("beast"), events_lost(), redis_unavailable(), neuron_lost("beast"))
     opened = [open_stream(streams, f"r{number}", "beast") for number in range(len(errors))]
     now_s += STANDSTILL_INTERVAL_S + GATEWAY_ALIVE_EXPIRY_S - 1
@@ -248,13 +248,10 @@ async def test_standstills_and_captured_bodies() -> None:
     assert capture.num_bytes == 0
     assert capture.num_request_bytes == MAX_REQUEST_BYTES + 3
     assert capture.num_answer_bytes == MAX_ANSWER_BYTES + 3
-
-
-async def test_tool_calls_begin_in_their_order() -> None:
+    # Tool calls begin in their order.
     for numbers in ((1,), (0, 0), (0, 2)):
         stream = open_stream(RequestStreams(), "r", "beast")
         with pytest.raises(AnswerFaultError, match="out of order"):
-            for number in numbers:
-                stream.put(
-                    ToolCallStarted(request_id="r", call_id="c", name="f", call_index=number)
-                )
+            for index in numbers:
+                call = ToolCallStarted(request_id="r", call_id="c", name="f", call_index=index)
+                stream.put(call)
