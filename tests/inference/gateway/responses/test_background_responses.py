@@ -31,7 +31,7 @@ from tests.inference.gateway.bodies import (
     until,
     until_status,
 )
-from tests.inference.gateway.fake_neuron import FakeNeuron, Script, endless, paris
+from tests.inference.gateway.fake_neuron import FakeNeuron, endless, paris
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("kept")]
 
@@ -151,17 +151,12 @@ async def test_what_another_gateway_works_on_is_waited_for_and_what_it_ends_stop
     assert await asyncio.wait_for(neuron.cancelled.get(), 60) == submit.request_id
 
 
-@each_case(("script", "status"), [(paris, "completed"), (breaks, "failed")])
+@each_case("case", [(paris, "completed"), (breaks, "failed")], ids=["whole", "broken"])
 async def test_the_end_is_kept_once_the_database_is_back(
-    client: AsgiClient,
-    neuron: FakeNeuron,
-    monkeypatch: pytest.MonkeyPatch,
-    kept: DatabaseThreads,
-    script: Script,
-    status: str,
+    client: AsgiClient, neuron: FakeNeuron, monkeypatch: Any, kept: DatabaseThreads, case: Any
 ) -> None:
+    neuron.script, status = case
     monkeypatch.setattr(background_responses, "SAVE_AGAIN_AFTER_S", (0.01,))
-    neuron.script = script
     away = Mock(side_effect=OperationalError("gone"))
     with monkeypatch.context() as patch:
         patch.setattr(services, "response_progress", away)
