@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 from functools import partial
+from typing import Any
 from unittest.mock import Mock
 
 import openai
