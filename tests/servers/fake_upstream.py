@@ -97,6 +97,11 @@ class Wire:
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         self.connection.close()
 
+    def half_close(self) -> None:
+        """Sends no more, and still reads."""
+        self.keeps = False
+        self.connection.shutdown(socket.SHUT_WR)
+
     def wait_for_hang_up(self) -> bool:
         """Whether the other side has closed the connection within the test's patience."""
         self.keeps = False

@@ -65,6 +65,12 @@ def cut_late(spoken: Spoken, wire: Wire) -> None:
     wire.cut()
 
 
+def half_closed(spoken: Spoken, wire: Wire) -> None:
+    spoken.begin(wire)
+    wire.half_close()
+    wire.wait_for_hang_up()
+
+
 def error_in_stream(spoken: Spoken, wire: Wire) -> None:
     """The error comes in one piece with the text."""
     spoken.begin(wire, spoken.frame(spoken.error))
@@ -88,7 +94,7 @@ def too_many_bytes(asked: Asked, wire: Wire) -> None:
     wire.stream(HELLO)
 
 
-LATE: list[Fault] = [cut_late, error_in_stream, never_ends]
+LATE: list[Fault] = [cut_late, half_closed, error_in_stream, never_ends]
 LATE_BY = [*((dialect, fault) for dialect in SPOKEN_BY for fault in LATE), ("openai", huge_frame)]
 
 
