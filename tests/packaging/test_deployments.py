@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.inference.gateway.metrics.test_metrics import ended
 
 from fleet.lifecycles import LoadJobStatus
 from fleet.live.desired_state import NO_DESIRED_STATES
@@ -43,7 +44,6 @@ from inference.settings.table import NAMES
 from metering.ledger.entries import Outcome
 from tests.cases import each_case
 from tests.fleet.conftest import device, heartbeat, replica
-from tests.inference.gateway.metrics.ended import ended
 from tests.inference.reports import engine_stats
 
 CONTAINER = ROOT / "packaging" / "container"

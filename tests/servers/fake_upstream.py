@@ -129,6 +129,8 @@ class FakeUpstream:
         self.asked: list[Asked] = []
         self.num_connections = 0
         self._listener = socket.create_server(("127.0.0.1", 0))
+        self.origin = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.url = f"{self.origin}/v1"
         self._open: list[socket.socket] = []
         self._thread = threading.Thread(target=self._accept, daemon=True)
 
@@ -145,14 +147,6 @@ class FakeUpstream:
         for connection in self._open:
             with contextlib.suppress(OSError):
                 connection.close()
-
-    @property
-    def origin(self) -> str:
-        return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-
-    @property
-    def url(self) -> str:
-        return f"{self.origin}/v1"
 
     def _accept(self) -> None:
         while True:

@@ -75,7 +75,7 @@ class Exchange:
         """The data of each event; ``[DONE]`` as that string."""
         frames = self.body.decode().split("\n\n")
         assert frames[-1] == ""
-        data = [frame.removeprefix("data: ") for frame in frames[:-1] if frame[0] != ":"]
+        data = [frame.partition("data: ")[2] for frame in frames[:-1] if frame[0] != ":"]
         return [item if item == "[DONE]" else json.loads(item) for item in data]
 
 

@@ -4,7 +4,6 @@ and reading and waiting for what comes. ``more`` are further fields, or others i
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -24,7 +23,6 @@ from inference.protocol.events import (
     Usage,
 )
 from inference.protocol.generation import ChatInput, GenerationRequest, Submit, TextInput
-from tests.inference.gateway.asgi_client import Exchange
 from tests.inference.gateway.fake_neuron import (
     ACCEPTED,
     Script,
@@ -105,11 +103,7 @@ calls_a_tool = saying(
     [ToolCallStarted(request_id="", call_id="call_a", name="get_weather")],
     [ToolCallDelta(request_id="", arguments='{"city": "Paris"}')],
     ended(
-        "tool_calls",
-        prompt_tokens=20,
-        completion_tokens=9,
-        cached_tokens=16,
-        reasoning_tokens=3,
+        "tool_calls", prompt_tokens=20, completion_tokens=9, cached_tokens=16, reasoning_tokens=3
     ),
 )
 
@@ -124,12 +118,6 @@ def gated(gate: asyncio.Event) -> Script:
     begun = saying([ACCEPTED, *deltas("Pa")[0]])
     rest = saying([*deltas("ris")[0], *ended(completion_tokens=2)])
     return then(then(begun, opens), rest)
-
-
-def events(answer: Exchange) -> list[dict[str, Any]]:
-    frames = answer.body.decode().split("\n\n")[:-1]
-    data = [frame.partition("data: ")[2] for frame in frames if frame[0] != ":"]
-    return [json.loads(item) for item in data]
 
 
 def chat(frame: Any) -> ChatInput:

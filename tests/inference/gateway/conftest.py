@@ -48,7 +48,7 @@ class FakeCatalogue:
     def __init__(self) -> None:
         self.listed = [ENTRY]
         self.loads: list[tuple[str, str]] = []
-        self.cut_off: list[tuple[str, str]] = []
+
         self.pulled: list[tuple[PullRequest, Actor]] = []
         self.pulls: list[PullState] = []
         self.pulls_cancelled: asyncio.Queue[str] = asyncio.Queue()
@@ -75,7 +75,7 @@ class FakeCatalogue:
         self.loads.append((load.model, load.neuron))
 
     async def cut_off_neuron(self, neuron: str, reason: str) -> None:
-        self.cut_off.append((neuron, reason))
+        """Nothing: those that see to it are tested with ``fleet``."""
 
     async def start_pull(self, request: PullRequest, actor: Actor) -> PullState:
         """What ``pulls`` has next; a model is one of the catalogue."""
@@ -98,9 +98,6 @@ class FakeCatalogue:
     def _fail(self) -> None:
         if self.failure is not None:
             raise self.failure
-
-    def unpin(self) -> None:
-        self.listed = [replace(ENTRY, pinned=False)]
 
 
 @pytest.fixture
@@ -152,6 +149,13 @@ async def neuron(redis_client: redis.asyncio.Redis) -> AsyncIterator[FakeNeuron]
     fake.stop()
     fake.closing = True
     await serving
+
+
+@pytest_asyncio.fixture
+async def idle_neuron(neuron: FakeNeuron) -> None:
+    """So that batches run."""
+    neuron.queue_depth = 0
+    await neuron.beat()
 
 
 MakeGateway = Callable[..., Gateway]
@@ -232,7 +236,7 @@ class Rig:
 
 def parts_of(rig: Rig) -> dict[str, Any]:
     """The fields of a rig, for one that has more."""
-    return {field.name: getattr(rig, field.name) for field in fields(Rig)}
+    return {field.name: getattr(rig, field.name) for field in fields(rig)}
 
 
 @pytest.fixture

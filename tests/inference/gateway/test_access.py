@@ -9,9 +9,9 @@ stranger a key of another account. The anonymous caller has no key on a server t
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -32,7 +32,7 @@ from inference.wire.errors import InsufficientScopeError
 from inference.wire.openai.passed import ENDPOINTS
 from metering.principal import Principal, Scope
 from tests.cases import each_case
-from tests.inference.gateway.asgi_client import AsgiClient, AsgiSocket, Exchange
+from tests.inference.gateway.asgi_client import AsgiClient, AsgiSocket
 from tests.inference.gateway.bodies import counts, tokenizes
 from tests.inference.gateway.conftest import BEARER, CHAT, SHORT_CHAT, MakeClient, Rig
 from tests.inference.gateway.consumers.test_generate import ASKED, scores, settings
@@ -54,22 +54,19 @@ OWNED = (200, 200, 404, 403, 401)
 ANYBODY = (200, 200, 200, 200, 200)
 OPERATORS = (501, 501, 501, 403, 401)
 NOTHING = (404, 404, 404, 404, 404)
-Expected = tuple[int, int, int, int, int]
 HI = {"model": "tiny", "input": "Hi"}
 PROMPT = {"model": "tiny", "prompt": "Hi"}
-ANOTHER = {**HI, "previous_response_id": "{id}"}
 RESPONSES = "/v1/responses"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Row(NamedTuple):
     """``path`` may hold ``{id}``, a response that the owner made in the background. ``expected``
     are the statuses of owner, teammate, stranger, narrow and anonymous."""
 
     method: str
     path: str
-    expected: tuple[int, int, int, int, int]
     body: dict[str, Any] | None = None
+    expected: tuple[int, int, int, int, int] = INFERENCE
     script: Script = paris
 
 
@@ -81,66 +78,58 @@ TASKS = (400, 400, 400, 403, 401)
 """The statuses where a model of text is asked for something else: once it is known who asks."""
 
 
-def get(path: str, expected: Expected = INFERENCE, script: Script = paris) -> Row:
-    return Row(method="GET", path=path, expected=expected, script=script)
-
-
-def post(
-    path: str, body: Any = None, expected: Expected = INFERENCE, script: Script = paris
-) -> Row:
-    return Row(method="POST", path=path, body=body, expected=expected, script=script)
-
-
-NOWHERE = [get(path, NOTHING) for path in ("/v1/messages/nowhere", "/v1/nowhere")]
+NOWHERE = [Row("GET", path, None, NOTHING) for path in ("/v1/messages/nowhere", "/v1/nowhere")]
+SCORED = {"model": "tiny", "text_1": "a", "text_2": ["b", "c"]}
+OF_TINY = {"model": "tiny", "previous_response_id": "{id}"}
 ROWS = [
-    post("/v1/chat/completions", ASKS),
-    post("/v1/completions", PROMPT),
-    post("/v1/embeddings", HI, script=embeds(b"\0" * 4)),
-    post("/v1/messages", {**ASKS, "max_tokens": 9}),
-    post("/v1/messages/count_tokens", ASKS, script=counts),
-    post("/tokenize", PROMPT, script=tokenizes),
-    post("/detokenize", {"model": "tiny", "tokens": [1]}, script=tokenizes),
-    *(post(endpoint.path, HI, TASKS) for endpoint in ENDPOINTS),
-    post("/api/chat", ASKS),
-    post("/api/generate", PROMPT),
-    post("/api/embed", HI, script=embeds(b"\0" * 4)),
-    post("/api/embeddings", PROMPT, script=embeds(b"\0" * 4)),
-    post("/api/show", {"model": "tiny"}),
-    post("/api/pull", {"model": "x"}, NOBODYS),
+    Row("POST", CHAT, ASKS),
+    Row("POST", "/v1/completions", PROMPT),
+    Row("POST", "/v1/embeddings", HI, script=embeds(b"\0" * 4)),
+    Row("POST", "/v1/messages", {**ASKS, "max_tokens": 9}),
+    Row("POST", "/v1/messages/count_tokens", ASKS, script=counts),
+    Row("POST", "/tokenize", PROMPT, script=tokenizes),
+    Row("POST", "/detokenize", {"model": "tiny", "tokens": [1]}, script=tokenizes),
+    *(Row("POST", endpoint.path, HI, TASKS) for endpoint in ENDPOINTS),
+    Row("POST", "/api/chat", ASKS),
+    Row("POST", "/api/generate", PROMPT),
+    Row("POST", "/api/embed", HI, script=embeds(b"\0" * 4)),
+    Row("POST", "/api/embeddings", PROMPT, script=embeds(b"\0" * 4)),
+    Row("POST", "/api/show", {"model": "tiny"}),
+    Row("POST", "/api/pull", {"model": "x"}, NOBODYS),
     *(
-        post(f"/api/{name}", {"model": "x"}, OPERATORS)
+        Row("POST", f"/api/{name}", {"model": "x"}, OPERATORS)
         for name in ("push", "create", "copy", "delete")
     ),
-    post("/v1/score", {"model": "tiny", "text_1": "a", "text_2": ["b", "c"]}, script=scores),
-    post("/v1/rerank", ASKED, script=scores),
-    post("/v2/rerank", ASKED, script=scores),
-    get("/tokenizer_info", script=settings),
-    *(get(path, ANYBODY) for path in ("/openapi.json", "/health", "/ping")),
-    *(get(f"/api/{path}") for path in ("tags", "ps", "version")),
-    *(get(f"/v1/{path}") for path in ("files", "batches", "messages/batches", "models")),
-    get("/v1/models/tiny"),
+    Row("POST", "/v1/score", SCORED, script=scores),
+    Row("POST", "/v1/rerank", ASKED, script=scores),
+    Row("POST", "/v2/rerank", ASKED, script=scores),
+    Row("GET", "/tokenizer_info", script=settings),
+    *(Row("GET", path, None, ANYBODY) for path in ("/openapi.json", "/health", "/ping")),
+    *(Row("GET", f"/api/{path}") for path in ("tags", "ps", "version")),
+    *(Row("GET", f"/v1/{path}") for path in ("files", "batches", "messages/batches", "models")),
+    Row("GET", "/v1/models/tiny"),
     *(
-        Row(method=method, path=f"/v1/{path}", expected=NOBODYS)
-        for method, path in (
-            ("GET", "files/none"),
-            ("DELETE", "files/none"),
-            ("GET", "files/none/content"),
-            ("GET", "batches/none"),
-            ("POST", "batches/none/cancel"),
-            ("GET", "messages/batches/none"),
-            ("DELETE", "messages/batches/none"),
-            ("POST", "messages/batches/none/cancel"),
-            ("GET", "messages/batches/none/results"),
+        Row(*one.split(), None, NOBODYS)
+        for one in (
+            "GET /v1/files/none",
+            "DELETE /v1/files/none",
+            "GET /v1/files/none/content",
+            "GET /v1/batches/none",
+            "POST /v1/batches/none/cancel",
+            "GET /v1/messages/batches/none",
+            "DELETE /v1/messages/batches/none",
+            "POST /v1/messages/batches/none/cancel",
+            "GET /v1/messages/batches/none/results",
         )
     ),
-    post(RESPONSES, HI),
-    post(RESPONSES, ANOTHER, CONTINUED),
-    post(f"{RESPONSES}/input_tokens", ANOTHER, CONTINUED, script=counts),
-    post(f"{RESPONSES}/compact", {"model": "tiny", "previous_response_id": "{id}"}, CONTINUED),
-    get(RESPONSES + "/{id}/input_items", OWNED),
-    post(RESPONSES + "/{id}/cancel", expected=OWNED),
-    get(RESPONSES + "/{id}", OWNED),
-    Row(method="DELETE", path=RESPONSES + "/{id}", expected=OWNED),
+    Row("POST", RESPONSES, HI),
+    Row("POST", RESPONSES, {**HI, **OF_TINY}, CONTINUED),
+    Row("POST", f"{RESPONSES}/input_tokens", {**HI, **OF_TINY}, CONTINUED, counts),
+    Row("POST", f"{RESPONSES}/compact", OF_TINY, CONTINUED),
+    Row("GET", RESPONSES + "/{id}/input_items", None, OWNED),
+    Row("POST", RESPONSES + "/{id}/cancel", None, OWNED),
+    Row("GET", RESPONSES + "/{id}", None, OWNED),
+    Row("DELETE", RESPONSES + "/{id}", None, OWNED),
 ]
 
 
@@ -168,42 +157,29 @@ async def test_access(guarded: AsgiClient, neuron: FakeNeuron, row: Row) -> None
     for key in ROLES.values():
         neuron.script = paris
         needs_one = "{id}" in row.path or "{id}" in (row.body or {}).values()
-        response_id = await _a_response_of_the_owner(guarded) if needs_one else ""
+        made = await _a_response_of_the_owner(guarded) if needs_one else ""
         neuron.script = row.script
         body = row.body and {
-            name: response_id if value == "{id}" else value for name, value in row.body.items()
+            name: made if value == "{id}" else value for name, value in row.body.items()
         }
-        answer = await exchange_with(
-            guarded, row.method, row.path.format(id=response_id), body, key
-        )
-        found.append(answer.status)
+        headers = bearer(key) if key else {}
+        asked = guarded.open(row.method, row.path.format(id=made), body, headers=headers)
+        found.append((await asked.finish()).status)
     assert dict(zip(ROLES, found, strict=True)) == dict(zip(ROLES, row.expected, strict=True))
 
 
 async def _a_response_of_the_owner(client: AsgiClient) -> str:
     body = {"model": "tiny", "input": "Hi", "background": True}
-    made = await exchange_with(client, "POST", "/v1/responses", body, KEY)
-    response_id: str = made.json["id"]
-    while True:
-        found = await exchange_with(client, "GET", f"/v1/responses/{response_id}", None, KEY)
-        if found.json["status"] == "completed":
-            return response_id
-        assert found.json["status"] in ("queued", "in_progress"), found.json
-
-
-async def exchange_with(
-    client: AsgiClient, method: str, path: str, body: dict[str, Any] | None, key: str | None
-) -> Exchange:
-    headers = {"authorization": f"Bearer {key}"} if key else {}
-    return await client.open(method, path, body, headers=headers).finish()
+    made = (await client.post(RESPONSES, body, headers=BEARER)).json
+    while made["status"] != "completed":
+        assert made["status"] in ("queued", "in_progress"), made
+        made = (await client.get(f"{RESPONSES}/{made['id']}", headers=BEARER)).json
+    return str(made["id"])
 
 
 PAGE = "https://evil.example"
 UNKNOWN = "hx-0123456789-" + 32 * "x"
 BASIC = {"authorization": "Basic aHg6aHg="}
-SERVED = (200, None)
-INVALID = (401, "invalid_api_key")
-FOREIGN = (403, "origin_not_allowed")
 SESAME = {"api_key": "sesame"}
 NETWORK = {"listen_host": "0.0.0.0"}
 CLOSED = {**NETWORK, **SESAME}
@@ -236,68 +212,60 @@ def test_anonymous_use_follows_from_address_and_word(
     assert allows_anonymous(changed) is wanted
 
 
-@each_case(
-    "case",
-    [
+async def test_who_is_served(make_client: MakeClient, neuron: FakeNeuron) -> None:
+    at_home = [{}, bearer("none"), {"x-api-key": "x"}, BASIC, {"origin": "http://localhost:5173"}]
+    no_keys = [
+        bearer(UNKNOWN),
+        {"authorization": UNKNOWN},
+        {"authorization": f"Token {UNKNOWN}"},
+        bearer(f'"{KEY}"'),
+        bearer(KEY[:-1]),
+        {"x-api-key": f"{KEY}x"},
+        {"x-api-key": f"Bearer {UNKNOWN}"},
+        {"authorization": "Bearer none", "x-api-key": UNKNOWN},
+    ]
+    places = [
+        headers
+        for key in (KEY, "sesame")
+        for headers in (
+            {"authorization": key},
+            {"authorization": f"bearer  {key}"},
+            {"x-api-key": key},
+            {"x-api-key": f"Bearer {key}"},
+            {**BASIC, "x-api-key": key},
+        )
+    ]
+    nothing = [BASIC, *({"authorization": word} for word in ("", "Bearer", "Bearer "))]
+    foreign = [{"origin": origin} for origin in (PAGE, "null")]
+    for changes, tried, status, code in (
         # On loopback nobody needs a key, and placeholders are ignored.
-        *(({}, headers, SERVED) for headers in ({}, bearer("none"), {"x-api-key": "x"}, BASIC)),
+        ({}, at_home, 200, None),
         # What looks like a key and is none is refused everywhere.
-        *(
-            ({}, headers, INVALID)
-            for headers in (
-                bearer(UNKNOWN),
-                {"authorization": UNKNOWN},
-                {"authorization": f"Token {UNKNOWN}"},
-                bearer(f'"{KEY}"'),
-                bearer(KEY[:-1]),
-                {"x-api-key": f"{KEY}x"},
-                {"x-api-key": f"Bearer {UNKNOWN}"},
-                {"authorization": "Bearer none", "x-api-key": UNKNOWN},
-            )
-        ),
+        ({}, no_keys, 401, "invalid_api_key"),
         # A proxy on this machine lets nobody in: a plain proxy_pass adds no header of its own.
-        (SESAME, {"host": "127.0.0.1:31313"}, INVALID),
-        (SESAME, bearer("sesam"), INVALID),
+        (SESAME, [{"host": "127.0.0.1:31313"}, bearer("sesam")], 401, "invalid_api_key"),
         # An address of the network needs a key.
-        (NETWORK, {}, INVALID),
-        (NETWORK, BEARER, SERVED),
-        (EVERYBODY, {}, SERVED),
+        (NETWORK, [{}], 401, "invalid_api_key"),
+        (NETWORK, [BEARER], 200, None),
+        (EVERYBODY, [{}], 200, None),
         # A key is found wherever clients put it.
-        *(
-            (CLOSED, headers, SERVED)
-            for key in (KEY, "sesame")
-            for headers in (
-                {"authorization": key},
-                {"authorization": f"bearer  {key}"},
-                {"x-api-key": key},
-                {"x-api-key": f"Bearer {key}"},
-                {**BASIC, "x-api-key": key},
-            )
-        ),
-        (CLOSED, {"authorization": f"Token {KEY}"}, SERVED),
-        ({}, bearer(NARROW_KEY), (403, "insufficient_scope")),
+        (CLOSED, [*places, {"authorization": f"Token {KEY}"}], 200, None),
+        (CLOSED, nothing, 401, "invalid_api_key"),
+        ({}, [bearer(NARROW_KEY)], 403, "insufficient_scope"),
         # A page of elsewhere is refused without a key.
-        *(({}, {"origin": origin}, FOREIGN) for origin in (PAGE, "null")),
-        *(({}, {"origin": origin, **BEARER}, SERVED) for origin in (PAGE, "null")),
-        ({}, {"origin": "http://localhost:5173"}, SERVED),
-        (EVERYBODY, {"origin": PAGE}, FOREIGN),
-        ({**EVERYBODY, "allowed_origins": (PAGE,)}, {"origin": PAGE}, SERVED),
-    ],
-    ids=str,
-)
-async def test_who_is_served(make_client: MakeClient, neuron: FakeNeuron, case: Any) -> None:
-    settings, headers, found = case
-    answer = await make_client(**settings).post(CHAT, SHORT_CHAT, headers=headers)
-    code = None if answer.status == 200 else answer.error["code"]
-    assert (answer.status, code) == found
-    assert answer.headers["x-request-id"]
-
-
-async def test_who_sends_no_key(make_client: MakeClient, neuron: FakeNeuron) -> None:
-    client = make_client(**CLOSED)
-    for headers in (BASIC, *({"authorization": word} for word in ("", "Bearer", "Bearer "))):
-        answer = await client.post(CHAT, SHORT_CHAT, headers=headers)
-        assert answer.error["message"].startswith("Send your API key")
+        ({}, foreign, 403, "origin_not_allowed"),
+        ({}, [one | BEARER for one in foreign], 200, None),
+        (EVERYBODY, [{"origin": PAGE}], 403, "origin_not_allowed"),
+        ({**EVERYBODY, "allowed_origins": (PAGE,)}, [{"origin": PAGE}], 200, None),
+    ):
+        client = make_client(**changes)
+        for headers in tried:
+            answer = await client.post(CHAT, SHORT_CHAT, headers=headers)
+            found = None if answer.status == 200 else answer.error["code"]
+            assert (answer.status, found) == (status, code), (changes, headers)
+            assert answer.headers["x-request-id"]
+            if tried is nothing:
+                assert answer.error["message"].startswith("Send your API key")
     messages = await client.post("/v1/messages", SHORT_CHAT, headers={"x-api-key": NARROW_KEY})
     assert (messages.status, messages.error["type"]) == (403, "permission_error")
 
@@ -355,9 +323,6 @@ def test_the_end_user_that_a_trusted_key_names(headers: dict[bytes, bytes], end_
     trusted = Principal(account="lab", names_end_user=True)
     assert end_user_of_headers(headers.items(), trusted) == end_user
     assert end_user_of_headers(headers.items(), Principal(account="lab")) == ""
-
-
-def test_names_are_cleaned_and_long_ones_that_differ_stay_different() -> None:
     assert cleaned(" a\0b\n\u202ec\ud800 d ") == "abc d"
     assert cleaned("x" * MAX_CHARS) == "x" * MAX_CHARS
     names = {cleaned("x" * MAX_CHARS + end) for end in "abc"}

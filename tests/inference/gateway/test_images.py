@@ -6,11 +6,10 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import msgspec
@@ -25,28 +24,28 @@ from inference.gateway.images import (
     check_resolved,
     fetch_image,
     image_address,
-    image_rules,
     without_files,
 )
-from inference.gateway.request.tokens import TokenBounds, token_bounds
+from inference.gateway.request.tokens import token_bounds
 from inference.protocol.events import Event
-from inference.protocol.generation import ChatInput, GenerationRequest, Submit
+from inference.protocol.generation import GenerationRequest, Submit
 from inference.protocol.images import ImageRef, VisionInput
 from inference.protocol.keys import images_key
 from inference.wire.dialect import NO_CONTEXT
 from inference.wire.errors import InvalidImageError
 from inference.wire.images import ImageFile, ImageRules
 from inference.wire.openai import chat as openai_chat
-from inference.wire.openai.chat import ChatRequest
 from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient
-from tests.inference.gateway.bodies import chat_body
+from tests.inference.gateway.bodies import chat, chat_body
 from tests.inference.gateway.conftest import MakeClient
 from tests.inference.gateway.fake_neuron import FakeNeuron, paris
 from tests.inference.image_files import base64_of, data_uri, png
+from tests.servers.fake_upstream import Asked, FakeUpstream, Wire
 
 CHAT = "/v1/chat/completions"
 CAT, DOG = png(30, 20), png(64, 64)
+FIRST = "messages[0].content[1].image_url.url"
 QWEN = VisionInput(pad_token_id=1, patch_px=16, merge=2, min_pixels=65_536, max_pixels=16_777_216)
 CAT_SOURCE = {"type": "base64", "media_type": "image/png", "data": base64_of(CAT)}
 OLLAMA = {"role": "user", "content": "What?", "images": [base64_of(CAT)]}
@@ -56,14 +55,14 @@ def request_with(*images: str) -> GenerationRequest:
     return openai_chat.parse(msgspec.json.encode(chat_body(*images))).generation
 
 
+@dataclass
 class Found:
     """What the neuron found beside its inbox, by request."""
 
-    def __init__(self, neuron: FakeNeuron) -> None:
-        self.neuron = neuron
-        self.files: list[set[bytes]] = []
-        self.expiries_s: list[int] = []
-        self.submits: list[Submit] = []
+    neuron: FakeNeuron
+    files: list[set[bytes]] = field(default_factory=list)
+    expiries_s: list[int] = field(default_factory=list)
+    submits: list[Submit] = field(default_factory=list)
 
     async def script(self, submit: Submit) -> AsyncIterator[list[Event]]:
         key = images_key(self.neuron.name, submit.request_id)
@@ -76,9 +75,8 @@ class Found:
     @property
     def images(self) -> list[ImageRef]:
         """Returns the images of the last request."""
-        chat = self.submits[-1].request.input
-        assert isinstance(chat, ChatInput)
-        return [image for message in chat.messages for image in message.images]
+        turns = chat(self.submits[-1]).messages
+        return [image for message in turns for image in message.images]
 
 
 @pytest_asyncio.fixture
@@ -91,35 +89,27 @@ async def found(neuron: FakeNeuron) -> Found:
 
 
 def turn_of(*content: dict[str, Any]) -> dict[str, Any]:
-    return {"role": "user", "content": list(content)}
+    return {"model": "tiny", "messages": [{"role": "user", "content": list(content)}]}
 
 
-ANTHROPIC = {
-    "model": "tiny",
-    "max_tokens": 9,
-    "messages": [turn_of({"type": "image", "source": CAT_SOURCE})],
-}
-OPENAI = turn_of({"type": "input_image", "image_url": data_uri(CAT)})
+SHOWN = {"role": "user", "content": [{"type": "input_image", "image_url": data_uri(CAT)}]}
 ASKED: dict[str, dict[str, Any]] = {
     CHAT: chat_body(data_uri(CAT)),
-    "/v1/messages": ANTHROPIC,
+    "/v1/messages": turn_of({"type": "image", "source": CAT_SOURCE}) | {"max_tokens": 9},
     "/api/chat": {"model": "tiny", "stream": False, "messages": [OLLAMA]},
-    "/v1/responses": {"model": "tiny", "store": False, "input": [OPENAI]},
+    "/v1/responses": {"model": "tiny", "store": False, "input": [SHOWN]},
 }
 
 
 @each_case("path", ASKED)
 async def test_images_go_beside_the_inbox(client: AsgiClient, found: Found, path: str) -> None:
-    found.files.clear()
-    found.expiries_s.clear()
     answer = await client.post(path, ASKED[path])
     assert answer.status == 200
     (image,) = found.images
-    assert found.files == [{CAT}]
+    assert found.files.pop() == {CAT}
     assert (image.width_px, image.height_px, image.num_bytes) == (30, 20, len(CAT))
     assert type(image) is ImageRef
-    (expiry_s,) = found.expiries_s
-    assert 0 < expiry_s <= 81
+    assert 0 < found.expiries_s[-1] <= 81
     key = images_key("beast", found.submits[-1].request_id)
     async with asyncio.timeout(60):
         while await found.neuron.client.exists(key):
@@ -129,8 +119,7 @@ async def test_images_go_beside_the_inbox(client: AsgiClient, found: Found, path
 @each_case("path", ASKED)
 async def test_a_model_of_text_gets_none(client: AsgiClient, neuron: FakeNeuron, path: str) -> None:
     answer = await client.post(path, ASKED[path])
-    assert answer.status == 400
-    assert b"vision_unsupported" in answer.body
+    assert (answer.status, b"vision_unsupported" in answer.body) == (400, True)
     assert b"reads text only" in answer.body
     assert neuron.frames == []
 
@@ -144,25 +133,22 @@ async def test_several_images_and_their_bounds(make_client: MakeClient, found: F
     assert found.files == [{CAT, DOG}]
     assert [one.is_low_detail for one in found.images] == [False, False, True]
     last["detail"] = "lowest"
-    refused = await client.post(CHAT, body)
-    assert refused.status == 400 and refused.error["param"].endswith(".image_url.detail")
-    client = make_client(max_images=1, max_images_bytes=len(CAT) + 1, max_image_pixels=4096)
-    many = await client.post(CHAT, chat_body(data_uri(CAT), data_uri(CAT)))
-    assert (many.status, many.error["code"]) == (400, "invalid_image")
-    assert many.error["param"] == "messages[0].content[2].image_url.url"
-    assert "2 images; at most 1" in many.error["message"]
-    large = await client.post(CHAT, chat_body(data_uri(png(64, 65))))
-    assert "4,160 pixels" in large.error["message"]
+    bounded = make_client(max_images=1, max_images_bytes=len(CAT) + 1, max_image_pixels=4096)
+    for sender, asked, param, words in (
+        (client, body, "messages[0].content[3].image_url.detail", "detail"),
+        (bounded, chat_body(*2 * [data_uri(CAT)]), FIRST.replace("1", "2"), "2 images; at most 1"),
+        (bounded, chat_body(data_uri(png(64, 65))), FIRST, "4,160 pixels"),
+    ):
+        refused = await sender.post(CHAT, asked)
+        assert (refused.status, refused.error["param"]) == (400, param)
+        assert words in refused.error["message"]
     assert len(found.submits) == 1
 
 
-def test_what_travels_holds_no_bytes_and_images_together_are_bounded(config: Any) -> None:
-    operators = image_rules(config)
-    assert (operators.max_images, operators.fetches) == (config.max_images, False)
+def test_what_travels_holds_no_bytes_and_images_together_are_bounded() -> None:
     request, files = without_files(request_with(data_uri(CAT)), ImageRules())
     assert [file.data for file in files] == [CAT]
     assert base64_of(CAT).encode() not in msgspec.json.encode(request)
-    assert not any(isinstance(one, ImageFile) for one in request.input.messages[0].images)  # type: ignore[union-attr]
     rules = ImageRules(max_total_bytes=len(CAT) + len(DOG) - 1)
     with pytest.raises(InvalidImageError, match="together") as refused:
         without_files(request_with(data_uri(CAT), data_uri(DOG)), rules)
@@ -170,20 +156,24 @@ def test_what_travels_holds_no_bytes_and_images_together_are_bounded(config: Any
 
 
 def test_what_images_may_cost() -> None:
-    bare, _ = without_files(request_with(), ImageRules())
-    one, _ = without_files(request_with(data_uri(DOG)), ImageRules())
-    seen, unseen = bounds_of(one, QWEN), bounds_of(bare, QWEN)
-    assert 64 <= seen.prompt_tokens - unseen.prompt_tokens <= 64 + 8
     small = VisionInput(pad_token_id=1, patch_px=16, merge=2, min_pixels=64, max_pixels=65_536)
-    num_small = bounds_of(one, small).prompt_tokens - bounds_of(bare, small).prompt_tokens
-    assert 4 <= num_small <= 4 + 8
-    assert bounds_of(one, None).prompt_tokens >= seen.prompt_tokens
+    found = []
+    for images, vision in (
+        ((), QWEN),
+        ((DOG,), QWEN),
+        ((), small),
+        ((DOG,), small),
+        ((DOG,), None),
+    ):
+        request, _ = without_files(request_with(*map(data_uri, images)), ImageRules())
+        no_bounds = {"context_tokens": None, "max_output_tokens": None}
+        found.append(token_bounds(request, vision=vision, **no_bounds))
+    none, seen, _, few, unknown = found
+    assert 64 <= seen.prompt_tokens - none.prompt_tokens <= 64 + 8
+    assert 4 <= few.prompt_tokens - found[2].prompt_tokens <= 4 + 8
+    assert unknown.prompt_tokens >= seen.prompt_tokens
     assert 64 <= seen.exact_tokens <= 64 + 8
     assert seen.exact_tokens + seen.text_bound == seen.prompt_tokens
-
-
-def bounds_of(request: GenerationRequest, vision: VisionInput | None) -> TokenBounds:
-    return token_bounds(request, context_tokens=None, max_output_tokens=None, vision=vision)
 
 
 @pytest.mark.django_db(transaction=True)
@@ -221,31 +211,30 @@ DRIP_S, DRIP_INTERVAL_S = 60.0, 0.05
         ("https://anywhere.example/", ("*",)),
         ("http://10.0.0.5:8080/a.png", ("10.0.0.5:8080",)),
         ("http://[::1]:8080/a.png", ("[::1]:8080",)),
+        *[
+            (url, None)
+            for url in (
+                "https://example.org/",
+                "https://evil-cdn.example.org/",
+                "https://cdn.example.org.evil.example/",
+                "https://images.example.org:8443/",
+                "https://images.example.org@evil.example/",
+                "https://user:word@images.example.org/",
+                "https://images.example.org\\@evil.example/",
+                "ftp://images.example.org/",
+                "file:///etc/passwd",
+                "https:///a.png",
+                "https://[::1/",
+                "https://images.example.org:99999/",
+                "https://images.example.org/a\r\nHost: evil",
+            )
+        ],
     ],
 )
-def test_hosts_that_are_named(url: str, hosts: tuple[str, ...]) -> None:
-    assert image_address(url, hosts).target.startswith("/")
-
-
-@each_case(
-    "url",
-    [
-        "https://example.org/",
-        "https://evil-cdn.example.org/",
-        "https://cdn.example.org.evil.example/",
-        "https://images.example.org:8443/",
-        "https://images.example.org@evil.example/",
-        "https://user:word@images.example.org/",
-        "https://images.example.org\\@evil.example/",
-        "ftp://images.example.org/",
-        "file:///etc/passwd",
-        "https:///a.png",
-        "https://[::1/",
-        "https://images.example.org:99999/",
-        "https://images.example.org/a\r\nHost: evil",
-    ],
-)
-def test_hosts_that_are_not(url: str) -> None:
+def test_hosts(url: str, hosts: tuple[str, ...] | None) -> None:
+    if hosts:
+        assert image_address(url, hosts).target.startswith("/")
+        return
     with pytest.raises(ImageFetchError):
         image_address(url, ("images.example.org", "*.cdn.example.org"))
 
@@ -264,61 +253,31 @@ async def fetched(url: str, hosts: tuple[str, ...], *, max_bytes: int) -> bytes:
     return await fetch_image(url, hosts, max_bytes=max_bytes, resolvers=RESOLVERS)
 
 
-class _Images(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        match self.path:
-            case "/cat.png":
-                self._answer(200, CAT)
-            case "/moved":
-                self._answer(302, b"", ("Location", "/cat.png"))
-            case "/away":
-                self._answer(302, b"", ("Location", "http://127.0.0.2:1/cat.png"))
-            case "/drip":
-                self._drip()
-            case "/round":
-                self._answer(302, b"", ("Location", "/round"))
-            case _:
-                self._answer(404, b"nothing")
-
-    def _answer(self, status: int, body: bytes, *headers: tuple[str, str]) -> None:
-        self.send_response(status)
-        for name, value in (*headers, ("Content-Length", str(len(body)))):
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def _drip(self) -> None:
-        """Headers without an end, a byte now and then, until the client leaves; for a minute."""
-        self.send_response(200)
-        self.flush_headers()
-        with suppress(OSError):
-            for _ in range(round(DRIP_S / DRIP_INTERVAL_S)):
-                self.wfile.write(b"X")
-                time.sleep(DRIP_INTERVAL_S)
-
-    def log_message(self, *_: object) -> None:
-        pass
+def shows(asked: Asked, wire: Wire) -> None:
+    moved = {"/moved": "/cat.png", "/away": "http://127.0.0.2:1/cat.png", "/round": "/round"}
+    if asked.path == "/drip":  # headers without an end, until the client leaves; for a minute
+        wire.send(b"HTTP/1.1 200 OK\r\n")
+        for _ in range(round(DRIP_S / DRIP_INTERVAL_S)):
+            wire.send(b"X")
+            time.sleep(DRIP_INTERVAL_S)
+    elif asked.path in moved:
+        wire.whole(302, b"", "text/plain", location=moved[asked.path])
+    else:
+        wire.whole(200 if asked.path == "/cat.png" else 404, CAT, "image/png")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def host() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Images)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    server.server_close()
-    thread.join()
-
-
-@each_case("path", ["/cat.png", "/moved"])
-async def test_an_image_is_fetched(host: str, path: str) -> None:
-    assert await fetched(f"http://{host}{path}", (host,), max_bytes=len(CAT)) == CAT
+    with FakeUpstream() as server:
+        server.answer = shows
+        yield server.origin.removeprefix("http://")
 
 
 @each_case(
     ("url", "hosts", "max_bytes", "problem"),
     [
+        ("http://{host}/cat.png", ["{host}"], len(CAT), None),
+        ("http://{host}/moved", ["{host}"], len(CAT), None),
         ("http://{host}/none.png", ["{host}"], 1000, "status 404"),
         ("http://{host}/away", ["{host}"], 1000, "not fetched from this host"),
         ("http://{host}/away", ["{host}", "127.0.0.2:1"], 1000, "leads to another host"),
@@ -328,18 +287,21 @@ async def test_an_image_is_fetched(host: str, path: str) -> None:
         ("http://localhost/cat.png", ["*"], 1000, "not fetched from this host"),
     ],
 )
-async def test_why_it_is_not(
-    host: str, url: str, hosts: list[str], max_bytes: int, problem: str
+async def test_an_image_is_fetched_or_why_it_is_not(
+    host: str, url: str, hosts: list[str], max_bytes: int, problem: str | None
 ) -> None:
     named = {"host": host, "port": host.split(":")[1]}
+    allowed = tuple(each.format(**named) for each in hosts)
+    fetching = fetched(url.format(**named), allowed, max_bytes=max_bytes)
+    if problem is None:
+        assert await fetching == CAT
+        return
     with pytest.raises(ImageFetchError, match=problem):
-        allowed = tuple(each.format(**named) for each in hosts)
-        await fetched(url.format(**named), allowed, max_bytes=max_bytes)
+        await fetching
 
 
 @each_case(
-    ("slow", "limit_s"),
-    [("the host", 0.0), ("the host's headers", 0.5), ("the resolver", 0.2)],
+    ("slow", "limit_s"), [("the host", 0.0), ("the host's headers", 0.5), ("the resolver", 0.2)]
 )
 async def test_time_is_bounded(
     host: str, monkeypatch: pytest.MonkeyPatch, slow: str, limit_s: float
@@ -360,19 +322,16 @@ async def test_time_is_bounded(
     assert time.monotonic() - began_s < DRIP_S, "long before the host would have ended"
 
 
-def _asking(url: str) -> Callable[[], ChatRequest]:
-    part = {"type": "image_url", "image_url": {"url": url}}
-    body = {"model": "tiny", "messages": [{"role": "user", "content": [part]}]}
-    return partial(openai_chat.parse, orjson.dumps(body), NO_CONTEXT)
-
-
 async def test_a_body_is_read_with_what_was_fetched_or_its_image_refused(host: str) -> None:
-    reader = ImageParser(ImageRules(fetches=True), (host,))
-    parsed = await reader.parsed(_asking(f"http://{host}/cat.png"), num_bytes=100)
-    assert isinstance(parsed.generation.input, ChatInput)
-    (image,) = parsed.generation.input.messages[0].images
-    assert isinstance(image, ImageFile)
-    assert image.data == CAT
+    async def images_of(path: str) -> list[Any]:
+        part = {"type": "image_url", "image_url": {"url": f"http://{host}{path}"}}
+        ask = partial(openai_chat.parse, orjson.dumps(turn_of(part)), NO_CONTEXT)
+        reader = ImageParser(ImageRules(fetches=True), (host,))
+        parsed: Any = await reader.parsed(ask, num_bytes=100)
+        return [*parsed.generation.input.messages[0].images]
+
+    (image,) = await images_of("/cat.png")
+    assert isinstance(image, ImageFile) and image.data == CAT
     with pytest.raises(InvalidImageError, match="status 404") as refused:
-        await reader.parsed(_asking(f"http://{host}/none.png"), num_bytes=100)
+        await images_of("/none.png")
     assert refused.value.param == "messages[0].content[0].image_url.url"

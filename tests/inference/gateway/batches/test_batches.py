@@ -4,43 +4,32 @@ account's share, uploads, expiry."""
 from __future__ import annotations
 
 import asyncio
-import threading
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import anthropic
 import openai
 import pytest
-from anthropic.types.messages import MessageBatch
 from django.utils import timezone
+from openai.types import Batch as OpenAIBatch
 
-from inference.batches import services
-from inference.batches.files import FileStore, ResultFiles
+from inference.batches.files import FileStore
 from inference.batches.models import StoredFile
 from inference.gateway.database import DatabaseThreads
 from inference.gateway.gateway import Gateway
+from inference.protocol.events import Event
 from inference.protocol.generation import Submit
 from metering.principal import Scope
 from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient
-from tests.inference.gateway.batches.conftest import (
-    CHAT,
-    KEYED,
-    begin,
-    counts,
-    line,
-    message,
-    picky,
-    results,
-    until_ended,
-    until_messages_ended,
-)
 from tests.inference.gateway.bodies import PATIENCE_S, chat, chat_body, until
 from tests.inference.gateway.conftest import ENTRY, FakeCatalogue, MakeClient
 from tests.inference.gateway.fake_metering import KEY, FakeDirectory, FakeLedger
-from tests.inference.gateway.fake_neuron import FakeNeuron, endless
+from tests.inference.gateway.fake_neuron import FakeNeuron, breaking, endless, paris
+from tests.inference.gateway.upstreams.forwarding import FORM, form, part
 from tests.inference.image_files import data_uri, png
 
 pytestmark = [
@@ -157,117 +146,43 @@ async def test_refusals(sdk: openai.AsyncOpenAI, neuron: FakeNeuron) -> None:
     assert not neuron.frames
 
 
-async def test_anthropics_runs(anthropic_sdk: anthropic.AsyncAnthropic, neuron: FakeNeuron) -> None:
-    neuron.script = picky
-    batches = anthropic_sdk.messages.batches
-    made: MessageBatch = await batches.create(requests=[message("a"), message("refuse me")])
-    assert (made.processing_status, made.request_counts.processing) == ("in_progress", 2)
-    now = await until_messages_ended(anthropic_sdk, made.id)
-    ended = {"succeeded": 1, "errored": 1, "canceled": 0, "expired": 0}
-    assert now.request_counts.to_dict() == {"processing": 0, **ended}
-    results_by_id = {one.custom_id: one.result async for one in await batches.results(made.id)}
-    assert results_by_id["a"].type == "succeeded"
-    text = {"type": "text", "text": "The capital is Paris."}
-    assert results_by_id["a"].message.content[0].to_dict() == text
-    assert results_by_id["refuse-me"].type == "errored"
-    assert [one.id async for one in batches.list()] == [made.id]
-    assert (await batches.delete(made.id)).id == made.id
-    with pytest.raises(anthropic.NotFoundError):
-        await batches.retrieve(made.id)
-
-
-async def test_an_answer_that_is_written_while_its_batch_is_cancelled_is_reported_once(
-    anthropic_sdk: anthropic.AsyncAnthropic, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    batches = anthropic_sdk.messages.batches
-    is_writing, may_write, is_seen = threading.Event(), threading.Event(), threading.Event()
-    append, progress = ResultFiles.append, services.batch_progress
-
-    def slowly(results: ResultFiles, file_id: str, lines: bytes) -> None:
-        is_writing.set()
-        may_write.wait(PATIENCE_S)
-        append(results, file_id, lines)
-
-    def watched(**values: Any) -> str | None:
-        status = progress(**values)
-        if status == "cancelling":
-            is_seen.set()
-        return status
-
-    monkeypatch.setattr(ResultFiles, "append", slowly)
-    monkeypatch.setattr(services, "batch_progress", watched)
-    made = await batches.create(requests=[message("a")])
-    await until(is_writing.is_set)
-    await batches.cancel(made.id)
-    await until(is_seen.is_set)
-    await asyncio.sleep(0.1)  # it is about to report the requests that were not run
-    may_write.set()
-    ended = await until_messages_ended(anthropic_sdk, made.id)
-    assert (ended.request_counts.succeeded, ended.request_counts.canceled) == (1, 0)
-    results_by_id = [
-        (one.custom_id, one.result.type) async for one in await batches.results(made.id)
-    ]
-    assert results_by_id == [("a", "succeeded")]
-
-
-BOUNDARY = "a-boundary"
-FORM = f"multipart/form-data; boundary={BOUNDARY}"
-PURPOSE = ('name="purpose"', b"batch")
+PURPOSE, FILE = part("purpose", b"batch"), part("file", b"", filename="a")
 HOUR: Any = {"anchor": "created_at", "seconds": 3600}
 
 
 async def test_what_an_account_keeps(make_client: MakeClient, tmp_path: Path) -> None:
     client = make_client(max_stored_file_bytes=100, max_open_batches=0)
-    large = {"custom_id": "a", "params": {"text": "x" * 100}}
-    full = await client.post("/v1/messages/batches", {"requests": [large]}, headers=KEYED)
-    assert (full.status, full.json["error"]["details"]["error_code"]) == (429, "insufficient_quota")
-    small = {"custom_id": "a", "params": {}}
-    many = await client.post("/v1/messages/batches", {"requests": [small]}, headers=KEYED)
-    assert (many.status, "open batches" in many.json["error"]["message"]) == (429, True)
+    for text, word in (("x" * 100, "bytes"), ("", "open batches")):
+        body = {"requests": [{"custom_id": "a", "params": {"text": text} if text else {}}]}
+        refused = await client.post("/v1/messages/batches", body, headers=KEYED)
+        assert (refused.status, word in refused.json["error"]["message"]) == (429, True)
+        assert refused.json["error"]["details"]["error_code"] == "insufficient_quota"
     for name in ("../secret", "file-../x", "file-" + "g" * 32, "/etc/passwd"):
         with pytest.raises(AssertionError):
             FileStore(tmp_path).path(name)
 
 
-def form(*parts: tuple[str, bytes]) -> bytes:
-    """Each is a disposition's words and a content."""
-    written = b"".join(
-        f"--{BOUNDARY}\r\nContent-Disposition: form-data; {words}\r\n\r\n".encode()
-        + content
-        + b"\r\n"
-        for words, content in parts
-    )
-    return written + f"--{BOUNDARY}--\r\n".encode()
-
-
 @each_case(
-    ("content_type", "body", "status", "found"),
+    ("body", "status", "found"),
     [
-        (FORM, form(PURPOSE, ('name="file"; filename="a.jsonl"', b"{}\n")), 200, "a.jsonl"),
+        (form(PURPOSE, part("file", b"{}\n", filename="a.jsonl")), 200, "a.jsonl"),
         # As aiohttp sends it.
-        (FORM, form(PURPOSE, ("name=\"file\"; filename*=utf-8''%C3%A4", b"")), 200, "ä"),
-        (
-            FORM,
-            form(PURPOSE, ('name="mood"', b""), ('name="file"; filename="a"', b"")),
-            400,
-            "mood",
-        ),
-        ("application/json", b"{}", 400, None),
-        ("multipart/form-data", b"no boundary", 400, None),
-        (FORM, b"nothing of the kind", 400, None),
-        (FORM, form(PURPOSE), 400, "file"),
-        (FORM, form(('name="file"', b"no name")), 400, "file"),
-        (FORM, form(*((f'name="field-{number}"', b"") for number in range(1001))), 400, None),
-        (FORM, form(*(('name="file"; filename="a"', b"") for _ in range(101))), 400, "file"),
+        (form(PURPOSE, FILE).replace(b'="a"', b"*=utf-8''%C3%A4"), 200, "ä"),
+        (form(PURPOSE, part("mood", b""), FILE), 400, "mood"),
+        (b"nothing of the kind", 400, None),
+        (form(PURPOSE), 400, "file"),
+        (form(part("file", b"no name")), 400, "file"),
+        (form(*(part(f"field-{number}", b"") for number in range(1001))), 400, None),
+        (form(*101 * [FILE]), 400, "file"),
     ],
 )
-async def test_forms(
-    client: AsgiClient, content_type: str, body: bytes, status: int, found: str | None
-) -> None:
-    headers = KEYED | {"content-type": content_type}
-    answer = await client.post("/v1/files", parts=[body], headers=headers)
+async def test_forms(client: AsgiClient, body: bytes, status: int, found: str | None) -> None:
+    answer = await client.post("/v1/files", parts=[body], headers=KEYED | FORM)
     assert answer.status == status
     assert (answer.json["filename"] if status == 200 else answer.error["param"]) == found
+    for kind in ("application/json", "multipart/form-data"):  # the one without a boundary
+        headers = KEYED | {"content-type": kind}
+        assert (await client.post("/v1/files", parts=[body], headers=headers)).status == 400
 
 
 async def test_expiry(kept: DatabaseThreads, sdk: openai.AsyncOpenAI, gateway: Gateway) -> None:
@@ -283,15 +198,11 @@ async def test_expiry(kept: DatabaseThreads, sdk: openai.AsyncOpenAI, gateway: G
         assert refused.value.param == f"expires_after[{field}]"
     first, second = await upload(sdk, expires_after=HOUR), await upload(sdk)
     assert (first.expires_at, second.expires_at) == (first.created_at + 3600, None)
-    config = gateway.config
-    files = FileStore(config.stored_files_dir)
+    files = FileStore(gateway.config.stored_files_dir)
     assert files.has(first.id)
-
-    def expire() -> None:
-        past = timezone.now() - timedelta(seconds=1)
-        StoredFile.objects.filter(pk=first.id).update(expires_at=past)
-
-    await kept.query(expire)
+    past = timezone.now() - timedelta(seconds=1)
+    rows = StoredFile.objects.filter(pk=first.id)
+    await kept.query(lambda: rows.update(expires_at=past))
     for ask in (sdk.files.retrieve, sdk.files.content):
         with pytest.raises(openai.NotFoundError):
             await ask(first.id)
@@ -300,9 +211,71 @@ async def test_expiry(kept: DatabaseThreads, sdk: openai.AsyncOpenAI, gateway: G
     last = await upload(sdk, expires_after=HOUR)
     await until(lambda: not files.has(first.id))
     assert files.has(second.id) and files.has(last.id)
-    rows = await kept.query(lambda: set(StoredFile.objects.values_list("pk", flat=True)))
-    assert second.id in rows and last.id in rows
+    left = await kept.query(lambda: set(StoredFile.objects.values_list("pk", flat=True)))
+    assert {second.id, last.id} <= left
 
 
 async def upload(sdk: openai.AsyncOpenAI, **more: Any) -> Any:
     return await sdk.files.create(file=("a.jsonl", b"{}"), purpose="batch", **more)
+
+
+T = TypeVar("T")
+CHAT = "/v1/chat/completions"
+KEYED = {"authorization": f"Bearer {KEY}"}
+ENDS = ("completed", "failed", "expired", "cancelled")
+
+
+def line(custom_id: str, url: str = CHAT, **body: Any) -> str:
+    asked = {"model": "tiny", "messages": [{"role": "user", "content": custom_id}], **body}
+    return json.dumps({"custom_id": custom_id, "method": "POST", "url": url, "body": asked})
+
+
+async def begin(sdk: openai.AsyncOpenAI, *lines: str) -> OpenAIBatch:
+    content = "\n".join(lines).encode()
+    file = await sdk.files.create(file=("requests.jsonl", content), purpose="batch")
+    return await sdk.batches.create(
+        input_file_id=file.id,
+        endpoint="/v1/chat/completions",
+        completion_window="24h",
+        metadata={"night": "1"},
+    )
+
+
+async def polled(ask: Callable[[], Awaitable[T]], holds: Callable[[T], bool]) -> T:
+    """Asks until ``holds`` of the answer. Returns it."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not holds(answer := await ask()):
+            await asyncio.sleep(0.05)
+    return answer
+
+
+async def until_ended(sdk: openai.AsyncOpenAI, batch_id: str) -> OpenAIBatch:
+    return await polled(lambda: sdk.batches.retrieve(batch_id), lambda one: one.status in ENDS)
+
+
+def message(text: str) -> Any:
+    turn = {"role": "user", "content": text}
+    return {
+        "custom_id": text.replace(" ", "-"),
+        "params": {"model": "tiny", "max_tokens": 9, "messages": [turn]},
+    }
+
+
+async def results(sdk: openai.AsyncOpenAI, file_id: str | None) -> dict[str, Any]:
+    assert file_id is not None
+    content = (await sdk.files.content(file_id)).text
+    return {one["custom_id"]: one for one in map(json.loads, content.splitlines())}
+
+
+def counts(batch: OpenAIBatch) -> tuple[int, int, int]:
+    """All of its requests, the completed and the failed."""
+    found = batch.request_counts
+    assert found is not None
+    return found.total, found.completed, found.failed
+
+
+async def picky(submit: Submit) -> AsyncIterator[list[Event]]:
+    """Refuses requests that contain "refuse me"."""
+    is_refused = "refuse me" in str(submit.request)
+    async for events in (breaking("invalid_schema") if is_refused else paris)(submit):
+        yield events

@@ -17,7 +17,6 @@ from typing import Any
 import openai
 import pytest
 from django.utils import timezone
-from msgspec import to_builtins
 
 from inference.batches import services
 from inference.batches.files import FileStore, ResultFiles
@@ -28,17 +27,20 @@ from inference.gateway.gateway import Gateway
 from inference.protocol.events import Accepted, Event, Failed, Failure
 from inference.protocol.generation import Submit
 from tests.inference.gateway.asgi_client import AsgiClient
-from tests.inference.gateway.batches.conftest import (
+from tests.inference.gateway.batches.test_batches import (
     CHAT,
+    ENDS,
     KEYED,
     begin,
     counts,
     line,
     message,
+    picky,
     polled,
     results,
     until_ended,
 )
+from tests.inference.gateway.bodies import chat
 from tests.inference.gateway.conftest import MakeClient
 from tests.inference.gateway.fake_metering import KEY, OTHERS_KEY
 from tests.inference.gateway.fake_neuron import FakeNeuron, paris
@@ -50,16 +52,16 @@ pytestmark = [
 
 
 async def test_a_disk_that_is_full_for_a_while_fails_no_batch(
-    sdk: openai.AsyncOpenAI, neuron: FakeNeuron, monkeypatch: pytest.MonkeyPatch
+    sdk: openai.AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(services, "LEASE_S", 0.2)
     monkeypatch.setattr(batch_worker, "LOOK_FOR_BATCHES_S", 0.05)
-    append, tries = ResultFiles.append, itertools.count()
+    append, full = ResultFiles.append, [OSError(errno.ENOSPC, "No space left on device")]
 
-    def full_at_first(results: ResultFiles, file_id: str, lines: bytes) -> None:
-        if next(tries) == 0:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        append(results, file_id, lines)
+    def full_at_first(*args: Any) -> None:
+        if full:
+            raise full.pop()
+        append(*args)
 
     monkeypatch.setattr(ResultFiles, "append", full_at_first)
     made = await begin(sdk, line("a"), line("b"))
@@ -79,21 +81,14 @@ async def only_the_poison_failed(sdk: openai.AsyncOpenAI, *names: str) -> None:
     assert error["response"]["body"]["error"]["code"] == "request_broke_worker"
 
 
-def name_of(submit: Submit, *names: str) -> str:
-    """Which row that is."""
-    text = json.dumps(to_builtins(submit.request))
-    return next(name for name in names if name in text)
-
-
 async def test_a_row_that_ends_engines(sdk: openai.AsyncOpenAI, neuron: FakeNeuron) -> None:
     """It used to be run until its batch expired."""
-    names = ("poison", "first", "second", "third")
     num_runs: Counter[str] = Counter()
     are_running: set[str] = set()
     has_died = asyncio.Event()
 
     async def script(submit: Submit) -> AsyncIterator[list[Event]]:
-        name = name_of(submit, *names)
+        name = str(chat(submit).messages[0].content)
         num_runs[name] += 1
         if name != "poison" and has_died.is_set():
             async for events in paris(submit):
@@ -110,27 +105,23 @@ async def test_a_row_that_ends_engines(sdk: openai.AsyncOpenAI, neuron: FakeNeur
         yield [Failed(request_id=submit.request_id, failure=failure)]
 
     neuron.script = script
-    await only_the_poison_failed(sdk, *names)
+    await only_the_poison_failed(sdk, "poison", "first", "second", "third")
     assert num_runs["poison"] == max(num_runs.values()) == 2
 
 
 async def test_a_row_under_which_neurons_die_is_run_three_times_at_most(
-    sdk: openai.AsyncOpenAI,
-    neuron: FakeNeuron,
-    gateway: Gateway,
-    monkeypatch: pytest.MonkeyPatch,
+    sdk: openai.AsyncOpenAI, neuron: FakeNeuron, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was run until its batch expired, and ended an instance each time."""
     monkeypatch.setattr(batch_worker, "MOST_PAUSE_S", 0.05)
-    num_runs: Counter[str] = Counter()
+    num_runs = itertools.count()
 
     async def script(submit: Submit) -> AsyncIterator[list[Event]]:
-        name = name_of(submit, "poison", "other")
-        num_runs[name] += 1
-        if name == "other":
+        if chat(submit).messages[0].content != "poison":
             async for events in paris(submit):
                 yield events
             return
+        next(num_runs)
         yield [Accepted(request_id=submit.request_id, prompt_tokens=3)]
         while (stream := gateway.streams.get(submit.request_id)) and not stream.accepted:
             await asyncio.sleep(0.01)
@@ -140,31 +131,7 @@ async def test_a_row_under_which_neurons_die_is_run_three_times_at_most(
 
     neuron.script = script
     await only_the_poison_failed(sdk, "poison", "other")
-    assert num_runs["poison"] == 3
-
-
-def fields_of(batch_id: str, names: list[str]) -> dict[str, Any]:
-    """Returns the fields of a batch of OpenAI's, whose input, output and errors are the files of
-    these names."""
-    input_file, output_file, error_file = names
-    return {
-        "id": batch_id,
-        "account": "lab",
-        "key": KEY[:13],
-        "dialect": "openai",
-        "endpoint": CHAT,
-        "input_file": input_file,
-        "output_file": output_file,
-        "error_file": error_file,
-    }
-
-
-async def wake(client: AsgiClient) -> None:
-    """Another batch makes the gateway look."""
-    unknown = message("wake")
-    unknown["params"]["model"] = "unknown"
-    body = {"requests": [unknown]}
-    assert (await client.post("/v1/messages/batches", body, headers=KEYED)).status == 200
+    assert next(num_runs) == 3
 
 
 async def batch_once(client: AsgiClient, path: str, holds: Callable[[Any], bool]) -> Any:
@@ -179,66 +146,82 @@ async def batch_once(client: AsgiClient, path: str, holds: Callable[[Any], bool]
 async def test_batches_of_another_gateway(
     make_client: MakeClient, neuron: FakeNeuron, tmp_path: Path, kept: DatabaseThreads
 ) -> None:
+    """They are continued. One whose input was deleted returns the answers so far, and is open no
+    longer."""
     files = FileStore(tmp_path / "shared")
-    names = ["file-" + digit * 32 for digit in "abc"]
-    files.write(names[0], ["\n".join(line(one) for one in "xyz").encode()])
-    done = {"custom_id": "x", "response": {"status_code": 200}, "error": None}
-    left = files.part(names[1], "dead")
-    files.write_at(left, [json.dumps(done).encode() + b'\n{"custom_id": "y", "resp'])
-    fields = fields_of("batch_" + "d" * 32, names)
-
-    def left_behind() -> None:
-        services.batch_create(lasts=timedelta(hours=1), fields=fields, max_open=9)
+    done = json.dumps({"custom_id": "x", "response": {"status_code": 200}, "error": None}).encode()
+    for digits, has_input, status, num_done in (
+        ("abc", True, "completed", 3),
+        ("123", False, "failed", 1),
+    ):
+        names = [f"file-{digit * 32}" for digit in digits]
+        if has_input:
+            files.write(names[0], ["\n".join(line(one) for one in "xyz").encode()])
+        left = files.part(names[1], "dead")
+        files.write_at(left, [done + b'\n{"custom_id": "y", "resp'])
+        fields = {
+            "id": f"batch_{digits[0] * 32}",
+            "account": "lab",
+            "key": KEY[:13],
+            "dialect": "openai",
+            "endpoint": CHAT,
+            "num_total": 3,
+            **dict(zip(("input_file", "output_file", "error_file"), names, strict=True)),
+        }
         lost = timezone.now() - timedelta(seconds=1)
-        Batch.objects.update(status="in_progress", lease_until=lost, lease_holder="dead")
+        lease = {"status": "in_progress", "lease_until": lost, "lease_holder": "dead"}
 
-    await kept.query(left_behind)
-    client = make_client(data_dir=tmp_path / "other", files_dir=tmp_path / "shared")
-    path = f"/v1/batches/{fields['id']}"
-    other = await client.post("/v1/files", None, headers=KEYED)
-    assert other.status == 400, "a form is wanted"
-    await wake(client)
-    batch = await batch_once(client, path, lambda answer: answer["status"] == "completed")
-    assert batch["request_counts"] == {"total": 3, "completed": 3, "failed": 0}
-    ran = [frame.request for frame in neuron.frames if isinstance(frame, Submit)]
-    assert len(ran) == 2, "the one that was answered is left alone"
-    content = await client.get(f"/v1/files/{names[1]}/content", headers=KEYED)
-    assert sorted(json.loads(one)["custom_id"] for one in content.body.splitlines()) == [*"xyz"]
-    assert not left.exists(), "what was taken over is deleted"
-    strangers = {"authorization": f"Bearer {OTHERS_KEY}"}
-    for stranger in (path, f"/v1/files/{names[1]}", f"/v1/files/{names[1]}/content"):
-        assert (await client.get(stranger, headers=strangers)).status == 404
-    # One whose input was deleted returns the answers so far, and is open no longer.
-    files = FileStore(tmp_path / "shared")
-    names = ["file-" + digit * 32 for digit in "123"]
-    done = {"custom_id": "x", "response": {"status_code": 200}, "error": None}
-    files.write_at(files.part(names[1], "dead"), [json.dumps(done).encode() + b"\n"])
-    fields = fields_of("batch_" + "4" * 32, names) | {"num_total": 3}
-    await kept.query(
-        lambda: services.batch_create(lasts=timedelta(hours=1), fields=fields, max_open=9)
-    )
-    client = make_client(files_dir=tmp_path / "shared")
-    await wake(client)
-    path = f"/v1/batches/{fields['id']}"
-    open_statuses = ("validating", "in_progress")
-    batch = await batch_once(client, path, lambda answer: answer["status"] not in open_statuses)
-    assert (batch["status"], batch["output_file_id"]) == ("failed", names[1])
-    assert batch["errors"]["data"][0]["message"] == "The input file was deleted."
-    assert batch["request_counts"] == {"total": 3, "completed": 1, "failed": 0}
+        def left_behind(fields: Any = fields, lease: Any = lease) -> None:
+            services.batch_create(lasts=timedelta(hours=1), fields=fields, max_open=9)
+            Batch.objects.filter(pk=fields["id"]).update(**lease)
+
+        await kept.query(left_behind)
+        client = make_client(data_dir=tmp_path / digits, files_dir=tmp_path / "shared")
+        unknown = message("wake")  # another batch makes the gateway look
+        unknown["params"]["model"] = "unknown"
+        body = {"requests": [unknown]}
+        assert (await client.post("/v1/messages/batches", body, headers=KEYED)).status == 200
+        path = f"/v1/batches/{fields['id']}"
+        batch = await batch_once(client, path, lambda answer: answer["status"] in ENDS)
+        assert (batch["status"], batch["output_file_id"]) == (status, names[1])
+        assert batch["request_counts"] == {"total": 3, "completed": num_done, "failed": 0}
+        if has_input:
+            ran = [frame for frame in neuron.frames if isinstance(frame, Submit)]
+            assert len(ran) == 2, "the one that was answered is left alone"
+            content = await client.get(f"/v1/files/{names[1]}/content", headers=KEYED)
+            found = sorted(json.loads(one)["custom_id"] for one in content.body.splitlines())
+            assert found == [*"xyz"]
+            assert not left.exists(), "what was taken over is deleted"
+            strangers = {"authorization": f"Bearer {OTHERS_KEY}"}
+            for stranger in (path, f"/v1/files/{names[1]}", f"/v1/files/{names[1]}/content"):
+                assert (await client.get(stranger, headers=strangers)).status == 404
+        else:
+            assert batch["errors"]["data"][0]["message"] == "The input file was deleted."
 
 
-async def test_gateways_may_share_a_directory(make_client: MakeClient, tmp_path: Path) -> None:
+async def test_gateways_may_share_a_directory(
+    make_client: MakeClient, tmp_path: Path, neuron: FakeNeuron
+) -> None:
     shared = {"files_dir": tmp_path / "shared"}
     one, other = (make_client(data_dir=tmp_path / name, **shared) for name in ("a", "b"))
     alone = make_client(data_dir=tmp_path / "c")
-    body = {"requests": [message("a")]}
+    neuron.script = picky
+    body = {"requests": [message("a"), message("refuse me")]}
     made = (await one.post("/v1/messages/batches", body, headers=KEYED)).json
+    assert (made["processing_status"], made["request_counts"]["processing"]) == ("in_progress", 2)
     path = f"/v1/messages/batches/{made['id']}"
-    await batch_once(other, path, lambda answer: answer["processing_status"] == "ended")
+    ended = await batch_once(other, path, lambda answer: answer["processing_status"] == "ended")
+    counted = {"processing": 0, "succeeded": 1, "errored": 1, "canceled": 0, "expired": 0}
+    assert ended["request_counts"] == counted
     answer = await other.get(f"{path}/results", headers=KEYED)
-    assert json.loads(answer.body)["result"]["type"] == "succeeded"
+    found = {
+        each["custom_id"]: each["result"] for each in map(json.loads, answer.body.splitlines())
+    }
+    assert found["a"]["message"]["content"] == [{"type": "text", "text": "The capital is Paris."}]
+    assert found["refuse-me"]["type"] == "errored"
     # Without a shared directory the answer is an error, not an empty list.
     refused = await alone.get(f"{path}/results", headers=KEYED)
     assert (refused.status, "HELEXA_FILES_DIR" in refused.json["error"]["message"]) == (503, True)
     assert (await other.open("DELETE", path, headers=KEYED).finish()).status == 200
+    assert (await other.get(path, headers=KEYED)).status == 404
     assert not [*(tmp_path / "shared").iterdir()]

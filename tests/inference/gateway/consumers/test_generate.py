@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import dataclasses
 import struct
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -17,12 +15,9 @@ import pytest
 from inference.gateway.consumers import generate as generation
 from inference.gateway.gateway import Gateway
 from inference.gateway.request import place
-from inference.protocol.events import Event, Tokenized
+from inference.protocol.events import Tokenized
 from inference.protocol.generation import (
-    ChatInput,
     EmbeddingRequest,
-    PairsInput,
-    ScoreRequest,
     Submit,
     TextInput,
     TokenCountRequest,
@@ -42,10 +37,9 @@ from tests.inference.gateway.bodies import (
     until,
 )
 from tests.inference.gateway.conftest import ENTRY, FakeCatalogue
-from tests.inference.gateway.fake_neuron import FakeNeuron, embeds, endless, failing, silent
+from tests.inference.gateway.fake_neuron import FakeNeuron, embeds, endless, failing, saying, silent
 
 CHAT = "/v1/chat/completions"
-MESSAGES = "/v1/messages"
 
 
 async def test_whole_and_streamed(client: AsgiClient, neuron: FakeNeuron, gateway: Gateway) -> None:
@@ -53,33 +47,23 @@ async def test_whole_and_streamed(client: AsgiClient, neuron: FakeNeuron, gatewa
     choice = answer.json["choices"][0]
     assert choice["message"]["content"] == "The capital is Paris."
     assert (choice["finish_reason"], answer.json["model"]) == ("stop", "gpt-4o")
-    assert answer.json["usage"]["total_tokens"] == 12
     assert answer.json["id"] == f"chatcmpl-{answer.headers['x-request-id']}"
-    (submit,) = neuron.frames
-    assert isinstance(submit, Submit) and isinstance(submit.request.input, ChatInput)
-    assert (submit.model, submit.request.sampling.temperature) == ("tiny", 0)  # type: ignore[union-attr]
-    answer = await client.post(CHAT, chat_body(model="huge"))
-    assert (answer.status, answer.error["code"]) == (404, "model_not_found")
-    assert answer.error["param"] == "model"
-    body = {"model": "tiny", "prompt": [1, 2, 3], "stream": True}
-    answer = await client.post("/v1/completions", body)
-    texts = [chunk["choices"][0]["text"] for chunk in answer.chunks[:-1]]
-    assert "".join(texts) == "The capital is Paris."
-    submit = neuron.frames[-1]
-    assert isinstance(submit, Submit) and submit.request.input == TokensInput(prompts=[[1, 2, 3]])
-    answer = await client.post(CHAT, chat_body(stream=True, stream_options={"include_usage": True}))
-    *chunks, usage, done = answer.chunks
-    assert (usage["choices"], usage["usage"]["completion_tokens"], done) == ([], 5, "[DONE]")
-    assert all(chunk["usage"] is None for chunk in chunks)
-    assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
-    texts = [chunk["choices"][0]["delta"].get("content", "") for chunk in chunks]
-    assert ("".join(texts), len(chunks)) == ("The capital is Paris.", 6)
-    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
-    *_, last, _done = (await client.post(CHAT, chat_body(stream=True))).chunks
-    assert "usage" not in last
-    gateway.config = replace(gateway.config, always_stream_usage=True)
-    *_, last, _done = (await client.post(CHAT, chat_body(stream=True))).chunks
-    assert last["choices"] == [] and last["usage"]["completion_tokens"] == 5
+    assert ((await neuron.submitted.get()).model, asked(neuron).sampling.temperature) == ("tiny", 0)
+    answer = await client.post("/v1/completions", {"model": "tiny", "prompt": [1, 2, 3]})
+    assert answer.json["choices"][0]["text"] == "The capital is Paris."
+    assert asked(neuron).input == TokensInput(prompts=[[1, 2, 3]])
+    for always, options in ((False, {}), (False, {"include_usage": True}), (True, {})):
+        gateway.config = replace(gateway.config, always_stream_usage=always)
+        answer = await client.post(CHAT, chat_body(stream=True, stream_options=options))
+        *chunks, usage, done = answer.chunks
+        assert done == "[DONE]"
+        if always or options:
+            assert (usage["choices"], usage["usage"]["completion_tokens"]) == ([], 5)
+        else:
+            assert "usage" not in usage
+            chunks.append(usage)
+        texts = [chunk["choices"][0]["delta"].get("content", "") for chunk in chunks]
+        assert ("".join(texts), len(chunks)) == ("The capital is Paris.", 6)
 
 
 def statuses_seen(gateway: Gateway) -> list[ReplicaStatus]:
@@ -139,94 +123,50 @@ async def test_the_deadline(client: AsgiClient, neuron: FakeNeuron, gateway: Gat
     assert int(answer.headers["retry-after"]) >= 1
 
 
-TOOLS: Any = [
-    {
-        "name": "get_weather",
-        "description": "The weather of a place.",
-        "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}},
-    }
-]
-
-
 async def test_anthropics_sdk(anthropic_sdk: anthropic.AsyncAnthropic, neuron: FakeNeuron) -> None:
     create, body = anthropic_sdk.messages.create, chat_body(max_tokens=50)
-    message = await create(**body)
-    (block,) = message.content
-    assert isinstance(block, anthropic.types.TextBlock) and block.text == "The capital is Paris."
-    assert (message.stop_reason, message.stop_sequence) == ("end_turn", None)
-    usage = message.usage
-    assert (usage.input_tokens, usage.cache_read_input_tokens, usage.output_tokens) == (5, 2, 5)
+    neuron.script = calls_a_tool
+    tool: Any = {"name": "get_weather", "input_schema": {"type": "object"}}
+    message = await create(**body, tools=[tool], thinking={"type": "adaptive"})
+    thought, call = message.content
+    assert isinstance(thought, anthropic.types.ThinkingBlock) and thought.signature
+    assert isinstance(call, anthropic.types.ToolUseBlock) and call.input == {"city": "Paris"}
     assert message._request_id and message.id == f"msg_{message._request_id}"
     neuron.script = counts
     turns: Any = body["messages"]
-    counted = await anthropic_sdk.messages.count_tokens(model="gpt-4o", messages=turns, tools=TOOLS)
-    assert counted.input_tokens == 42
-    request = asked(neuron)
-    assert isinstance(request, TokenCountRequest)
-    assert request.input.tools[0].name == "get_weather"
-    neuron.script = calls_a_tool
-    thinking: Any = {"type": "adaptive"}
-    async with anthropic_sdk.messages.stream(**body, tools=TOOLS, thinking=thinking) as stream:
-        message = await stream.get_final_message()
-    thought, call = message.content
-    assert isinstance(thought, anthropic.types.ThinkingBlock) and thought.signature
-    assert thought.thinking == "It is Paris."
-    assert isinstance(call, anthropic.types.ToolUseBlock)
-    assert (call.name, call.input) == ("get_weather", {"city": "Paris"})
-    assert message.stop_reason == "tool_use"
-    usage = message.usage
-    assert (usage.input_tokens, usage.cache_read_input_tokens) == (4, 16)
-    assert usage.output_tokens_details and usage.output_tokens_details.thinking_tokens == 3
+    counted = await anthropic_sdk.messages.count_tokens(model="gpt-4o", messages=turns)
+    assert (counted.input_tokens, type(asked(neuron))) == (42, TokenCountRequest)
     with pytest.raises(anthropic.NotFoundError) as unknown:
         await create(**body | {"model": "huge"})
     assert unknown.value.type == "not_found_error"
     assert unknown.value.error_code == "model_not_found" and unknown.value.request_id
     neuron.script = failing
     for streams in (False, True):
-        with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: .* 8192") as full:
+        with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: .* 8192"):
             await create(**body, stream=streams)
-        assert full.value.error_code == "context_length_exceeded"
     neuron.script = breaks
-    events = await create(**body, stream=True)
     with pytest.raises(anthropic.APIStatusError, match="The engine crashed") as broken:
-        _ = [event async for event in events]
+        _ = [event async for event in await create(**body, stream=True)]
     assert broken.value.type == "overloaded_error"
-
-
-@each_case(
-    ("method", "path", "body", "status", "type_"),
-    [
-        ("GET", MESSAGES, b"{}", 405, "invalid_request_error"),
-        ("GET", f"{MESSAGES}/count_tokens", b"{}", 405, "invalid_request_error"),
-        ("POST", f"{MESSAGES}/nothing", b"{}", 404, "not_found_error"),
-        ("GET", f"{MESSAGES}/batches/x", b"{}", 404, "not_found_error"),
-        ("POST", MESSAGES, b"x" * 100_001, 413, "request_too_large"),
-    ],
-)
-async def test_refusals_before_the_body_is_read_are_in_this_dialect(
-    client: AsgiClient, method: str, path: str, body: bytes, status: int, type_: str
-) -> None:
-    answer = await client.open(method, path, parts=[body]).finish()
-    assert (answer.status, answer.json["type"], answer.error["type"]) == (status, "error", type_)
 
 
 EMBEDDINGS = "/v1/embeddings"
 VECTOR = struct.pack("<3f", 0.6, -0.8, 0.0)
 ASKED = {"model": "tiny", "query": "red?", "documents": ["grass", "blood"]}
 TURNS = [{"role": "user", "content": "Hi"}]
-PAIRS = PairsInput(firsts=["red?"], seconds=["grass", "blood"])
 scores = embeds(struct.pack("<f", 0.25), struct.pack("<f", 0.75))
 
 
-async def settings(submit: Submit) -> AsyncIterator[list[Event]]:
-    yield [
+settings = saying(
+    [
         Tokenized(
-            request_id=submit.request_id,
+            request_id="",
             token_ids=[],
             context_tokens=9,
             settings={"tokenizer_class": "T", "chat_template": "{{ messages }}"},
         )
     ]
+)
 
 
 def asked(neuron: FakeNeuron) -> Any:
@@ -238,11 +178,9 @@ def asked(neuron: FakeNeuron) -> Any:
 async def test_embeddings_and_tokens(client: AsgiClient, neuron: FakeNeuron) -> None:
     neuron.script = embeds(VECTOR, VECTOR)
     answer = await client.post(EMBEDDINGS, embeddings_body())
-    assert answer.status == 200
-    assert answer.headers["content-type"] == "application/json"
     assert answer.json["usage"] == {"prompt_tokens": 6, "total_tokens": 6}
     second = {"object": "embedding", "index": 1, "embedding": [0.6, -0.8, 0.0]}
-    assert answer.json["data"][1] == second
+    assert (answer.headers["content-type"], answer.json["data"][1]) == ("application/json", second)
     texts = TextInput(texts=["one", "two"])
     assert asked(neuron) == EmbeddingRequest(model="tiny", input=texts)
     body = embeddings_body(model="gpt-4o", encoding_format="base64")
@@ -251,20 +189,17 @@ async def test_embeddings_and_tokens(client: AsgiClient, neuron: FakeNeuron) -> 
     assert base64.b64decode(answer.json["data"][0]["embedding"]) == VECTOR
     neuron.script = failing
     answer = await client.post(EMBEDDINGS, embeddings_body())
-    assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")
-    assert answer.error["param"] == "messages", "the neuron's"
+    assert (answer.status, answer.error["param"]) == (400, "messages"), "the neuron's"
     # Tokens of texts and chats.
     neuron.script = tokenizes
     answer = await client.post("/tokenize", {"model": "tiny", "prompt": "Hi!"})
     counted = {"count": 2, "max_model_len": 100, "tokens": [5, 6], "token_strs": ["Hi", "!"]}
-    assert answer.json == counted
-    assert asked(neuron).adds_special_tokens
+    assert (answer.json, asked(neuron).adds_special_tokens) == (counted, True)
     back = await client.post("/detokenize", {"model": "tiny", "tokens": [5, 6]})
     assert back.json == {"prompt": "Hi!"}
     assert asked(neuron).input == TokensInput(prompts=[[5, 6]])
     body = {"model": "tiny", "messages": TURNS, "add_generation_prompt": False}
     assert (await client.post("/tokenize", body)).status == 200
-    assert isinstance(asked(neuron).input, ChatInput)
     assert not asked(neuron).adds_special_tokens
     assert not asked(neuron).input.adds_generation_prompt
     neuron.script = settings
@@ -295,33 +230,13 @@ async def test_refusals_of_ours(
     assert not neuron.frames
 
 
-@each_case(
-    ("path", "version", "returns_documents"),
-    [("/v1/rerank", "1", True), ("/rerank", "1", True), ("/v2/rerank", "2", False)],
-)
-async def test_rerank(
-    client: AsgiClient, neuron: FakeNeuron, path: str, version: str, returns_documents: bool
-) -> None:
-    neuron.script = scores
-    answer = await client.post(path, ASKED)
-    assert answer.status == 200
-    assert [result["index"] for result in answer.json["results"]] == [1, 0]
-    assert ("document" in answer.json["results"][0]) is returns_documents
-    assert answer.json["meta"]["api_version"] == {"version": version}
-    assert answer.json["usage"] == {"prompt_tokens": 6, "total_tokens": 6}
-    assert asked(neuron) == ScoreRequest(model="tiny", input=PAIRS)
-    body = {"model": "tiny", "text_1": "red?", "text_2": ["grass", "blood"]}
-    answer = await client.post(path.replace("rerank", "score").replace("v2", "v1"), body)
-    assert [one["score"] for one in answer.json["data"]] == [0.25, 0.75]
-
-
 async def test_no_name(client: AsgiClient, neuron: FakeNeuron, catalogue: FakeCatalogue) -> None:
     neuron.script = tokenizes
-    catalogue.listed = [ENTRY, dataclasses.replace(ENTRY, name="second", aliases=())]
+    catalogue.listed = [ENTRY, replace(ENTRY, name="second", aliases=())]
     for path, fields in (("/tokenize", {"prompt": "Hi!"}), ("/detokenize", {"tokens": [5, 6]})):
         assert (await client.post(path, fields)).status == 200
         assert asked(neuron).model == "tiny"
     assert (await client.get("/tokenizer_info")).status == 200
-    catalogue.listed = [dataclasses.replace(ENTRY, name=name, aliases=()) for name in "ab"]
+    catalogue.listed = [replace(ENTRY, name=name, aliases=()) for name in "ab"]
     refused = await client.post("/tokenize", {"prompt": "Hi!"})
     assert (refused.status, refused.error["param"]) == (400, "model")

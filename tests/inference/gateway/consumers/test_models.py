@@ -7,14 +7,11 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
-import anthropic
-import pytest
-
 from fleet.catalogue import CatalogueEntry
 from fleet.catalogue.entry import MeasuredLoad
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from inference.gateway.consumers.models import model_card
-from inference.protocol.heartbeat import Capability, ReplicaStatus
+from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load import AdapterSpec
 from inference.protocol.load_report import LoadFailure, LoadProgress, LoadStage
 from inference.wire.models import ModelCard, ModelPrices, openai_model
@@ -29,45 +26,31 @@ BEGUN = LoadProgress(stage=LoadStage.WEIGHTS, done=1, total=3, unit="tensors")
 WALRUS = LoadFailure(code="unknown_architecture", message="no such thing as a walrus")
 PLACE = {"node": "a", "status": "loading", "vram_estimate_mb": None}
 PROGRESS = {"stage": "weights", "done": 1, "total": 3, "unit": "tensors", "eta_s": 20.0}
-ADAPTER = CatalogueEntry(
-    name="tiny-sql", source="path:/adapters/sql", base="tiny", aliases=("tiny:tiny-sql",)
-)
 
 
 def shown(card: ModelCard) -> dict[str, Any]:
     return openai_model(card, card.id)
 
 
-def neuron(
-    name: str,
-    *capabilities: Capability,
-    status: ReplicaStatus = ReplicaStatus.READY,
-    digest: str = "",
-) -> NeuronView:
-    replica = ReplicaView(
-        neuron=name,
-        model="tiny",
-        job_id="job",
-        status=status,
-        status_age_s=1.0,
-        capabilities=capabilities,
-        spec_digest=digest,
-    )
+def neuron(name: str, digest: str = "", **changes: Any) -> NeuronView:
+    held = {"neuron": name, "model": "tiny", "job_id": "job", "status": ReplicaStatus.READY}
+    replica = ReplicaView(**{**held, "status_age_s": 1.0, "spec_digest": digest} | changes)
     return NeuronView(name=name, epoch="e", version="0", devices=(), replicas=(replica,))
 
 
-def measured(context_tokens: int | None, *capabilities: str) -> MeasuredLoad:
-    return MeasuredLoad(
-        neuron="beast",
-        device_kind="cpu",
-        load_bytes=1,
-        process_bytes=1,
-        kv_token_bytes=1,
-        memory_correction_bytes=0,
-        prefill_speed=None,
-        context_tokens=context_tokens,
-        capabilities=None if context_tokens is None else capabilities,
-    )
+LOAD = MeasuredLoad(
+    neuron="beast",
+    device_kind="cpu",
+    load_bytes=1,
+    process_bytes=1,
+    kv_token_bytes=1,
+    memory_correction_bytes=0,
+    prefill_speed=None,
+    context_tokens=None,
+    capabilities=None,
+)
+LONG = replace(LOAD, context_tokens=1024, capabilities=("chat", "tool_call"))
+SHORT = replace(LOAD, context_tokens=512, capabilities=("chat",))
 
 
 @each_case(
@@ -75,10 +58,10 @@ def measured(context_tokens: int | None, *capabilities: str) -> MeasuredLoad:
     [
         ((), {}, None, None),
         ((), {"max_context_tokens": 64}, 64, None),
-        ((measured(None),), {}, None, None),
-        ((measured(1024, "chat", "tool_call"),), {}, 1024, True),
-        ((measured(1024, "chat", "tool_call"), measured(512, "chat")), {}, 512, False),
-        ((measured(1024, "chat"),), {"max_context_tokens": 64}, 64, False),
+        ((LOAD,), {}, None, None),
+        ((LONG,), {}, 1024, True),
+        ((LONG, SHORT), {}, 512, False),
+        ((SHORT,), {"max_context_tokens": 64}, 64, False),
     ],
 )
 def test_what_is_known_of_a_model_that_is_not_loaded(
@@ -93,41 +76,25 @@ def test_what_is_known_of_a_model_that_is_not_loaded(
 
 @each_case(
     ("digests", "status"),
-    [
-        (["old", "older"], "outdated"),
-        (["old", ENTRY.spec_digest()], "ready"),
-        ([""], "ready"),
-    ],
+    [(["old", "older"], "outdated"), (["old", ENTRY.spec_digest()], "ready"), ([""], "ready")],
 )
 def test_a_model_is_outdated_where_all_that_is_ready_is(digests: list[str], status: str) -> None:
     names = "abc"[: len(digests)]
-    neurons = tuple(neuron(name, digest=one) for name, one in zip(names, digests, strict=True))
-    priced = {f"{kind}_price_micro_usd": n for n, kind in enumerate(PRICED, 1)}
+    fleet = FleetSnapshot(neurons=tuple(map(neuron, names, digests)))
+    card = model_card(ENTRY, fleet)
+    assert (card.status, [place.node for place in card.locations]) == (status, list(names))
     entry = replace(ENTRY, temperature=0.25, repetition_window=64)
-    assert model_card(entry, FleetSnapshot(neurons=neurons)).prices is None
-    card = model_card(replace(entry, **priced), FleetSnapshot(neurons=neurons))
+    assert model_card(entry, fleet).prices is None
+    priced = {f"{kind}_price_micro_usd": n for n, kind in enumerate(PRICED, 1)}
+    card = model_card(replace(entry, **priced), fleet)
     assert card.prices == ModelPrices(
         **{f"{kind}_micro_usd": n for n, kind in enumerate(PRICED, 1)}
     )
     assert shown(card)["sampling_defaults"] == {"temperature": 0.25, "repetition_window": 64}
-    card = model_card(ENTRY, FleetSnapshot(neurons=neurons))
-    assert (card.status, [place.node for place in card.locations]) == (status, list(names))
 
 
 def state(status: ReplicaStatus, **changes: Any) -> FleetSnapshot:
-    (held,) = neuron("a", status=status).replicas
-    view = replace(neuron("a"), replicas=(replace(held, **changes),))
-    return FleetSnapshot(neurons=(view,))
-
-
-BLINKED = FleetSnapshot(neurons=(), absent=(neuron("a"),))
-
-
-UNUSABLE = {
-    "status": "failed",
-    "status_reason": "a: no such thing as a walrus",
-    "feasible_on": (),
-}
+    return FleetSnapshot(neurons=(neuron("a", status=status, **changes),))
 
 
 @each_case(
@@ -138,8 +105,14 @@ UNUSABLE = {
             {"status": "loading", "loaded": False, "locations": [PLACE]},
         ),
         (state(ReplicaStatus.LOADING, progress=BEGUN, status_age_s=10.0), {"progress": PROGRESS}),
-        (state(ReplicaStatus.FAILED, failure=WALRUS), UNUSABLE),
-        (BLINKED, {"status": "recovering", "status_reason": "a has just fallen silent"}),
+        (
+            state(ReplicaStatus.FAILED, failure=WALRUS),
+            {"status": "failed", "status_reason": f"a: {WALRUS.message}", "feasible_on": ()},
+        ),
+        (
+            FleetSnapshot(neurons=(), absent=(neuron("a"),)),
+            {"status": "recovering", "status_reason": "a has just fallen silent"},
+        ),
     ],
     ids=["before it is ready", "how far a load is", "it cannot be loaded", "its neuron blinks"],
 )
@@ -150,9 +123,7 @@ def test_a_model_that_is_not_served(snapshot: FleetSnapshot, fields: dict[str, A
     assert {name: own[name] for name in fields} == fields
 
 
-async def test_what_is_reported_of_a_model(
-    client: AsgiClient, neuron: FakeNeuron, anthropic_sdk: anthropic.AsyncAnthropic
-) -> None:
+async def test_what_is_reported_of_a_model(client: AsgiClient, neuron: FakeNeuron) -> None:
     neuron.capabilities = ["chat", "tool_call"]
     await neuron.beat()
     model, alias = (await client.get("/v1/models")).json["data"]
@@ -163,16 +134,13 @@ async def test_what_is_reported_of_a_model(
     assert (model["tool_call"], model["reasoning"]) == (True, False)
     for name in ("tiny", "gpt-4o"):
         assert (await client.get(f"/v1/models/{name}")).json == model
-    missing = await client.get("/v1/models/org/huge")
-    assert (missing.status, missing.error["code"]) == (404, "model_not_found")
-    listed = [one async for one in anthropic_sdk.models.list(limit=1)]
-    assert [one.display_name for one in listed] == ["tiny", "gpt-4o (tiny)"]
-    capabilities = listed[0].capabilities
-    assert capabilities and not capabilities.thinking.supported
-    assert not capabilities.structured_outputs.supported
-    assert (await anthropic_sdk.models.retrieve("gpt-4o")).id == "tiny"
-    with pytest.raises(anthropic.NotFoundError):
-        await anthropic_sdk.models.retrieve("huge")
+    anthropics = {"anthropic-version": "2023-06-01"}
+    page = (await client.get("/v1/models", headers=anthropics, query="limit=1")).json
+    assert [one["display_name"] for one in page["data"]] == ["tiny"] and page["has_more"]
+    assert (await client.get("/v1/models/gpt-4o", headers=anthropics)).json["id"] == "tiny"
+    for headers, kind in (({}, "model_not_found"), (anthropics, None)):
+        missing = await client.get("/v1/models/org/huge", headers=headers)
+        assert (missing.status, missing.error.get("code")) == (404, kind)
     neuron.status = None
     await neuron.beat()
     async with asyncio.timeout(60):
@@ -185,18 +153,17 @@ async def test_what_is_reported_of_a_model(
 
 
 async def test_an_adapter_runs_on_its_bases_replica(rig: Rig, neuron: FakeNeuron) -> None:
-    rig.catalogue.listed.append(ADAPTER)
-    for name in ("tiny-sql", "tiny:tiny-sql"):
+    source, named = "path:/adapters/sql", ("tiny:tiny-sql",)
+    rig.catalogue.listed.append(
+        CatalogueEntry(name="tiny-sql", source=source, base="tiny", aliases=named)
+    )
+    spec = AdapterSpec(name="tiny-sql", source=source)
+    for name, adapter in (("tiny-sql", spec), ("tiny:tiny-sql", spec), ("tiny", None)):
         answer = await rig.ask(model=name)
         assert (answer.status, answer.json["model"]) == (200, name)
         submit = await neuron.submitted.get()
-        assert submit.model == "tiny"
-        assert submit.adapter == AdapterSpec(name="tiny-sql", source="path:/adapters/sql")
-    await rig.ask(model="tiny")
-    assert (await neuron.submitted.get()).adapter is None
-    base, base_alias, adapter, alias = (await rig.client.get("/v1/models")).json["data"]
-    assert (base_alias["id"], alias["id"]) == ("gpt-4o", "tiny:tiny-sql")
-    assert "parent" not in base
-    assert (adapter["id"], adapter["parent"]) == ("tiny-sql", "tiny")
-    assert (adapter["status"], adapter["locations"][0]["node"]) == ("ready", "beast")
-    assert (await rig.client.get("/v1/models/tiny-sql")).json == adapter
+        assert (submit.model, submit.adapter) == ("tiny", adapter)
+    base, _, adapted, alias = (await rig.client.get("/v1/models")).json["data"]
+    assert ("parent" in base, alias["id"]) == (False, "tiny:tiny-sql")
+    assert (adapted["id"], adapted["parent"]) == ("tiny-sql", "tiny")
+    assert (adapted["status"], adapted["locations"][0]["node"]) == ("ready", "beast")

@@ -12,7 +12,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import gguf
-import msgspec
 import numpy as np
 import ollama
 import pytest
@@ -39,33 +38,18 @@ async def sdk(server_url: str) -> AsyncIterator[ollama.AsyncClient]:
         yield client
 
 
-def asked(neuron: FakeNeuron) -> GenerationRequest:
-    submit = neuron.frames[-1]
-    assert isinstance(submit, Submit) and isinstance(submit.request, GenerationRequest)
-    return submit.request
-
-
 async def test_ollamas_sdk(
     sdk: ollama.AsyncClient, neuron: FakeNeuron, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = {"temperature": 0.5, "num_predict": 9, "num_ctx": 2048, "stop": ["\n"]}
     now_s = itertools.count(1000, 10)
     with monkeypatch.context() as patch:
         patch.setattr(ollama_pull, "time", SimpleNamespace(time=lambda: next(now_s)))
-        whole = await sdk.chat("tiny", QUESTION, options=options, keep_alive="5m")
+        whole = await sdk.chat("tiny", QUESTION, options={"num_predict": 9}, keep_alive="5m")
     assert (whole.message.content, whole.done_reason) == ("The capital is Paris.", "stop")
-    assert (whole.prompt_eval_count, whole.eval_count) == (7, 5)
     assert (whole.total_duration or 0) > (whole.load_duration or 0) >= 10 * 10**9
-    request = asked(neuron)
-    assert (request.sampling.temperature, request.sampling.max_tokens) == (0.5, 9)
-    assert (request.stop, request.ends_at_context) == (["\n"], True)
-    texts = [part.message.content async for part in await sdk.chat("tiny", QUESTION, stream=True)]
-    assert "".join(text or "" for text in texts) == "The capital is Paris."
-    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
-    answer = await sdk.generate("tiny", "Capital?", system="Be short.", format=schema)
-    assert answer.response == "The capital is Paris."
-    demanded = asked(neuron).output_format
-    assert demanded is not None and demanded.schema == schema
+    request = neuron.frames[-1].request  # type: ignore[union-attr]
+    assert isinstance(request, GenerationRequest)
+    assert (request.sampling.max_tokens, request.ends_at_context) == (9, True)
     stream = await sdk.generate("tiny", "Capital?", stream=True, raw=True)
     assert "".join([part.response or "" async for part in stream]) == "The capital is Paris."
     neuron.script = failing
@@ -75,18 +59,16 @@ async def test_ollamas_sdk(
     neuron.script = breaks
     with pytest.raises(ollama.ResponseError, match="crashed"):
         _ = [part async for part in await sdk.chat("tiny", QUESTION, stream=True)]
-    # The sdk embeds.
-    neuron.script = embeds(*2 * [packed(0.5, -1.0)])
-    made = await sdk.embed("tiny", ["one", "two"])
-    (one, other) = made.embeddings
-    assert one == other == pytest.approx([0.2**0.5, -(0.8**0.5)])  # of length 1, unlike the model's
-    assert made.prompt_eval_count == 6
+    # The sdk embeds: vectors of length 1, unlike the model's.
     neuron.script = embeds(packed(0.5, -1.0))
     assert (await sdk.embeddings("tiny", "one")).embedding == [0.5, -1.0]
-    for numbers in ([0.0, 0.0], [3e38, 3e38], [1e-30, 0.0]):
+    for numbers in ([0.5, -1.0], [0.0, 0.0], [3e38, 3e38], [1e-30, 0.0]):
         neuron.script = embeds(packed(*numbers))
-        ((first, second),) = (await sdk.embed("tiny", "one")).embeddings
+        made = await sdk.embed("tiny", "one")
+        ((first, second),) = made.embeddings
         assert np.hypot(first, second) == pytest.approx(float(any(n > 1e-12 for n in numbers)))
+        assert numbers != [0.5, -1.0] or first == pytest.approx(0.2**0.5)
+        assert made.prompt_eval_count == 6
 
 
 def packed(*numbers: float) -> bytes:
@@ -121,82 +103,59 @@ async def test_lists(sdk: ollama.AsyncClient, neuron: FakeNeuron, client: AsgiCl
         assert (await client.open("PATCH", path, headers=OPERATOR).finish()).status == 405
 
 
-REPORT = load_report(
-    device="cuda:0",
-    dtype="bfloat16",
-    num_parameters=134_515_008,
-    weight_bytes=10**8,
-    context_tokens=2048,
-    quantization="",
-)
-
-
 @pytest.mark.parametrize(
-    ("status", "device", "size", "gpu_bytes"),
+    "case",
     [
-        (ReplicaStatus.READY, "cuda:0", 10**8, 10**8),
-        (ReplicaStatus.READY, "cpu", 10**8, 0),
-        (ReplicaStatus.ASLEEP, "cuda:0", 10**8, None),
-        (ReplicaStatus.FAILED, None, 7000, None),
-        (None, None, 7000, None),
+        (ReplicaStatus.READY, "cuda:0", 10**8, [10**8]),
+        (ReplicaStatus.READY, "cpu", 10**8, [0]),
+        (ReplicaStatus.ASLEEP, "cuda:0", 10**8, []),
+        (ReplicaStatus.FAILED, None, 7000, []),
+        (None, None, 7000, []),
     ],
 )
 async def test_sizes_are_numbers_whatever_the_models_state(
-    sdk: ollama.AsyncClient,
-    catalogue: FakeCatalogue,
-    neuron: FakeNeuron,
-    status: ReplicaStatus | None,
-    device: str | None,
-    size: int,
-    gpu_bytes: int | None,
+    sdk: ollama.AsyncClient, catalogue: FakeCatalogue, neuron: FakeNeuron, case: Any
 ) -> None:
+    neuron.status, device, size, gpu_bytes = case
     catalogue.listed = [replace(ENTRY, weight_bytes=7000, file="tiny.Q4_K_M.gguf")]
-    neuron.status = status
-    neuron.report = None if device is None else msgspec.structs.replace(REPORT, device=device)
+    neuron.report = device and load_report(device=device, weight_bytes=10**8)
     await neuron.beat()
     (listed, _alias) = (await sdk.list()).models
     assert listed.details is not None
     assert (listed.size, listed.details.format) == (size, "gguf")
-    assert [one.size_vram for one in (await sdk.ps()).models] == (
-        [] if gpu_bytes is None else [gpu_bytes]
-    )
+    assert [one.size_vram for one in (await sdk.ps()).models] == gpu_bytes
 
 
 async def test_a_model_that_was_never_loaded_is_shown_by_its_file(
     sdk: ollama.AsyncClient, catalogue: FakeCatalogue, tmp_path: Path
 ) -> None:
-    path = tmp_path / "blob"
+    path, directory = tmp_path / "blob", tmp_path / "hub"
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(4096)
     writer.add_tensor("token_embd.weight", np.zeros((8, 32), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
+    for write in ("header", "kv_data", "tensors"):
+        getattr(writer, f"write_{write}_to_file")()
     writer.close()
-    directory = tmp_path / "hub"
     directory.mkdir()
     config = {"model_type": "qwen3", "max_position_embeddings": 512}
     (directory / "config.json").write_text(json.dumps(config))
     (directory / "model.safetensors").touch()
-    unknown = (UNKNOWN_ARCHITECTURE, None, None)
-    for source, expected in (
-        (f"path:{path}", ("llama", 4096, 256)),
-        (f"path:{directory}", ("qwen3", 512, None)),
-        (f"path:{tmp_path}/none.gguf", unknown),
-        ("huggingface:org/name", unknown),
-        ("pypi:no-such-wheel", unknown),
-    ):
+
+    async def shown(source: str) -> dict[str, Any]:
         catalogue.listed = [replace(ENTRY, source=source, file=None)]
         shown = await sdk.show("tiny")
-        assert shown.modelinfo is not None and shown.details is not None
-        family, context_tokens, num_parameters = expected
-        assert shown.modelinfo["general.architecture"] == family, source
-        assert shown.modelinfo.get(f"{family}.context_length") == context_tokens
-        assert shown.modelinfo.get("general.parameter_count") == num_parameters
+        assert shown.details is not None
+        return {**(shown.modelinfo or {})}
+
+    read = await shown(f"path:{path}")
+    assert read["general.architecture"] == "llama"
+    assert (read["llama.context_length"], read["general.parameter_count"]) == (4096, 256)
+    read = await shown(f"path:{directory}")
+    assert (read["general.architecture"], read["qwen3.context_length"]) == ("qwen3", 512)
+    assert "general.parameter_count" not in read
     path.write_bytes(b"GGUF, and nothing that follows it")
-    catalogue.listed = [replace(ENTRY, source=f"path:{path}", file=None)]
-    shown = await sdk.show("tiny")
-    assert shown.modelinfo == {"general.architecture": UNKNOWN_ARCHITECTURE}, "as it is now"
+    for source in (f"path:{path}", f"path:{path}.none", "huggingface:org/name", "pypi:no-wheel"):
+        assert await shown(source) == {"general.architecture": UNKNOWN_ARCHITECTURE}, source
 
 
 def pull(status: str, **changes: Any) -> PullState:
@@ -219,13 +178,9 @@ async def test_pulls_and_hang_ups(
     running = [pull("running", bytes_done=done, bytes_total=4) for done in (1, 4)]
     catalogue.pulls = [pull("pending"), *running, pull("succeeded", bytes_total=4)]
     lines = [line async for line in await operator.pull("hf.co/org/name:Q4_K_M", stream=True)]
-    assert [(line.completed, line.total) for line in lines] == [
-        (None, None),
-        (1, 4),
-        (4, 4),
-        (None, None),
-    ]
+    assert [(line.completed, line.total) for line in lines[1:-1]] == [(1, 4), (4, 4)]
     assert (lines[0].status, lines[-1].status) == ("pulling to beast", "success")
+    assert lines[0].total is lines[-1].total is None
     catalogue.pulls = [pull("pending"), pull("succeeded")]
     assert (await operator.pull("gpt-4o:latest")).status == "success"
     (first, actor), (second, _) = catalogue.pulled
@@ -238,8 +193,7 @@ async def test_pulls_and_hang_ups(
     assert len(catalogue.pulled) == 4
     # A hang up ends the download that it began and no other.
     for number, is_ours in (("joined", False), ("begun", True)):
-        state = pull("running", id=number, bytes_total=4, is_ours=is_ours)
-        catalogue.pulls = [state, state]
+        catalogue.pulls = 2 * [pull("running", id=number, bytes_total=4, is_ours=is_ours)]
         exchange = client.open("POST", "/api/pull", {"model": "hf.co/a/b"}, headers=OPERATOR)
         await exchange.until(b"pulling")
         exchange.leave()

@@ -11,8 +11,8 @@ import json
 import logging
 import time
 import uuid
-from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 import redis
@@ -60,43 +60,10 @@ from tests.metering.operations import settle
 FAR_S = 1e9
 
 
-@dataclass
-class Surroundings:
-    """The dispatcher and the readers of a watch."""
-
-    cancelled: list[str] = field(default_factory=list)
-    read_until_s: float = FAR_S
-
-    def cancel_soon(self, neuron: str, request_id: str) -> None:
-        self.cancelled.append(request_id)
-
-    def caught_up_s(self, neuron: str) -> float:
-        return self.read_until_s
-
-
-@pytest.fixture
-def beast(redis_client: redis.asyncio.Redis) -> FakeNeuron:
-    made = FakeNeuron(redis_client)
-    made.epoch = "e"
-    return made
-
-
-def watch_of(
-    client: redis.asyncio.Redis, streams: RequestStreams, around: Any
-) -> HeldRequestsWatch:
-    return HeldRequestsWatch(client, GATEWAY, streams, around, around, lambda: ["beast"])
-
-
-@pytest.fixture
-def around() -> Surroundings:
-    return Surroundings()
-
-
-@pytest.fixture
-def watch(
-    redis_client: redis.asyncio.Redis, streams: RequestStreams, around: Surroundings
-) -> HeldRequestsWatch:
-    return watch_of(redis_client, streams, around)
+def watch_of(neuron: FakeNeuron, streams: RequestStreams, around: Any) -> HeldRequestsWatch:
+    """``around`` are the dispatcher and the readers."""
+    neuron.epoch = "e"
+    return HeldRequestsWatch(neuron.client, GATEWAY, streams, around, around, lambda: ["beast"])
 
 
 @each_case(
@@ -117,13 +84,12 @@ def watch(
 )
 async def test_what_its_neuron_does_not_know(redis_client: redis.asyncio.Redis, case: Any) -> None:
     held, more, is_lost = case
-    streams, around = RequestStreams(), Surroundings()
+    streams, around, beast = RequestStreams(), Mock(), FakeNeuron(redis_client)
     stream = open_stream(streams, "r", "beast")
     stream.is_submitted = more.get("is_submitted", True)
-    beast = FakeNeuron(redis_client)
+    around.caught_up_s.return_value = more.get("read_until_s", FAR_S)
+    watch = watch_of(beast, streams, around)
     beast.epoch = more.get("epoch", "e")
-    around.read_until_s = more.get("read_until_s", FAR_S)
-    watch = watch_of(redis_client, streams, around)
     for _ in range(MISSES_UNTIL_LOST):
         assert not stream.ended
         await beast.hold(held, is_behind=more.get("is_behind", False))
@@ -137,21 +103,21 @@ async def test_what_its_neuron_does_not_know(redis_client: redis.asyncio.Redis, 
 
 
 async def test_what_nobody_waits_for_is_cancelled_until_it_is_gone(
-    watch: HeldRequestsWatch,
-    around: Surroundings,
-    beast: FakeNeuron,
-    streams: RequestStreams,
-    caplog: pytest.LogCaptureFixture,
+    redis_client: redis.asyncio.Redis, streams: RequestStreams, caplog: pytest.LogCaptureFixture
 ) -> None:
+    around, beast = Mock(), FakeNeuron(redis_client)
+    around.caught_up_s.return_value = FAR_S
+    cancelled = around.cancel_soon
+    watch = watch_of(beast, streams, around)
     stream = open_stream(streams, "open", "beast")
     for number in range(1, 5):
         await beast.hold({GATEWAY: ["open", "forgotten"]})
         await watch.look(["beast"])
         repeated = max(0, number + 1 - SIGHTINGS_UNTIL_CANCELLED)
-        assert around.cancelled == ["forgotten"] * repeated
+        assert cancelled.call_args_list == [call("beast", "forgotten")] * repeated
     await beast.hold({GATEWAY: ["open"]})
     await watch.look(["beast"])
-    assert len(around.cancelled) == repeated
+    assert cancelled.call_count == repeated
     stream.is_submitted = True
     for held in ([], ["open"], []):
         for _ in range(MISSES_UNTIL_LOST - 1):
@@ -160,7 +126,7 @@ async def test_what_nobody_waits_for_is_cancelled_until_it_is_gone(
                 await watch.look(["beast"])
     assert not stream.ended, "a list counts once, and one that has the request begins anew"
     for number in range(5):
-        await beast.client.hset(keys.held_key("beast"), GATEWAY, b"junk %d" % number)
+        await redis_client.hset(keys.held_key("beast"), GATEWAY, b"junk %d" % number)
         await watch.look(["beast"])
     lines = [one for one in caplog.records if "lists as held" in one.getMessage()]
     assert len(lines) == 1, "a list that is not understood is logged once a minute"
@@ -199,17 +165,15 @@ async def test_a_gateway_looks_by_itself(
     neuron.script = accepts
     exchange = client.open("POST", "/v1/chat/completions", chat_body())
     await asyncio.wait_for(neuron.submitted.get(), 60)
-
-    async def report() -> None:
-        while True:
+    async with asyncio.timeout(60):
+        while not exchange.ended.is_set():
             await neuron.hold({gateway.gateway_id: ["another"]})
             await asyncio.sleep(0.02)
-
-    reporting = asyncio.create_task(report())
-    assert await asyncio.wait_for(neuron.cancelled.get(), 60) == "another"
-    await exchange.finish()
-    reporting.cancel()
     assert (exchange.status, exchange.error["code"]) == (503, "request_lost")
+    assert await asyncio.wait_for(neuron.cancelled.get(), 60) in (
+        "another",
+        exchange.headers["x-request-id"],
+    )
 
 
 TASK_ID = uuid.UUID("6ad19bd1-4d9c-4a25-9c2b-15b2ab1bb8b5")
@@ -223,7 +187,9 @@ def _submit(request_id: str, num_characters: int) -> Submit:
     )
 
 
-async def test_frames_are_in_pieces(redis_url: str, redis_client: redis.asyncio.Redis) -> None:
+async def test_frames_are_in_pieces(
+    redis_url: str, redis_client: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A connection that carried it whole made Redis hold all of it, twice."""
     link = RedisLink(redis_url, timeout_s=60.0)
     dispatcher = Dispatcher(link, stall_limit_s=60.0)
@@ -240,6 +206,12 @@ async def test_frames_are_in_pieces(redis_url: str, redis_client: redis.asyncio.
     whole = [assembler.add(fields, 0.0) for _, fields in entries]
     assert [decode_inbox_frame(frame) for frame in whole if frame is not None] == frames
     assert await redis_client.llen(keys.neuron_queue("beast")) == 1, "rung once: it was empty once"
+    monkeypatch.setattr("inference.gateway.redis.inbox.MAX_PENDING_BYTES", 10_000)
+    waiting = dispatcher.push("beast", _submit("waits", 6_000))
+    with pytest.raises(ApiError) as refused:
+        await dispatcher.push("beast", _submit("too much", 6_000))
+    assert (refused.value.status, refused.value.code) == (503, "queue_full")
+    await waiting
     await dispatcher.close(1.0)
     await link.aclose()
 
@@ -275,35 +247,35 @@ def test_the_ring_and_hours(redis_url: str, redis_db: redis.Redis) -> None:
     assert list(sum_of([odd]).values()) == [2]
 
 
-def ended(
-    outcome: str, status: int, account: str = "research", key: str = "hx-1", cause: str = ""
-) -> RequestOutcome:
+def ended(outcome: str, status: int, account: str = "research", **more: str) -> RequestOutcome:
+    key = more.get("key", "hx-1")
     return RequestOutcome(
         settle=settle(account=account, key=key, model="-", neuron="", outcome=outcome),
         kind=outcome_of(code=outcome, error_status=status, is_placed=False),
         is_billed=False,
         status=status,
         was_cold=False,
-        error_cause=cause,
+        error_cause=more.get("cause", ""),
     )
 
 
-async def test_refusals_and_who_waits(redis_url: str, redis_db: redis.Redis) -> None:
-    client = redis.asyncio.Redis.from_url(redis_url)
+async def test_refusals_and_who_waits(redis_client: redis.asyncio.Redis, redis_db: Any) -> None:
     for _ in range(2):
         counts = RefusalCounts()
-        counts.observe(ended("insufficient_quota", 429))
-        counts.observe(ended("insufficient_quota", 429, cause=Cause.KEY_BUDGET))
-        counts.observe(ended("invalid_api_key", 401, account=""))
-        counts.observe(ended("request_broke_worker", 500, "lab 2"))
-        counts.observe(ended("request_broke_worker", 500, "anonymous", key=""))
-        counts.observe(ended("finished", 200))
-        counts.observe(ended("cancelled", 0))
-        counts.observe(ended("internal_error", 500))  # a failure is no refusal
-        counts.observe(ended("A client's text", 400))
-        await counts.flush(client)
-        await counts.flush(client)  # nothing is left to count
-    await client.aclose()
+        for one in (
+            ended("insufficient_quota", 429),
+            ended("insufficient_quota", 429, cause=Cause.KEY_BUDGET),
+            ended("invalid_api_key", 401, account=""),
+            ended("request_broke_worker", 500, "lab 2"),
+            ended("request_broke_worker", 500, "anonymous", key=""),
+            ended("finished", 200),
+            ended("cancelled", 0),
+            ended("internal_error", 500),  # a failure is no refusal
+            ended("A client's text", 400),
+        ):
+            counts.observe(one)
+        await counts.flush(redis_client)
+        await counts.flush(redis_client)  # nothing is left to count
     refused = {
         Refused("insufficient_quota", "research"): 4,
         Refused("invalid_api_key", ""): 2,
@@ -319,53 +291,38 @@ async def test_refusals_and_who_waits(redis_url: str, redis_db: redis.Redis) -> 
     (key,) = redis_db.keys("helexa:refusals:*")
     assert 0 < redis_db.ttl(key) <= 25 * 3600
     # Who waits is published.
-    waiting = {"tiny": WaitingModel(num_requests=2, oldest_s=1.5)}
-    client = redis.asyncio.Redis.from_url(redis_url)
-    reporter = QueueDemandReporter(client, "g1")
-    await reporter.publish(waiting)
-    report = redis_db.hget(keys.WAITING, "g1")
-    assert isinstance(report, bytes)
-    assert decode_waiting_report(report).models == waiting
-    await reporter.publish({})
-    assert redis_db.hget(keys.WAITING, "g1") is None
-    await client.aclose()
+    reporter = QueueDemandReporter(redis_client, "g1")
+    for waiting in ({"tiny": WaitingModel(num_requests=2, oldest_s=1.5)}, {}):
+        await reporter.publish(waiting)
+        report = redis_db.hget(keys.WAITING, "g1")
+        assert (decode_waiting_report(report).models if report else {}) == waiting
     away = redis.asyncio.Redis.from_url("unix:///nonexistent/redis.sock")
     await QueueDemandReporter(away, "g1").publish({})  # nothing is sent, so nothing fails
-    counts = RefusalCounts()
     counts.observe(ended("insufficient_quota", 429))
     await counts.flush(away)
     await away.aclose()
 
 
-class Conduct:
-    """The neurons that were cut off, and why, by a clock that is set."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-        self.cut_off: list[tuple[str, str]] = []
-        conduct = NeuronConduct(lambda *one: self.cut_off.append(one), clock=lambda: self.now_s)
-        self.fault = conduct.fault
-
-
 def test_the_conduct_of_neurons(caplog: pytest.LogCaptureFixture) -> None:
-    conduct = Conduct()
+    now_s, cut_off = 0.0, list[tuple[str, str]]()
+    fault = NeuronConduct(lambda *one: cut_off.append(one), clock=lambda: now_s).fault
     with caplog.at_level(logging.ERROR):
         for _ in range(20_000):
-            conduct.fault("evil", "junk")
+            fault("evil", "junk")
         for _ in range(MAX_FAULTS):
-            conduct.fault("odd", "junk")
-    assert conduct.cut_off == [("evil", f"junk, the last of {MAX_FAULTS + 1} faults in a minute")]
+            fault("odd", "junk")
+    assert cut_off == [("evil", f"junk, the last of {MAX_FAULTS + 1} faults in a minute")]
     assert len(caplog.records) == 2
-    conduct.now_s = FAULT_LOG_S
-    conduct.fault("odd", "junk")
+    now_s = FAULT_LOG_S
+    fault("odd", "junk")
     assert f"and {MAX_FAULTS - 1} more" in caplog.text
-    assert [name for name, _ in conduct.cut_off] == ["evil", "odd"]
+    assert [name for name, _ in cut_off] == ["evil", "odd"]
     # Faults of long ago do not count and a grave one is enough.
-    conduct = Conduct()
+    cut_off.clear()
     for _ in range(10):
+        now_s += FAULT_WINDOW_S + 1
         for _ in range(MAX_FAULTS):
-            conduct.fault("beast", "junk")
-        conduct.now_s += FAULT_WINDOW_S + 1
-    assert conduct.cut_off == []
-    conduct.fault("evil", "an entry is too large", is_grave=True)
-    assert conduct.cut_off == [("evil", "an entry is too large")]
+            fault("beast", "junk")
+    assert cut_off == []
+    fault("grave", "an entry is too large", is_grave=True)
+    assert cut_off == [("grave", "an entry is too large")]

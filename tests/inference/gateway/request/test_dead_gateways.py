@@ -18,7 +18,7 @@ import pytest
 from inference.gateway.consumers.api_consumer import ApiConsumer
 from inference.gateway.request.attempt import PlacedRequest
 from inference.gateway.request.event_stream import RequestStream
-from inference.gateway.request.outcome import Call, RequestOutcome
+from inference.gateway.request.outcome import Call
 from inference.gateway.request.reserve import Accounting
 from inference.gateway.request.tokens import UsageCounter
 from inference.protocol.events import Accepted, Delta, Failed, Failure, Finished, Usage
@@ -40,8 +40,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 PRICES = Prices(input_micro_usd=1_000_000, output_micro_usd=2_000_000)
 
 
-class Ledger:
-    """``LedgerWriter`` without its thread: ``write`` is a batch."""
+class Gateway:
+    """Its accounting, over ``LedgerWriter`` without its thread: ``write`` is a batch."""
 
     is_full = False
 
@@ -50,12 +50,11 @@ class Ledger:
         self.spool = Spool(directory, gateway_id, oldest_unix_s=lambda: 0.0)
         self.spool.create()
         self.begin = self.spool.begin
+        ledger: Any = self
+        self.accounting = Accounting(ledger, gateway_id, max_waiting=1)
 
     def settle(self, settle: Any) -> None:
         self.queue.append((settle, self.spool.settle(settle)))
-
-    def release(self, release: Any) -> None:
-        self.queue.append((release, lambda: None))
 
     def write(self) -> None:
         store.apply([operation for operation, _ in self.queue])
@@ -63,55 +62,33 @@ class Ledger:
             on_written()
         self.queue.clear()
 
-
-class Gateway:
-    def __init__(self, gateway_id: str, directory: Path) -> None:
-        self.ledger: Any = Ledger(gateway_id, directory)
-        self.accounting = Accounting(self.ledger, gateway_id, max_waiting=1)
-
     def call(self, budgets: tuple[int, ...] = ()) -> Call:
-        call = Call(
-            request_id=uuid4().hex, endpoint="/v1/chat/completions", client="", record=self.record
-        )
+        record = self.accounting.settle
+        call = Call(request_id=uuid4().hex, endpoint=CHAT, client="", record=record)
         call.identify(Principal(account="lab", key="hx-1", budgets=budgets))
         call.model, call.prices, call.model_asked = "tiny", PRICES, "gpt-4o"
         call.is_reserved = bool(budgets)
         return call
 
-    def record(self, outcome: RequestOutcome) -> None:
-        self.accounting.settle(outcome)
-
-    def submit(
-        self, call: Call, neuron: str = "beast", *, prompt: int = 12, completion: int = 0
-    ) -> UsageCounter:
-        """A request that has got so many tokens."""
+    def submit(self, call: Call, neuron: str = "beast", *, completion: int = 0) -> UsageCounter:
+        """A request of 12 tokens that has got so many."""
         counter = UsageCounter()
         call.neuron = neuron
         self.accounting.submitted(call, counter)
-        counter.count(Accepted(request_id="r", prompt_tokens=prompt))
+        counter.count(Accepted(request_id="r", prompt_tokens=12))
         for _ in range(completion):
             counter.count(Delta(request_id="r", text="x", num_tokens=1))
         return counter
 
     def kill(self) -> None:
         """The kernel frees its lock; nothing else is done."""
-        self.ledger.spool._file.close()
+        self.spool._file.close()
 
     def look_round(self) -> None:
         """What its writer does until the next adoption."""
-        for path in self.ledger.spool.files():
-            self.ledger.queue += self.ledger.spool.adopt(path)
-        self.ledger.write()
-
-
-@pytest.fixture
-def first(tmp_path: Path) -> Gateway:
-    return Gateway("g1", tmp_path)
-
-
-@pytest.fixture
-def second(tmp_path: Path) -> Gateway:
-    return Gateway("g2", tmp_path)
+        for path in self.spool.files():
+            self.queue += self.spool.adopt(path)
+        self.write()
 
 
 def billed(call: Call) -> tuple[Any, ...]:
@@ -124,68 +101,48 @@ def billed(call: Call) -> tuple[Any, ...]:
     return entry.outcome, entry.neuron, entry.prompt_tokens, entry.completion_tokens
 
 
-def test_the_bill_is_of_the_last_attempt(first: Gateway, second: Gateway, tmp_path: Path) -> None:
-    call = first.call()
-    refused = first.submit(call, "one", prompt=9)
+def test_what_a_gateway_leaves_is_billed_once(tmp_path: Path) -> None:
+    """What had come of what was running: a prompt without a token costs nothing. What was delivered
+    as it was told. One that stands still settles its own."""
+    first, second = Gateway("g1", tmp_path), Gateway("g2", tmp_path)
+    budget = make_budget("default")
+    begun, asked, left = (first.call((budget,)) for _ in range(3))
+    store.apply([reserve(call.request_id, budgets=(budget,)) for call in (begun, asked, left)])
+    first.submit(asked)
+    first.submit(left, completion=3)
+    left.close()  # its usage is waited for
+    refused = first.submit(begun, "one")
+    first.submit(begun, "two", completion=7)
     failure = Failure(code="recovering", message="")
     usage = Usage(prompt_tokens=9, completion_tokens=9)
-    first.submit(call, "two", completion=7)
     refused.count(Failed(request_id="r", failure=failure, usage=usage))
-    first.kill()
-    second.look_round()
-    assert billed(call) == ("gateway_lost", "two", 12, 7)
-    assert [path.stem for path in tmp_path.glob("*")] == ["g2"]
-
-
-@pytest.mark.parametrize(
-    ("completion", "has_left", "paid"),
-    [(0, False, (0, 0)), (3, False, (12, 3)), (3, True, (12, 3))],
-    ids=["a prompt without a token costs nothing", "in the middle", "its usage was waited for"],
-)
-def test_what_had_come_is_billed_and_its_reservation_is_free(
-    first: Gateway, second: Gateway, completion: int, has_left: bool, paid: tuple[int, int]
-) -> None:
-    budget = make_budget("default")
-    call = first.call((budget,))
-    store.apply([reserve(call.request_id, budgets=(budget,))])
-    first.submit(call, completion=completion)
-    if has_left:
-        call.close()
-    first.kill()
-    second.look_round()
-    assert billed(call) == ("gateway_lost", "beast", *paid)
-    assert not Reservation.objects.exists()
-
-
-def test_an_answer_that_was_delivered_is_billed_as_told(first: Gateway, second: Gateway) -> None:
-    call = first.call()
-    counter = first.submit(call, completion=3)
+    told, late = first.call(), first.call()
+    counter = first.submit(told, completion=3)
     usage = Usage(prompt_tokens=12, completion_tokens=4, cached_tokens=8)
     counter.count(Finished(request_id="r", usage=usage))
-    call.outcome, call.status = "finished", 200
-    call.close()
-    first.kill()  # the writer has not even begun
-    second.look_round()
-    second.look_round()
-    assert billed(call) == ("finished", "beast", 12, 4)
-    assert RequestRecord.objects.get().status == 200
-    assert RequestRecord.objects.get().cached_tokens == 8
-
-
-def test_a_gateway_that_stands_still_settles_its_own(first: Gateway, second: Gateway) -> None:
-    call = first.call()
-    counter = first.submit(call, completion=60)
+    told.outcome, told.status = "finished", 200
+    told.close()
+    still = first.submit(late, completion=60)
     for _ in range(50):
         second.look_round()
     assert not LedgerEntry.objects.exists()
-    call.fail(ServiceUnavailableError("request_lost", "told so"))
-    call.close()
-    counter.settle_as_counted()
-    first.ledger.write()
-    assert billed(call) == ("request_lost", "beast", 12, 60)
+    late.fail(ServiceUnavailableError("request_lost", "told so"))
+    late.close()
+    still.settle_as_counted()
+    first.write()
+    assert billed(late) == ("request_lost", "beast", 12, 60)
     first.kill()
-    second.look_round()
-    assert LedgerEntry.objects.count() == RequestRecord.objects.count() == 1
+    for _ in range(2):
+        second.look_round()
+    assert billed(begun) == ("gateway_lost", "two", 12, 7), "its last attempt"
+    assert billed(asked) == ("gateway_lost", "beast", 0, 0)
+    assert billed(left) == ("gateway_lost", "beast", 12, 3)
+    assert billed(told) == ("finished", "beast", 12, 4)
+    record = RequestRecord.objects.get(request_id=told.request_id)
+    assert (record.status, record.cached_tokens) == (200, 8)
+    assert not Reservation.objects.exists()
+    assert LedgerEntry.objects.count() == RequestRecord.objects.count() == 5
+    assert [path.stem for path in tmp_path.glob("*")] == ["g2"]
 
 
 @pytest.fixture

@@ -21,16 +21,15 @@ from inference.protocol.generation import (
     TextInput,
     TokensInput,
 )
-from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus
+from inference.protocol.heartbeat import ReplicaStatus
 from inference.wire.errors import ApiError
 from tests.cases import each_case
+from tests.fleet.conftest import device
 from tests.inference.gateway.bodies import open_stream
 from tests.inference.gateway.conftest import ENTRY, FakeCatalogue
 
 MAX_WAITING = 1000
-CPU = DeviceInfo(
-    index=0, kind="cpu", name="CPU", total_memory_bytes=8 << 30, free_memory_bytes=4 << 30
-)
+CPU = device(total_memory_bytes=8 << 30, free_memory_bytes=4 << 30)
 
 
 READY, LOADING = ReplicaStatus.READY, ReplicaStatus.LOADING
@@ -53,9 +52,9 @@ def quick_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("inference.gateway.request.place.LOOK_INTERVAL_S", 0.001)
 
 
-async def refused(placer: Placer, deadline_s: float) -> ApiError:
+async def refused(placer: Placer) -> ApiError:
     with pytest.raises(ApiError) as refusal:
-        await placer.find_place(ENTRY, deadline_s=deadline_s)
+        await placer.find_place(ENTRY, deadline_s=soon_s())
     return refusal.value
 
 
@@ -92,37 +91,19 @@ async def test_a_burst_between_two_heartbeats_spreads(monkeypatch: pytest.Monkey
         stream.end()
 
 
-@each_case(
-    ("snapshot", "code"),
-    [
-        (fleet(), "no_neuron"),
-        (fleet(ant=ReplicaStatus.FAILED), "load_failed"),
-        (fleet(ant=LOADING), "model_loading"),
-    ],
-)
-async def test_refusals(snapshot: FleetSnapshot, code: str) -> None:
-    placer = placer_of(RequestStreams(), FakeCatalogue(), snapshot)
-    deadline_s = asyncio.get_running_loop().time() + 0.05 if code == "model_loading" else soon_s()
-    refusal = await refused(placer, deadline_s)
-    assert (refusal.status, refusal.code) == (503, code)
-    assert refusal.retry_after_s
-
-
 @pytest.mark.usefixtures("quick_rounds")
 async def test_those_who_wait_ask_once_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("inference.gateway.request.place.LOAD_REPEAT_S", 60.0)
-    num_waiting, num_rounds, num_looks = 100, 20, 0
-    status: ReplicaStatus | None = None
+    num_waiting, num_rounds = 100, 20
+    num_looks = 0
 
     async def read() -> FleetSnapshot:
-        nonlocal num_looks, status
+        nonlocal num_looks
         num_looks += 1
-        status = READY if num_looks >= num_waiting + num_rounds else None
-        return fleet(ant=status)
+        return fleet(ant=READY if num_looks >= num_waiting + num_rounds else None)
 
-    catalogue = FakeCatalogue()
+    catalogue, order = FakeCatalogue(), list[int]()
     placer = Placer(catalogue, read, RequestStreams(), max_waiting=MAX_WAITING)
-    order: list[int] = []
 
     async def wait(number: int) -> None:
         assert (await placer.find_place(ENTRY, deadline_s=soon_s())).was_cold
@@ -142,7 +123,7 @@ async def test_no_more_may_wait_than_are_allowed() -> None:
     ]
     while placer.num_waiting < 2:
         await asyncio.sleep(0)
-    refusal = await refused(placer, soon_s())
+    refusal = await refused(placer)
     assert (refusal.status, refusal.code) == (503, "queue_full")
     assert "HELEXA_MAX_WAITING_REQUESTS" in refusal.message
     for task in waiting:
@@ -154,13 +135,15 @@ async def test_no_more_may_wait_than_are_allowed() -> None:
 @pytest.mark.usefixtures("quick_rounds")
 async def test_who_waits_is_placed_by_the_entry_as_it_is_now() -> None:
     """The request came before the model's size was known; its first load has measured it."""
-    catalogue = FakeCatalogue()
+    catalogue, streams = FakeCatalogue(), RequestStreams()
     catalogue.listed = [replace(ENTRY, weight_bytes=CPU.total_memory_bytes + 1)]
     loading = fleet(ant=LOADING)
-    gone = fleet(ant=None)
-    placer = placer_of(RequestStreams(), catalogue, loading, loading, gone)
-    assert (await refused(placer, soon_s())).code == "exceeds_device"
+    placer = placer_of(streams, catalogue, loading, loading, fleet(ant=None))
+    assert (await refused(placer)).code == "exceeds_device"
     assert catalogue.loads == []
+    placer = placer_of(streams, catalogue, fleet(ant=ReplicaStatus.FAILED))
+    refusal = await refused(placer)
+    assert (refusal.status, refusal.code, bool(refusal.retry_after_s)) == (503, "load_failed", True)
 
 
 def prefixes(request: GenerationRequest, model: str = "tiny", salt: str = "") -> tuple[bytes, ...]:

@@ -4,10 +4,10 @@ becomes of them when their gateway, database or neuron goes away."""
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import openai
 import pytest
@@ -22,17 +22,17 @@ from inference.gateway.database import DatabaseThreads
 from inference.gateway.gateway import Gateway
 from inference.protocol.keys import gateway_alive_key
 from inference.wire.responses import request as openai_responses
+from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.bodies import (
     RESPONSES,
     breaks,
-    events,
     gated,
     responses_body,
     until,
     until_status,
 )
-from tests.inference.gateway.fake_neuron import FakeNeuron, Script, endless, paris
+from tests.inference.gateway.fake_neuron import FakeNeuron, endless, paris
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("kept")]
 
@@ -66,7 +66,7 @@ async def test_watched_again(client: AsgiClient, neuron: FakeNeuron, kept: Datab
     neuron.script = gated(gate)
     first = client.open("POST", RESPONSES, responses_body(background=True, stream=True))
     await first.until(b'"delta":"Pa"')
-    seen = events(first)
+    seen = first.chunks
     names = [event["type"] for event in seen]
     assert names[:3] == ["response.created", "response.queued", "response.in_progress"]
     first.leave()
@@ -77,13 +77,13 @@ async def test_watched_again(client: AsgiClient, neuron: FakeNeuron, kept: Datab
     again = client.open("GET", path, query="stream=true")
     after = client.open("GET", path, query=rest_of_it)
     await again.until(b'"delta":"Pa"')
-    assert events(again) == seen
+    assert again.chunks == seen
     gate.set()
-    rest = events(await after.finish())
+    rest = (await after.finish()).chunks
     assert [event["sequence_number"] for event in rest] == [*range(last + 1, last + 1 + len(rest))]
     assert (rest[0]["delta"], rest[-1]["type"]) == ("ris", "response.completed")
-    assert events(await again.finish()) == seen + rest
-    (end,) = events(await client.get(path, query=rest_of_it))
+    assert (await again.finish()).chunks == seen + rest
+    (end,) = (await client.get(path, query=rest_of_it)).chunks
     assert (end["type"], end["sequence_number"]) == ("response.completed", last + len(rest))
     assert end["response"]["output"] == rest[-1]["response"]["output"]
     stored = (await client.get(path)).json
@@ -96,11 +96,11 @@ async def test_cancel_and_delete(client: AsgiClient, neuron: FakeNeuron, gateway
     exchange = client.open("POST", RESPONSES, responses_body(background=True, stream=True))
     submit = await neuron.submitted.get()
     await exchange.until(b"on and")
-    path = f"{RESPONSES}/{events(exchange)[0]['response']['id']}"
+    path = f"{RESPONSES}/{exchange.chunks[0]['response']['id']}"
     for _ in range(2):
         assert (await client.post(f"{path}/cancel")).json["status"] == "cancelled"
     assert await asyncio.wait_for(neuron.cancelled.get(), 60) == submit.request_id
-    seen = events(await exchange.finish())
+    seen = (await exchange.finish()).chunks
     assert (seen[-1]["type"], seen[-1]["code"]) == ("error", "cancelled")
     assert [event["sequence_number"] for event in seen] == list(range(len(seen)))
     made = (await client.post(RESPONSES, responses_body(background=True))).json["id"]
@@ -141,7 +141,7 @@ async def test_what_another_gateway_works_on_is_waited_for_and_what_it_ends_stop
         watching = client.open("GET", f"{RESPONSES}/{made}", query="stream=true")
         await until_status(kept, made, "in_progress")
         gate.set()
-        seen = events(await watching.finish())
+        seen = (await watching.finish()).chunks
     assert (seen[0]["type"], seen[-1]["type"]) == ("response.created", "response.completed")
     await neuron.submitted.get()
     neuron.script = endless
@@ -152,27 +152,17 @@ async def test_what_another_gateway_works_on_is_waited_for_and_what_it_ends_stop
     assert await asyncio.wait_for(neuron.cancelled.get(), 60) == submit.request_id
 
 
-@pytest.mark.parametrize(("script", "status"), [(paris, "completed"), (breaks, "failed")])
+@each_case("case", [(paris, "completed"), (breaks, "failed")], ids=["whole", "broken"])
 async def test_the_end_is_kept_once_the_database_is_back(
-    client: AsgiClient,
-    neuron: FakeNeuron,
-    monkeypatch: pytest.MonkeyPatch,
-    kept: DatabaseThreads,
-    script: Script,
-    status: str,
+    client: AsgiClient, neuron: FakeNeuron, monkeypatch: Any, kept: DatabaseThreads, case: Any
 ) -> None:
+    neuron.script, status = case
     monkeypatch.setattr(background_responses, "SAVE_AGAIN_AFTER_S", (0.01,))
-    neuron.script = script
-    tries = itertools.count()
-
-    def away(**_named: Any) -> Any:
-        next(tries)
-        raise OperationalError("gone")
-
+    away = Mock(side_effect=OperationalError("gone"))
     with monkeypatch.context() as patch:
         patch.setattr(services, "response_progress", away)
         made = (await client.post(RESPONSES, responses_body(background=True))).json["id"]
-        await until(lambda: next(tries) > 20)
+        await until(lambda: away.call_count > 20)
     await until_status(kept, made, status)
     if status == "failed":
         stored = (await client.get(f"{RESPONSES}/{made}")).json
@@ -187,7 +177,7 @@ async def test_a_gateway_that_stops_reports_it_and_ends_the_streams_that_watch(
     exchange = client.open("POST", RESPONSES, responses_body(background=True, stream=True))
     await exchange.until(b"on and")
     await gateway.drain(0)
-    seen = events(await exchange.finish())
+    seen = (await exchange.finish()).chunks
     assert [event["sequence_number"] for event in seen] == list(range(len(seen)))
     assert (seen[-2]["code"], seen[-1]["type"]) == ("shutting_down", "response.failed")
     made = seen[0]["response"]["id"]
@@ -229,7 +219,7 @@ async def test_only_a_gateway_that_went_away_has_lost_its_responses(
     failed = await client.get(path)
     gate.set()
     await until(lambda: not len(gateway.streams))
-    watched = events(await client.get(path, query="stream=true"))
+    watched = (await client.get(path, query="stream=true")).chunks
     assert watched[-1]["type"] != "response.completed"
     for answer in (failed, await client.get(path), await client.post(f"{path}/cancel")):
         assert (answer.status, answer.json) == (200, failed.json)

@@ -1,9 +1,12 @@
-"""A gateway whose only model an upstream serves, and its answer, "Hello", in each dialect."""
+"""A gateway whose only model an upstream serves, its answer, "Hello", in each dialect, and forms of
+requests that are passed through."""
 
 from __future__ import annotations
 
+import io
 import json
 import threading
+import wave
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,13 +16,6 @@ from fleet.upstream_probe import RED_PNG
 from fleet.upstreams import UpstreamEntry
 from tests.inference.gateway.asgi_client import Exchange
 from tests.inference.gateway.conftest import Rig
-from tests.inference.gateway.upstreams.passing import (
-    FORM,
-    SPEECH,
-    SPOKEN,
-    TRANSCRIPTIONS,
-    audio_form,
-)
 from tests.servers.fake_upstream import (
     Asked,
     FakeUpstream,
@@ -50,6 +46,7 @@ class UpstreamRig(Rig):
 
     upstream: FakeUpstream
     entry: CatalogueEntry
+    model: str = "far"
 
     @property
     def row(self) -> UpstreamEntry:
@@ -79,14 +76,17 @@ class UpstreamRig(Rig):
         """The upstream answers with that JSON from now on."""
         self.upstream.answer = lambda asked, wire: wire.json(status, body, **headers)
 
-    async def chat(self, **fields: Any) -> Exchange:
-        return await self.client.post(PATH, {**CHAT, **fields})
-
     def open_chat(self, **fields: Any) -> Exchange:
-        return self.client.open("POST", PATH, {**CHAT, **fields})
+        return self.client.open("POST", PATH, {**CHAT, "model": self.model, **fields})
+
+    async def chat(self, **fields: Any) -> Exchange:
+        return await self.open_chat(**fields).finish()
+
+    def open_speech(self, **fields: Any) -> Exchange:
+        return self.client.open("POST", SPEECH, {**SPOKEN, "model": self.model, **fields})
 
     async def speak(self, **fields: Any) -> Exchange:
-        return await self.client.post(SPEECH, {**SPOKEN, **fields})
+        return await self.open_speech(**fields).finish()
 
     async def transcribe(self, audio: bytes, *others: bytes) -> Exchange:
         body = audio_form(audio, *others)
@@ -124,13 +124,12 @@ OVERLOADED = {"type": "error", "error": {"type": "overloaded_error", "message": 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spoken:
-    """``asked`` is the body of a chat of at most 9 tokens that "x" stops, ``frames`` its streamed
-    answer, ``whole`` the one that is not streamed. After ``num_begun`` frames "Hel" has come."""
+    """``frames`` is a chat's streamed answer, ``whole`` the one that is not streamed. After
+    ``num_begun`` frames "Hel" has come."""
 
     dialect: str
     path: str
     key: dict[str, str]
-    asked: dict[str, Any]
     frames: list[Any]
     num_begun: int
     whole: dict[str, Any]
@@ -179,14 +178,6 @@ SPOKEN_BY = {
         dialect="openai",
         path="/v1/chat/completions",
         key={"authorization": f"Bearer {SECRET}"},
-        asked={
-            "model": "org/m",
-            "messages": [{"role": "user", "content": "hi"}],
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            "max_tokens": 9,
-            "stop": ["x"],
-        },
         frames=HELLO,
         num_begun=2,
         whole={
@@ -200,13 +191,6 @@ SPOKEN_BY = {
         dialect="anthropic",
         path="/v1/messages",
         key={"x-api-key": SECRET},
-        asked={
-            "model": "org/m",
-            "max_tokens": 9,
-            "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}],
-            "stream": True,
-            "stop_sequences": ["x"],
-        },
         frames=[
             message_start(input_tokens=4, cache_read_input_tokens=3, output_tokens=1),
             *block(0, {"type": "text", "text": ""}, *DELTAS),
@@ -228,17 +212,52 @@ SPOKEN_BY = {
         dialect="ollama",
         path="/api/chat",
         key={"authorization": f"Bearer {SECRET}"},
-        asked={
-            "model": "org/m",
-            "stream": True,
-            "truncate": False,
-            "shift": False,
-            "messages": [{"role": "user", "content": "hi"}],
-            "options": {"stop": ["x"], "num_predict": 9, "num_ctx": 4_096},
-        },
         frames=[line("Hel"), line("lo"), DONE],
         num_begun=1,
         whole={**DONE, **line("Hello", done=True)},
         error={"error": "boom"},
     ),
 }
+
+
+BOUNDARY = "a-boundary"
+FORM = {"content-type": f"multipart/form-data; boundary={BOUNDARY}"}
+TRANSCRIPTIONS, SPEECH = "/v1/audio/transcriptions", "/v1/audio/speech"
+GENERATIONS, EDITS = "/v1/images/generations", "/v1/images/edits"
+VARIATIONS = "/v1/images/variations"
+MODERATIONS = "/v1/moderations"
+SPOKEN: dict[str, Any] = {"model": "far", "input": "Hello!", "voice": "alloy"}
+
+
+def part(name: str, content: bytes, *, filename: str = "", type_: str = "") -> bytes:
+    named = f'; filename="{filename}"' if filename else ""
+    typed = f"\r\nContent-Type: {type_}" if type_ else ""
+    head = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"{named}{typed}\r\n\r\n'
+    return head.encode() + content + b"\r\n"
+
+
+def form(*parts: bytes) -> bytes:
+    return b"".join(parts) + f"--{BOUNDARY}--\r\n".encode()
+
+
+def wav(seconds: float, *, rate: int = 8000) -> bytes:
+    """Silence: 8 bits, one channel."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as written:
+        written.setnchannels(1)
+        written.setsampwidth(1)
+        written.setframerate(rate)
+        written.writeframes(b"\x80" * int(seconds * rate))
+    return file.getvalue()
+
+
+def audio_form(audio: bytes, *others: bytes, model: bytes = b"far") -> bytes:
+    file = part("file", audio, filename="a.wav", type_="audio/wav")
+    return form(part("model", model), file, *others)
+
+
+def shape(answer: Exchange) -> tuple[int, str, str | None]:
+    """Status, code and param, of an error that has all of OpenAI's fields."""
+    error = answer.error
+    assert error.keys() >= {"message", "type", "param", "code"} and error["message"]
+    return answer.status, error["code"], error["param"]

@@ -7,8 +7,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import anthropic
-import openai
 import pytest
 
 from inference.gateway.upstreams.links import MAX_FAILURES
@@ -25,26 +23,19 @@ from tests.inference.gateway.upstreams.forwarding import (
     cut_early,
     paused,
 )
-from tests.servers.fake_upstream import Asked, Wire, chunk
+from tests.servers.fake_upstream import Asked, Wire
 
 LONG = "prompt is too long: 208310 tokens > 200000 maximum"
 EXCEEDS = "the input length exceeds the context length"
 OVERLOADED = {"type": "overloaded_error", "message": "full"}
 ERRORS: list[tuple[str, int, Any, dict[str, str], int, str]] = [
-    ("openai", 400, {"message": "bad top_k", "param": "top_k"}, {}, 400, "upstream_refused"),
     ("openai", 422, {"message": "no"}, {}, 400, "upstream_refused"),
     ("openai", 429, {"message": "slow down"}, {"retry_after": "7"}, 429, "rate_limit_exceeded"),
     ("openai", 401, {"message": f"wrong key {SECRET}"}, {}, 502, "upstream_failed"),
-    ("openai", 404, {"message": "no model"}, {}, 502, "upstream_failed"),
-    ("openai", 500, {"message": "boom"}, {}, 502, "upstream_failed"),
-    ("openai", 503, {"message": "later"}, {"retry_after": "9"}, 503, "upstream_unavailable"),
     ("openai", 302, {}, {"location": "http://169.254.169.254/"}, 502, "upstream_failed"),
     ("anthropic", 400, {"message": LONG}, {}, 400, "context_length_exceeded"),
-    ("anthropic", 413, {"message": "no"}, {}, 400, "upstream_refused"),
     ("anthropic", 529, OVERLOADED, {"retry_after": "9"}, 503, "upstream_unavailable"),
     ("ollama", 400, EXCEEDS, {}, 400, "context_length_exceeded"),
-    ("ollama", 400, '"m" does not support thinking', {}, 400, "upstream_refused"),
-    ("ollama", 404, "model 'm' not found", {}, 502, "upstream_failed"),
     ("ollama", 500, f"boom {SECRET}", {}, 502, "upstream_failed"),
     ("ollama", 503, "server busy, please try again", {}, 503, "upstream_unavailable"),
 ]
@@ -80,11 +71,6 @@ def half_closed(spoken: Spoken, wire: Wire) -> None:
     wire.wait_for_hang_up()
 
 
-def not_json(spoken: Spoken, wire: Wire) -> None:
-    spoken.begin(wire)
-    wire.part(b"{not json\n" if spoken.dialect == "ollama" else b"data: {not json\n\n")
-
-
 def error_in_stream(spoken: Spoken, wire: Wire) -> None:
     """The error comes in one piece with the text."""
     spoken.begin(wire, spoken.frame(spoken.error))
@@ -108,15 +94,8 @@ def too_many_bytes(asked: Asked, wire: Wire) -> None:
     wire.stream(HELLO)
 
 
-def another_choice(spoken: Spoken, wire: Wire) -> None:
-    wire.stream([HELLO[1], chunk({"content": "x"}, index=4)])
-
-
-LATE: list[Fault] = [cut_late, half_closed, not_json, error_in_stream, never_ends]
-LATE_BY = [
-    *((dialect, fault) for dialect in SPOKEN_BY for fault in LATE),
-    *(("openai", fault) for fault in (huge_frame, another_choice)),
-]
+LATE: list[Fault] = [cut_late, half_closed, error_in_stream, never_ends]
+LATE_BY = [*((dialect, fault) for dialect in SPOKEN_BY for fault in LATE), ("openai", huge_frame)]
 
 
 @each_case(
@@ -167,21 +146,16 @@ async def test_a_fault_before_the_first_token_is_an_error_and_free(
 
 @pytest.mark.slow
 async def test_an_upstream_that_is_silent_is_given_up(rig: UpstreamRig) -> None:
-    def silent(asked: Asked, wire: Wire) -> None:
-        wire.begin_stream()
-        wire.event(chunk({"role": "assistant"}))
-        assert wire.wait_for_hang_up()
-
     def stalls(asked: Asked, wire: Wire) -> None:
         wire.begin_stream()
-        wire.event(HELLO[1])
+        wire.event(HELLO[0] if rig.upstream.asked[1:] else HELLO[1])
         while True:  # until the connection is closed
             wire.part(b": still here\n\n")
             threading.Event().wait(0.1)
 
     rig.serve(first_token_timeout_s=1, token_timeout_s=1)
-    for answer in (silent, stalls):
-        rig.upstream.answer = answer
+    rig.upstream.answer = stalls
+    for _ in range(2):
         assert (await rig.chat()).error["code"] == "upstream_failed"
 
 
@@ -237,56 +211,48 @@ async def test_a_sick_upstream_is_probed(rig: UpstreamRig, monkeypatch: pytest.M
 
 
 def embeds(asked: Asked, wire: Wire) -> None:
-    if asked.path == "/api/embed":
-        wire.json(200, {"embeddings": [[0.5, 0.0], [0.5, 1.0]], "prompt_eval_count": 5})
-        return
-    data = [{"index": n, "embedding": [0.5, float(n)]} for n in range(len(asked.json["input"]))]
-    usage = {"prompt_tokens": 5, "total_tokens": 5}
-    wire.json(200, {"object": "list", "data": data, "usage": usage})
+    vectors = [[0.5, float(number)] for number in range(len(asked.json["input"]))]
+    ollamas = {"embeddings": vectors, "prompt_eval_count": 5}
+    data = [{"index": number, "embedding": vector} for number, vector in enumerate(vectors)]
+    openais = {"object": "list", "data": data, "usage": {"prompt_tokens": 5, "total_tokens": 5}}
+    wire.json(200, ollamas if asked.path == "/api/embed" else openais)
 
 
-@each_case(
-    ("dialect", "path", "body"),
-    [
-        ("openai", EMBEDDINGS, {"encoding_format": "base64", "dimensions": 2}),
-        ("ollama", "/api/embed", {"truncate": False, "dimensions": 2}),
-    ],
-)
-async def test_embeddings(rig: UpstreamRig, dialect: str, path: str, body: dict[str, Any]) -> None:
-    rig.forget()
-    SPOKEN_BY[dialect].serve(rig)
-    rig.upstream.answer = embeds
-    answer = await rig.client.post(EMBEDDINGS, {**ASKED, "dimensions": 2})
-    assert [one["embedding"] for one in answer.json["data"]] == [[0.5, 0.0], [0.5, 1.0]]
-    assert answer.json["usage"]["prompt_tokens"] == 5
-    (asked,) = rig.upstream.asked
-    assert (asked.path, asked.headers["authorization"]) == (path, f"Bearer {SECRET}")
-    assert asked.json == {"model": "org/m", "input": ["a", "b"], **body}
-    settled = rig.settled
-    assert (settled.neuron, settled.cost_micro_usd) == ("upstream:box", 5)
-    assert (settled.prompt_tokens, settled.completion_tokens) == (5, 0)
-    if dialect == "openai":
-        ollama = await rig.client.post("/api/embed", {"model": "far", "input": "a"})
-        assert (ollama.json["embeddings"], ollama.json["prompt_eval_count"]) == ([[1.0, 0.0]], 5)
-
-
-async def test_embeddings_have_caps_and_errors_and_go_to_no_other_dialect(rig: UpstreamRig) -> None:
-    for answer, status, code in (
+async def test_embeddings(rig: UpstreamRig) -> None:
+    for dialect, path, more in (
+        ("ollama", "/api/embed", {"truncate": False}),
+        ("openai", EMBEDDINGS, {"encoding_format": "base64"}),
+    ):
+        rig.forget()
+        SPOKEN_BY[dialect].serve(rig)
+        rig.upstream.answer = embeds
+        answer = await rig.client.post(EMBEDDINGS, {**ASKED, "dimensions": 2})
+        assert [one["embedding"] for one in answer.json["data"]] == [[0.5, 0.0], [0.5, 1.0]]
+        assert answer.json["usage"]["prompt_tokens"] == 5
+        (asked,) = rig.upstream.asked
+        assert (asked.path, asked.headers["authorization"]) == (path, f"Bearer {SECRET}")
+        assert asked.json == {"model": "org/m", "input": ["a", "b"], "dimensions": 2, **more}
+        settled = rig.settled
+        assert (settled.neuron, settled.cost_micro_usd) == ("upstream:box", 5)
+        assert (settled.prompt_tokens, settled.completion_tokens) == (5, 0)
+    ollama = await rig.client.post("/api/embed", {"model": "far", "input": "a"})
+    assert (ollama.json["embeddings"], ollama.json["prompt_eval_count"]) == ([[1.0, 0.0]], 5)
+    for answers, status, code in (
         (lambda asked, wire: wire.json(200, {"data": []}), 502, "upstream_failed"),
         (cut_early, 503, "upstream_unavailable"),
     ):
         rig.forget()
-        rig.upstream.answer = answer
+        rig.upstream.answer = answers
         refused = await rig.client.post(EMBEDDINGS, ASKED)
         assert (refused.status, refused.error["code"]) == (status, code)
         assert (rig.settled.outcome, rig.settled.cost_micro_usd) == (code, 0)
     rig.forget()
     rig.upstream.answer = embeds
-    rig.cap(100)
+    rig.ledger.cap_tokens = 100
     rig.directory.budgets = (1,)
     assert (await rig.client.post(EMBEDDINGS, ASKED)).status == 200
-    refused = await rig.client.post(EMBEDDINGS, {"model": "far", "input": "x" * 200})
-    assert refused.status == 429
+    long = {"model": "far", "input": "x" * 200}
+    assert (await rig.client.post(EMBEDDINGS, long)).status == 429
     assert not rig.ledger.held
     rig.serve(dialect="anthropic")
     refused = await rig.client.post(EMBEDDINGS, ASKED)
@@ -297,53 +263,39 @@ async def test_embeddings_have_caps_and_errors_and_go_to_no_other_dialect(rig: U
     assert (await rig.client.post(EMBEDDINGS, ASKED)).status == 200
 
 
-@pytest.mark.usefixtures("neuron")
-async def test_prompts_are_counted(
-    rig: UpstreamRig, sdk: openai.AsyncOpenAI, anthropic_sdk: anthropic.AsyncAnthropic
-) -> None:
-    turns: Any = CHAT["messages"]
+async def test_prompts_are_counted(rig: UpstreamRig) -> None:
+    asked = {**CHAT, "system": "Be brief."}
     SPOKEN_BY["anthropic"].serve(rig)
     rig.answer(200, {"input_tokens": 23})
-    ask = anthropic_sdk.messages.count_tokens
-    assert (await ask(model="far", system="Be brief.", messages=turns)).input_tokens == 23
-    (asked,) = rig.upstream.asked
+    assert (await rig.client.post(COUNT, asked)).json["input_tokens"] == 23
     sent = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
-    assert (asked.path, asked.json) == (
-        COUNT,
-        {"model": "org/m", "system": "Be brief.", "messages": sent},
-    )
-    of_openais = await sdk.responses.input_tokens.count(model="far", input="hi")
-    assert of_openais.input_tokens == 23
+    body = {"model": "org/m", "system": "Be brief.", "messages": sent}
+    assert [(one.path, one.json) for one in rig.upstream.asked] == [(COUNT, body)]
+    of_openais = {"model": "far", "input": "hi"}
+    counted = await rig.client.post("/v1/responses/input_tokens", of_openais)
+    assert counted.json["input_tokens"] == 23
     assert "max_tokens" not in rig.upstream.asked[-1].json
     assert not [one for one in rig.ledger.settled if one.cost_micro_usd]
     SPOKEN_BY["openai"].serve(rig)
     rig.answer(200, {"count": 9, "max_model_len": 4096, "tokens": list(range(9))})
-    assert (await ask(model="far", system="Be brief.", messages=turns)).input_tokens == 9
-    *_, asked = rig.upstream.asked
-    assert asked.path == "/tokenize", "beside /v1"
+    assert (await rig.client.post(COUNT, asked)).json["input_tokens"] == 9
+    assert rig.upstream.asked[-1].path == "/tokenize", "beside /v1"
     system = {"role": "system", "content": "Be brief."}
-    assert asked.json == {"model": "org/m", "messages": [system, *turns]}
-    rig.forget()
-    SPOKEN_BY["ollama"].serve(rig)
-    answer = await rig.client.post(COUNT, CHAT)
-    assert (answer.status, rig.upstream.asked) == (400, []), "there is no such path"
-    assert "served by an upstream" in answer.error["message"]
-
-
-@each_case(
-    ("status", "body", "refusal"),
-    [
+    body = {"model": "org/m", "messages": [system, *CHAT["messages"]]}
+    assert rig.upstream.asked[-1].json == body
+    for status, answer, refusal in (
         (404, {"error": {"message": "no such path"}}, (502, "api_error")),
         (200, {"tokens": []}, (502, "api_error")),  # llama-server, which reads no chat there
         (200, {"count": -1}, (502, "api_error")),
         (200, [9], (502, "api_error")),
         (200, {"error": {"message": "no", "code": 400}}, (400, "invalid_request_error")),
         (503, {}, (503, "overloaded_error")),
-    ],
-)
-async def test_what_is_no_count_is_an_error(
-    rig: UpstreamRig, status: int, body: Any, refusal: tuple[int, str]
-) -> None:
-    rig.answer(status, body)
-    answer = await rig.client.post(COUNT, CHAT)
-    assert (answer.status, answer.error["type"]) == refusal
+    ):
+        rig.answer(status, answer)
+        refused = await rig.client.post(COUNT, CHAT)
+        assert (refused.status, refused.error["type"]) == refusal
+    rig.forget()
+    SPOKEN_BY["ollama"].serve(rig)
+    refused = await rig.client.post(COUNT, CHAT)
+    assert (refused.status, rig.upstream.asked) == (400, []), "there is no such path"
+    assert "served by an upstream" in refused.error["message"]

@@ -10,17 +10,20 @@ from typing import Any
 import pytest
 
 from tests.cases import each_case
+from tests.inference.gateway.conftest import BEARER
 from tests.inference.gateway.fake_metering import KEY
-from tests.inference.gateway.upstreams.forwarding import SECRET, UpstreamRig
-from tests.inference.gateway.upstreams.passing import (
+from tests.inference.gateway.upstreams.forwarding import (
     EDITS,
     FORM,
     GENERATIONS,
     MODERATIONS,
+    SECRET,
     SPEECH,
     SPOKEN,
     TRANSCRIPTIONS,
     VARIATIONS,
+    UpstreamRig,
+    audio_form,
     form,
     part,
     wav,
@@ -66,9 +69,8 @@ async def test_transcriptions_and_moderations(rig: UpstreamRig) -> None:
     assert (answer.status, answer.json) == (200, {"text": "hi", **lasting(3)})
     assert answer.headers["x-helexa-served-by"] == "upstream:box"
     (asked,) = rig.upstream.asked
-    assert asked.path == "/v1/audio/transcriptions"
+    assert asked.path == TRANSCRIPTIONS and "via" in asked.headers
     assert asked.headers["authorization"] == f"Bearer {SECRET}"
-    assert "via" in asked.headers
     assert fields_of(asked.headers["content-type"], asked.body) == [
         ("model", None, b"org/m"),
         ("file", "a.wav", audio),
@@ -87,9 +89,7 @@ async def test_transcriptions_and_moderations(rig: UpstreamRig) -> None:
     verdict = {"id": "m", "model": "org/m", "results": [{"flagged": False}]}
     rig.answer(200, verdict)
     body = {"model": "far", "input": ["a", "b"], "safety_identifier": "ann"}
-    headers = {"authorization": f"Bearer {KEY}"}
-    answer = await rig.client.post(MODERATIONS, body, headers=headers)
-    assert answer.json == verdict
+    assert (await rig.client.post(MODERATIONS, body, headers=BEARER)).json == verdict
     assert "ann" not in rig.upstream.asked[0].body.decode()
     assert (rig.settled.metered.unit, rig.settled.cost_micro_usd) == ("request", 1)
 
@@ -128,7 +128,7 @@ async def test_speech_and_events(rig: UpstreamRig) -> None:
 
     rig.offer("speech")
     rig.upstream.answer = speak
-    answer = rig.client.open("POST", SPEECH, {**SPOKEN, "input": "Grüße", "user": "ann"})
+    answer = rig.open_speech(input="Grüße", user="ann")
     await answer.until(b"first")
     assert answer.body == b"first"
     goes_on.set()
@@ -140,25 +140,16 @@ async def test_speech_and_events(rig: UpstreamRig) -> None:
     assert rig.settled.time_to_first_token_ms is not None
     rig.forget()
     # Events pass frame by frame.
-    rig.offer("speech")
-    done = {"type": "speech.audio.done", "usage": {"total_tokens": 9}}
-    rig.upstream.answer = streaming({"type": "speech.audio.delta", "audio": "AAAA"}, done)
-    answer = await rig.speak(stream_format="sse")
-    assert [one["type"] for one in answer.chunks] == ["speech.audio.delta", "speech.audio.done"]
-    assert answer.headers["content-type"] == "text/event-stream"
-    assert answer.headers["x-accel-buffering"] == "no"
-    assert rig.settled.outcome == "finished"
-    rig.forget()
     rig.offer("transcription")
     delta = {"type": "transcript.text.delta", "delta": '"seconds": 99,'}
     done = {"type": "transcript.text.done", **lasting(2)}
     rig.upstream.answer = streaming(delta, done, type_="text/event-stream; charset=utf-8")
     answer = await rig.transcribe(wav(3), part("stream", b"true"))
-    assert answer.chunks[-1]["type"] == "transcript.text.done"
-    assert rig.settled.metered.num_units == 2
+    assert answer.chunks == [delta, done]
+    assert answer.headers["x-accel-buffering"] == "no"
+    assert (rig.settled.outcome, rig.settled.metered.num_units) == ("finished", 2)
     rig.upstream.answer = whole(b"hi\n", "text/plain; charset=utf-8")
-    body = form(part("file", wav(1), filename="a"), part("model", b"far"))
-    answer = await rig.client.post("/audio/translations", parts=[body], headers=FORM)
+    answer = await rig.client.post("/audio/translations", parts=[audio_form(wav(1))], headers=FORM)
     assert (answer.status, answer.body) == (200, b"hi\n")
     assert answer.headers["content-type"] == "text/plain; charset=utf-8"
     assert rig.upstream.asked[-1].path == "/v1/audio/translations"

@@ -13,15 +13,16 @@ import pytest
 from tests.cases import each_case
 from tests.inference.gateway.conftest import ENTRY, MakeClient
 from tests.inference.gateway.fake_metering import KEY, NARROW_KEY
-from tests.inference.gateway.upstreams.forwarding import SECRET, UpstreamRig
-from tests.inference.gateway.upstreams.passing import (
+from tests.inference.gateway.upstreams.forwarding import (
     EDITS,
     FORM,
     GENERATIONS,
     MODERATIONS,
+    SECRET,
     SPEECH,
     SPOKEN,
     TRANSCRIPTIONS,
+    UpstreamRig,
     audio_form,
     form,
     part,
@@ -52,7 +53,6 @@ def stalls(asked: Asked, wire: Wire) -> None:
 
 
 ERRORS: dict[str, tuple[Answer, int, str]] = {
-    "cut": (lambda asked, wire: wire.cut(), 503, "upstream_unavailable"),
     "stalls": (stalls, 503, "upstream_unavailable"),
     "400": (with_json(400, NO), 400, "upstream_refused"),
     "429": (with_json(429, NO, retry_after="7"), 429, "rate_limit_exceeded"),
@@ -103,14 +103,14 @@ async def test_events_that_break_off_end_with_an_error(rig: UpstreamRig) -> None
     rig.offer("speech")
     for answer in (breaks, leaks):
         rig.upstream.answer = answer
-        passed.clear()
-        broken = rig.client.open("POST", SPEECH, SPOKEN)
+        broken = rig.open_speech()
         await broken.until(b"speech.audio.delta")
         passed.set()
         await broken.finish()
         assert broken.chunks[0]["type"] == "speech.audio.delta"
         assert broken.chunks[-1]["error"]["code"] == "upstream_failed"
         assert SECRET[:9].encode() not in broken.body
+        passed.clear()
     failed = {"type": "error", "error": {"message": "no"}}
     rig.upstream.answer = lambda asked, wire: wire.events([failed])
     assert [one["type"] for one in (await rig.speak()).chunks] == ["error"]
@@ -141,19 +141,15 @@ async def test_caps_loops_and_large_bodies(rig: UpstreamRig, make_client: MakeCl
     ("body", "headers", "code", "param"),
     [
         (b"{}", {"content-type": "application/json"}, "invalid_value", None),
-        (audio_form(b"x"), {"content-type": "multipart/form-data"}, "invalid_value", None),
         (audio_form(b"x")[:-10], FORM, "invalid_value", None),  # cut off
-        (audio_form(b"x") + b"more", FORM, "invalid_value", None),
         (b"preamble" + audio_form(b"x"), FORM, "invalid_value", None),
         (b"", FORM, "invalid_value", None),
         (form(WAV), FORM, "missing_required_parameter", "model"),
         (form(MODEL), FORM, "missing_required_parameter", "file"),
         (form(MODEL, part("file", b"text")), FORM, "invalid_value", "file"),
         (form(MODEL, MODEL, WAV), FORM, "invalid_value", "model"),
-        (form(part("model", b"\xff"), WAV), FORM, "invalid_value", "model"),
         (form(part("model", b"far", filename="x"), WAV), FORM, "invalid_value", "model"),
         (form(part("mo del", b"far"), WAV), FORM, "invalid_value", None),
-        (form(*[part("a", b"b")] * 200), FORM, "invalid_value", None),
         (form(MODEL, ENCODED), FORM, "invalid_value", "file"),
         (form(MODEL, part("n", b"two"), IMAGE), FORM, "invalid_value", "n"),
         (form(MODEL, part("prompt", b"")), FORM, "missing_required_parameter", "image"),
@@ -199,31 +195,32 @@ async def test_tasks_keys_and_networks(rig: UpstreamRig) -> None:
     rig.offer("speech")
     rig.catalogue.listed.append(ENTRY)
     wrong = (400, "invalid_value", "model")
-    for model in ("far", "tiny"):
-        body = {"model": model, "prompt": "x"}
-        assert shape(await rig.client.post(GENERATIONS, body)) == wrong
+    for path, body in (
+        (GENERATIONS, {"model": "far", "prompt": "x"}),
+        (GENERATIONS, {"model": "tiny", "prompt": "x"}),
+        ("/v1/embeddings", {"model": "far", "input": "x"}),
+    ):
+        assert shape(await rig.client.post(path, body)) == wrong
     refused = await rig.chat()
     assert shape(refused) == wrong and "/v1/audio/speech" in refused.error["message"]
-    refused = await rig.client.post("/v1/embeddings", {"model": "far", "input": "x"})
-    assert shape(refused) == wrong
     assert shape(await rig.speak(model="none"))[:2] == (404, "model_not_found")
-    assert not rig.upstream.asked
-
-    # Keys and networks.
-    async def refusal(key: str | None) -> tuple[int, str]:
-        headers = {"authorization": f"Bearer {key}"} if key else {}
-        return shape(await rig.client.post(SPEECH, SPOKEN, headers=headers))[:2]
-
-    rig.offer("speech")
-    assert await refusal(NARROW_KEY) == (403, "insufficient_scope")
-    rig.directory.restrict(KEY, models=frozenset({"other"}))
-    assert await refusal(KEY) == (403, "model_not_allowed")
-    rig.directory.restrict(KEY, models=None, may_leave_network=False)
     outside = replace(rig.row, leaves_network=True)
-    rig.offer("speech", upstream=outside)
-    assert await refusal(None) == (403, "network_not_allowed")
-    rig.offer("speech", upstream=outside, may_leave_network=True)
-    assert await refusal(KEY) == (403, "network_not_allowed")
+    for key, rights, entry, code in (
+        (NARROW_KEY, {}, {}, "insufficient_scope"),
+        (KEY, {"models": frozenset({"other"})}, {}, "model_not_allowed"),
+        (None, {}, {"upstream": outside}, "network_not_allowed"),
+        (
+            KEY,
+            {"models": None, "may_leave_network": False},
+            {"upstream": outside, "may_leave_network": True},
+            "network_not_allowed",
+        ),
+    ):
+        rig.directory.restrict(KEY, **rights)
+        rig.offer("speech", **entry)
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        refused = await rig.client.post(SPEECH, SPOKEN, headers=headers)
+        assert shape(refused)[:2] == (403, code)
     assert not rig.upstream.asked
     rig.offer("speech", upstream=replace(rig.row, dialect="ollama"))
     assert shape(await rig.speak()) == (400, "unsupported_parameter", "model")
