@@ -18,7 +18,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.inference.gateway.metrics.test_metrics import ended
 
 from fleet.lifecycles import LoadJobStatus
 from fleet.live.desired_state import NO_DESIRED_STATES
@@ -44,6 +43,7 @@ from inference.settings.table import NAMES
 from metering.ledger.entries import Outcome
 from tests.cases import each_case
 from tests.fleet.conftest import device, heartbeat, replica
+from tests.inference.gateway.metrics.test_metrics import ended
 from tests.inference.reports import engine_stats
 
 CONTAINER = ROOT / "packaging" / "container"
