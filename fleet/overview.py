@@ -129,6 +129,7 @@ def _replicas_by_neuron(digests: Mapping[str, str]) -> dict[int, list[ReplicaLin
         "failure_message",
         "report__stage_memory",
         "report__stages",
+        "report__asleep",
     ):
         digest = digests.get(row["model_name"], "")
         line = ReplicaLine(
@@ -141,6 +142,7 @@ def _replicas_by_neuron(digests: Mapping[str, str]) -> dict[int, list[ReplicaLin
                 for one in row["report__stage_memory"] or ()
             },
             lies_on_hosts=any(one.get("neuron") for one in row["report__stages"] or ()),
+            may_sleep=row["status"] == "ready" and row["report__asleep"] is not None,
             adapters=tuple(row["adapters"]),
             failure=row["failure_message"],
         )

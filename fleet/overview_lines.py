@@ -104,7 +104,8 @@ class ReplicaLine:
     device_bytes: Mapping[str, int] = field(default_factory=dict)
     """A divided model's bytes on each device."""
     lies_on_hosts: bool = False
-    """Other neurons have stages of it: it neither sleeps nor is reloaded in place."""
+    """Other neurons have stages of it: it is not reloaded in place."""
+    may_sleep: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -302,14 +302,13 @@ def model_context(model: CatalogueModel) -> rows.Row:
         if (replicas := tuple(filter(is_of_it, neuron.replicas)))
     ]
     loaded = [replica for neuron in holding for replica in neuron.replicas]
-    may_sleep = any(one.status == "ready" and not one.lies_on_hosts for one in loaded)
     is_kept_loaded = line is not None and line.min_replicas > 0
     home = {
         "name": name,
         "row": line and rows.model_row(line, jobs),
         "waits_for": "" if line is None else _waits_for(line),
         "neurons": rows.neuron_rows(overview, holding),
-        "may_sleep": may_sleep and not base and not is_kept_loaded,
+        "may_sleep": any(one.may_sleep for one in loaded) and not base and not is_kept_loaded,
     }
     return {"home": home, "is_pinned": settings.pinned, "may_try": settings.task == "text"}
 

@@ -224,7 +224,6 @@ def _replica_row(
     """Figures are empty where the neuron is offline. ``is_kept_loaded``: the control would load or
     wake it again at once, so unload and sleep are refused."""
     total = 0 if is_away else replica.kv_blocks_total
-    may_sleep = replica.status == "ready" and not (is_kept_loaded or replica.lies_on_hosts)
     return {
         "line": replica,
         "running": "" if is_away else f"{replica.in_flight:,}",
@@ -232,7 +231,7 @@ def _replica_row(
         "kv_percent": round(100 * replica.kv_blocks_used / total) if total else None,
         "tokens_per_s": "" if is_away else f"{replica.decode_tokens_per_s:.1f}",
         "is_kept_loaded": is_kept_loaded,
-        "may_sleep": may_sleep,
+        "may_sleep": replica.may_sleep and not is_kept_loaded,
         "progress": job and job_progress(job, with_failure=job.failure != replica.failure),
     }
 

@@ -19,7 +19,13 @@ from fleet.models import CatalogueModel, Download, LoadJob, Neuron, Replica
 from fleet.overview import fleet_overview
 from inference.protocol.delivery import BROKE_WORKER
 from inference.protocol.heartbeat import ReplicaStatus
-from inference.protocol.load_report import LoadFailure, LoadProgress, LoadStage, StageReport
+from inference.protocol.load_report import (
+    AsleepBytes,
+    LoadFailure,
+    LoadProgress,
+    LoadStage,
+    StageReport,
+)
 from inference.protocol.refusals import Refused, encode_field, refusals_key
 from inference.version import VERSION
 from metering.audit import COMMAND
@@ -112,7 +118,8 @@ def test_buttons_unload_reload_drain_and_cancel(admin_client, model, beat, build
     board = text_of(admin_client, BOARD)
     for asked in ("Unload tiny?", "Unload tiny from beast?", "Drain beast? Nothing new"):
         assert f'data-ask="{asked}' in board
-    # It cannot sleep: that is all that happens.
+    # Models of its kind cannot sleep: that is not offered.
+    assert 'value="sleep ' not in board + text_of(admin_client, PART)
     for verb in ("reload replica", "sleep replica", "wake replica", "sleep model nothing"):
         push(admin_client, f"{verb} {replica.pk}")
     assert [job.kind for job in LoadJob.objects.all()] == ["reload"]
@@ -164,7 +171,8 @@ PART = "/admin/dashboard/model-home?name=tiny"
 @pytest.fixture
 def loaded(beat, build) -> None:
     card = build.device(kind="cuda", name="a card")
-    here = build.replica(devices=["cuda:0"], stats=build.stats(in_flight=3))
+    report = build.report(asleep=AsleepBytes(device_bytes=GIB, host_bytes=0))
+    here = build.replica(devices=["cuda:0"], stats=build.stats(in_flight=3), report=report)
     beat(devices=[card], replicas=[here])
 
 
