@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx2
 import pytest
@@ -184,6 +185,20 @@ async def test_a_large_body_is_sent_whole_or_refused_and_its_answer_may_stay_unr
             transport.free(response)
         assert await read(transport, await ask(transport, upstream.url)) == body
         assert upstream.asked[0].body == large
+
+
+async def test_no_more_is_read_than_is_taken() -> None:
+    kernel, connection = Mock(spec=asyncio.Transport), UpstreamConnection()
+    connection.connection_made(kernel)
+    await connection.send_request(b"GET", b"/", [], b"")
+    full = b"%x\r\n%s\r\n" % (MAX_UNREAD_BYTES, b"x" * MAX_UNREAD_BYTES)
+    connection.data_received(CHUNKED + full)
+    kernel.pause_reading.assert_not_called()
+    connection.data_received(b"1\r\nx\r\n")
+    kernel.pause_reading.assert_called_once_with()
+    kernel.resume_reading.assert_not_called()
+    assert len(await connection.next_part() or b"") == MAX_UNREAD_BYTES + 1
+    kernel.resume_reading.assert_called_once_with()
 
 
 async def test_what_comes_before_a_break_is_given_and_what_comes_behind_an_answer_is_not() -> None:
