@@ -1,11 +1,5 @@
-"""``manage.py doctor``: checks this host's installation. Each line is ok or names a remedy.
-
-    settings ─▶ read? ─▶ database, Redis, disk, GPUs, clock, ports, versions of the fleet
-                           each check alone: one that breaks is a finding, the others continue
-
-Changes nothing. A host that only runs a neuron has no database, and a gateway no GPU: parts missing
-by design are no fault.
-"""
+"""``manage.py doctor``: checks this host's installation, and changes nothing. A host that only runs
+a neuron has no database, and a gateway no GPU: parts missing by design are no fault."""
 
 from __future__ import annotations
 
@@ -39,7 +33,7 @@ from inference.settings.table import NAMES, PREFIX, SETTINGS, refusals, unknown_
 SET_BY_THE_START = {setting.name for setting in SETTINGS if setting.is_internal} | {
     LISTEN_HOST.name
 }
-"""``manage.py`` and the doctor set these themselves; the operator has not."""
+"""``manage.py`` and the doctor set these themselves."""
 OURS = {name for name in NAMES if name.startswith(PREFIX)} - SET_BY_THE_START
 GIB = 1024**3
 LEAST_BYTES = 1 * GIB
@@ -70,7 +64,6 @@ class Finding:
     level: Level
     text: str
     mend: str = ""
-    """The remedy."""
 
 
 def ok(text: str) -> Finding:
@@ -111,7 +104,6 @@ def has_failed(findings: Sequence[Finding]) -> bool:
 
 
 def examine(host: str, port: int) -> Iterator[Finding]:
-    """``host`` and ``port`` are the gateway's."""
     # Without settings nothing else can be checked.
     refused = list(refusals(os.environ))
     if not refused:
@@ -260,7 +252,7 @@ def gpu_findings(command: tuple[str, ...] = HOST_CHECK) -> Iterator[Finding]:
 
 
 def gpu_fact_findings(facts: dict[str, Any]) -> Iterator[Finding]:
-    """The findings from the output of ``inference.neuron.discovery``. Pure."""
+    """``facts``: the output of ``inference.neuron.discovery``."""
     for problem in facts["problems"]:
         text, _, mend = problem.partition(": ")
         yield failed(text, mend or "see the troubleshooting page")
@@ -318,8 +310,7 @@ def _port(instance: str | None, host: str, port: int, path: str, what: str) -> F
 
 
 def _instance_at(host: str, port: int, path: str) -> str | None:
-    """The instance of the helexa that answers there, empty where it sends none; ``None``: another
-    program has the port."""
+    """``None``: another program has the port. Empty: a helexa that sends no instance."""
     connection = http.client.HTTPConnection(host, port, timeout=ANSWER_TIMEOUT_S)
     try:
         connection.request("GET", path)
