@@ -41,7 +41,6 @@ def ensure_variable(value: str) -> None:
 
 
 def setting_names(model: type[models.Model]) -> tuple[str, ...]:
-    """The columns that an operator sets."""
     names = [column.name for column in model._meta.concrete_fields]
     return tuple(name for name in names if name not in ("id", "name", "probes"))
 
@@ -101,8 +100,6 @@ class BenchTarget(models.Model):
 
 
 class SweepPlan(models.Model):
-    """The plan: one row."""
-
     samples_per_version = models.PositiveSmallIntegerField(
         default=5, validators=[MinValueValidator(1), MaxValueValidator(1000)]
     )
@@ -147,16 +144,13 @@ class BenchJob(models.Model):
     target = models.CharField(max_length=100, blank=True)
     """Empty: all online neurons, and all enabled targets."""
     model = models.CharField(max_length=200, blank=True)
-    """Empty: all loaded ones."""
     scenarios = models.JSONField(default=list)
     """Empty: those of each target, or of the plan."""
     samples = models.PositiveSmallIntegerField(null=True)
-    """``None``: the plan's."""
     is_beside_load = models.BooleanField(default=False)
     is_cancel_requested = models.BooleanField(default=False)
     started_at = models.DateTimeField(null=True)
     beat_at = models.DateTimeField(null=True)
-    """When the measuring control last reported."""
     ended_at = models.DateTimeField(null=True)
     num_planned = models.PositiveIntegerField(default=0)
     """Samples of the targets reached so far."""
@@ -165,7 +159,6 @@ class BenchJob(models.Model):
     num_cells_done = models.PositiveIntegerField(default=0)
     """Cells that were complete before."""
     lines = models.JSONField(default=list)
-    """The last lines of output, as of ``bench once``."""
     error = models.TextField(blank=True)
 
     class Meta:
@@ -182,8 +175,6 @@ class BenchJob(models.Model):
 
 
 class BenchRun(models.Model):
-    """One sample, or one that failed."""
-
     class Timing(models.TextChoices):
         SERVER = "server"
         CLIENT = "client"
