@@ -1,6 +1,4 @@
-"""Output of commands, pages and the REST API: tables for people, JSON and CSV for programs, and one
-line for an error.
-"""
+"""Output of commands, pages and the REST API: tables, JSON, CSV, and one line for an error."""
 
 from __future__ import annotations
 
@@ -30,7 +28,6 @@ NO_DATABASE = (
     "write there? DATABASE_URL and HELEXA_DATA_DIR name it, and have to be what serve's "
     "are."
 )
-"""The error without a database, or with other variables than serve's."""
 
 
 def table_text(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -59,7 +56,6 @@ def json_text(value: Any) -> str:
 
 @contextmanager
 def errors_on_one_line() -> Iterator[None]:
-    """Shows errors as one line on standard error, with their exit code."""
     try:
         yield
     except MeteringValueError as error:

@@ -69,8 +69,8 @@ HOUR_KEYS = ("hour", "account", "key", "model")
 
 
 def apply(operations: Sequence[Operation], *, using: str = "default") -> list[Result]:
-    """The result of each operation, in their order. Commits all of them or none, and raises the
-    database's error then. Each operation names its request's budgets."""
+    """Results in the operations' order. Commits all of them or none, and raises the database's
+    error then. Each operation names its request's budgets."""
     with transaction.atomic(using=using), connections[using].cursor() as cursor:
         return _apply(operations, cursor, using)
 
@@ -214,8 +214,7 @@ def _add_to_hours(cursor: CursorWrapper, entries: list[tuple[Settle, Row]]) -> N
 
 
 def _grown(name: str) -> str:
-    """An hour's sum, which saturates at the greatest integer: SQLite would store a float, and
-    PostgreSQL would refuse the batch each time."""
+    """Saturates: SQLite would store a float, and PostgreSQL would refuse the batch each time."""
     before, more = f"metering_usagehour.{name}", f"excluded.{name}"
     return f"CASE WHEN {before} > {MAX_INT64} - {more} THEN {MAX_INT64} ELSE {before} + {more} END"
 
@@ -274,14 +273,13 @@ LEASE_KEPT_S = 86_400
 def reservations_sweep(
     *, now_unix_s: float, suspects: frozenset[str], using: str = "default"
 ) -> frozenset[str]:
-    """Releases the reservations of dead gateways that no bill has settled: their requests were
-    never submitted, or their data directory is missing still. The next gateway of that directory
-    settles the other ones within seconds (``metering.ledger.spool``).
+    """Releases the reservations of dead gateways that no bill has settled; the next gateway of
+    their data directory settles the others within seconds (``metering.ledger.spool``).
 
     A gateway counts as dead that two sweeps in a row find without a lease: ``suspects`` are the
-    result of the sweep before; returns those that have none now. While the database was offline no
-    lease was renewed and no bill written. Between the two sweeps the late ones come, also those of
-    a gateway that was restarted meanwhile, which need their reservations."""
+    result of the sweep before. While the database was offline no lease was renewed and no bill
+    written: they come between the two sweeps, also those of a gateway that was restarted meanwhile.
+    """
     leases = GatewayLease.objects.using(using)
     alive = leases.filter(lease_until_unix_s__gte=int(now_unix_s)).values("gateway_id")
     orphans = Reservation.objects.using(using).exclude(gateway_id__in=alive)

@@ -1,6 +1,4 @@
-"""``manage.py budgets``: hard caps. Their arguments and their text in rows are for ``keys`` and
-``accounts`` as well.
-"""
+"""``manage.py budgets``: hard caps. ``keys`` and ``accounts`` use its arguments and texts."""
 
 from __future__ import annotations
 
@@ -38,8 +36,7 @@ def micro_usd(text: str) -> int:
 
 
 def caps(options: dict[str, Any]) -> list[dict[str, Any]]:
-    """The caps of ``--cap-tokens`` and ``--cap-usd``, which share the ``--window``. Raises
-    ``MeteringValueError``."""
+    """Raises ``MeteringValueError``."""
     asked = [
         (Budget.Unit.TOKENS, options["cap_tokens"]),
         (Budget.Unit.MICRO_USD, options["cap_usd"]),

@@ -53,8 +53,6 @@ class ImportKey(verbs.Add):
 
 
 class RevokeKey(verbs.Remove):
-    """Prints when the key was revoked before."""
-
     def run(self, run: verbs.Run) -> None:
         key = run.ask("GET", self.path(run))
         if key["revoked_at"] is not None:
