@@ -1,15 +1,6 @@
-"""``manage.py backup`` and ``restore``.
-
-    database     SQLite: one file by SQLite's backup API. PostgreSQL: a COPY of each table,
-                 all in one snapshot. Either while everything runs
-    files        what clients uploaded, and results of batches
-    secrets      the key that signs sessions and API keys, and what this host joined with
-    settings     the variables that were set, as an environment file
-      └─▶ one archive, mode 0600, with a manifest: version, migrations, rows, checksums
-
-Models and Redis' contents are not in it: models are downloaded again, and Redis has only live
-state.
-"""
+"""``manage.py backup`` and ``restore``: one archive, mode 0600, with the database, clients' files
+and results of batches, secrets, set variables, and a manifest. It has no models, which are
+downloaded again, and nothing of Redis, which has only live state."""
 
 from __future__ import annotations
 
@@ -209,7 +200,6 @@ def ensure_restorable(manifest: Manifest) -> None:
 
 @contextmanager
 def without_serve(data_dir: Path) -> Iterator[None]:
-    """Raises ``BackupError``."""
     data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (data_dir / LOCK_FILE).open("a") as file:
         if not try_lock(file):

@@ -51,7 +51,6 @@ class Manifest:
     version: str
     made_at: str
     vendor: str
-    """``sqlite`` or ``postgresql``."""
     migrations: list[list[str]]
     """``[app, name]`` of each."""
     rows: dict[str, int]

@@ -158,7 +158,6 @@ def ignore_pending_deprecations(**_: Any) -> None:
 
 @celeryd_init.connect  # type: ignore[untyped-decorator]
 def ensure_startable(**_: Any) -> None:
-    """Exits where there is no key to sign with, or the database is of another version."""
     from helexa_site.migration_guard import SchemaError, ensure_schema_is_known
 
     try:

@@ -55,7 +55,6 @@ class Config:
     ignores_unknown_fields: bool
     metrics: MetricsSetting
     traces_url: str | None = field(repr=False)
-    """``None``: requests are not traced."""
     allow_anonymous: bool | None
     """``None``: on loopback, while no key is set."""
     serve_key: str | None = field(repr=False)

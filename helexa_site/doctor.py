@@ -33,7 +33,6 @@ from inference.settings.table import NAMES, PREFIX, SETTINGS, refusals, unknown_
 SET_BY_THE_START = {setting.name for setting in SETTINGS if setting.is_internal} | {
     LISTEN_HOST.name
 }
-"""``manage.py`` and the doctor set these themselves."""
 OURS = {name for name in NAMES if name.startswith(PREFIX)} - SET_BY_THE_START
 GIB = 1024**3
 LEAST_BYTES = 1 * GIB
@@ -44,7 +43,6 @@ HOST_CHECK_TIMEOUT_S = 180.0
 """The check imports torch where there are cards, and waits for a driver that may hang."""
 ANSWER_TIMEOUT_S = 5.0
 SIGNS = {"/health": b'"status"', "/metrics": b"helexa_"}
-"""Bytes in the answers of any helexa."""
 
 
 class Level(StrEnum):
@@ -60,7 +58,6 @@ MARKS = {Level.OK: "ok  ", Level.WARNING: "warn", Level.FAILED: "FAIL"}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     check: str = ""
-    """``run_checks`` adds the name of the check where it is empty."""
     level: Level
     text: str
     mend: str = ""

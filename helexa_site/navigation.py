@@ -98,7 +98,6 @@ def searched_models(request: HttpRequest) -> list[str]:
 
 
 def searched_pages(request: HttpRequest, words: str) -> list[SearchResult]:
-    """Without lists of the admin, which it finds by itself."""
     from unfold.dataclasses import SearchResult  # every process reads the settings, few have pages
 
     found = [

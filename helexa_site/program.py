@@ -1,11 +1,5 @@
-"""The kind of this installation, and its command for usage lines and hints.
-
-    checkout    manage.py    python3 manage.py
-    wheel       helexa       helexa, or the path that it was called by
-    packages    helexa       sudo helexa
-
-Standard library only: usage lines are printed before anything is installed.
-"""
+"""The kind of this installation, and its command for usage lines and hints, which are printed
+before anything is installed: standard library only."""
 
 from __future__ import annotations
 

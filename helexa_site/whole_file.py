@@ -1,10 +1,5 @@
-"""Writes files atomically, even if the process or the machine dies meanwhile, and locks them.
-
-    a new file beside it ─▶ written, fsync ─▶ renamed over the old one (``write_whole``)
-                                           └▶ linked where there is none (``keep_once``)
-
-A failure leaves the old file as it was, and nothing beside it.
-"""
+"""Writes files atomically, even if the process or the machine dies meanwhile, and locks them. A
+failure leaves the old file as it was, and nothing beside it."""
 
 from __future__ import annotations
 

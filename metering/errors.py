@@ -62,7 +62,6 @@ class RateLimitedError(MeteringError):
     retry_after_s: float | None
     """``None`` where waiting does not help."""
     state: LimitState | None = None
-    """``None`` where the check did not need it."""
 
 
 class LimitsUnavailableError(MeteringError):

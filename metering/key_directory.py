@@ -1,10 +1,5 @@
 """Finds the principal of a key, on the gateway's event loop, for each request.
 
-    find(key) ─▶ in memory? ── yes ─▶ digest, revoked, disabled, expired ─▶ Principal
-                     │ no
-                     ▼
-                 waits for the next read of the database
-
 All keys are in memory. One task reads the revision every 0.4 s, and sooner where a request waits;
 where the revision has changed, it reads all keys again. So a revocation counts within a second on
 every gateway, and however many unknown keys are sent, there is one small query at a time. While the

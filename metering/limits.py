@@ -1,12 +1,9 @@
 """The limits of a request, the meaning of the counts in Redis, and the headers of what remains.
 Pure: no Redis, no clock.
 
-    Principal ─ subjects_of ─▶ Subject* ─ (Redis counts) ─▶ Counts* ─┬ limit_state ─▶ LimitState
-                                                                     └ refusal ─▶ RateLimitedError
-
 A limit per minute is a bucket: a whole minute's worth may be used at once, and it refills evenly.
-The use is counted as a debt that drains. One request or token is ``PARTS`` of debt, so that a
-limit of N a minute drains N parts a millisecond, in whole numbers.
+The use is counted as a debt that drains. One request or token is ``PARTS`` of debt, so that a limit
+of N a minute drains N parts a millisecond, in whole numbers.
 """
 
 from __future__ import annotations

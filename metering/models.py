@@ -91,8 +91,6 @@ class Membership(models.Model):
 
 
 class ApiKey(LimitedModel):
-    """Shown once when it is made; stored as a keyed hash behind its public prefix."""
-
     prefix = models.CharField(max_length=16, primary_key=True)
     digest = models.CharField(max_length=64, editable=False)
     account = models.ForeignKey(Account, on_delete=models.PROTECT, related_name="keys")

@@ -22,7 +22,6 @@ from metering.errors import MeteringError, MeteringValueError, UnknownNameError
 
 WIDTH_OF_FILES = 240
 CANNOT_WRITE = ("disk is full", "readonly database")
-"""SQLite's messages for a database that is set up."""
 NO_DATABASE = (
     f"Has it been set up ({program()} serve does so, or {program()} migrate), and may this user "
     "write there? DATABASE_URL and HELEXA_DATA_DIR name it, and have to be what serve's "

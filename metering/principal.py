@@ -100,7 +100,6 @@ class Principal:
     scopes: frozenset[Scope] = ALL_SCOPES
     models: frozenset[str] | None = None
     weight: int = 1
-    """Its account's share of a contended engine."""
     is_anonymous: bool = False
     budgets: tuple[int, ...] = ()
     key_limits: RateLimits = field(default_factory=RateLimits)

@@ -1,16 +1,10 @@
 """Limits per minute and at once, counted in Redis, so that they hold across all gateways.
 
-    acquire ─┬─▶ admitted: tokens charged by their bound, a lease taken ┬─ extend    a longer prompt
-             │                                                          ├─ correct   what it used
-             └─▶ RateLimitedError                                       ├─ renew     every 15 s
-                                                                        └─ release   the lease
-
 One Lua script decides for a request's key and account and for every kind of limit, by Redis' clock:
 everything is charged or nothing. A caller without limits costs no Redis. The leases of a dead
-gateway expire within ``LEASE_S``, and its charges drain in a minute.
-
-Nothing is stored on disk. Restarting Redis resets the limits, and running requests get their leases
-back with the next renewal.
+gateway expire within ``LEASE_S``, and its charges drain in a minute. Nothing is stored on disk:
+restarting Redis resets the limits, and running requests get their leases back with the next
+renewal.
 """
 
 from __future__ import annotations

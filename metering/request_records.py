@@ -1,9 +1,5 @@
 """A row for each request that reached a gateway, limited in age and number.
 
-    event loop                           writer thread, with a database connection of its own
-    add ─▶ queue, at most max_queued ──▶ every INTERVAL_S, in batches ─▶ metering_requestrecord
-     └ full: dropped, counted              away? keeps them, waits, tries again
-
 The one thread of a gateway process writes the records of requests without a bill, and captured
 bodies, masked and cut. A bill's record is written with it, by ``metering.ledger``. A request never
 waits for its record: ``add`` appends to a list, and nothing wakes the thread. While the database is

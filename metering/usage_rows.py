@@ -53,7 +53,6 @@ def sums_row(
 
 
 def price_text(settings: CatalogueSettings | None, offered: CatalogueEntry | None) -> str:
-    """``settings``: ``None`` where the model has been removed."""
     own = None if settings is None else settings.prices
     highest = own if offered is None else offered.highest_prices
     if highest is None:

@@ -98,7 +98,6 @@ SERVICES = (
 
 
 def export_source(target: Path, release: Release) -> None:
-    """HEAD as git has it, with every file dated by its commit."""
     done = subprocess.run(
         ("git", "-C", str(ROOT), "archive", "--format=tar", "HEAD"), check=True, capture_output=True
     )

@@ -114,7 +114,6 @@ def parse_doctor(arguments: list[str]) -> argparse.Namespace:
 
 
 def gateway_host(arguments: list[str]) -> str:
-    """Django parses and checks the others."""
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
     parser.add_argument("--host", default=DEFAULT_HOST)
     try:

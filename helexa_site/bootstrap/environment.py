@@ -1,13 +1,6 @@
-"""Installs the requirements, in ``.venv`` where the running Python lacks them.
-
-    inside .venv, stamped with these requirements  ──▶ continue; pip is not run
-    inside .venv, with another stamp               ──▶ pip install, stamp it ──▶ re-exec inside
-    no stamp, and this Python has every pin        ──▶ continue, install nothing
-    else                                           ──▶ make .venv (or mend it) ──▶ re-exec inside
-
-An install empties the stamp at its beginning and writes it at its end, so that the next start
-repeats an interrupted one. Standard library only at import: this runs before anything is installed.
-"""
+"""Installs the requirements, in ``.venv`` where the running Python lacks them. An install empties
+the stamp at its beginning and writes it at its end, so that the next start repeats an interrupted
+one. Standard library only at import: this runs before anything is installed."""
 
 from __future__ import annotations
 
@@ -38,7 +31,6 @@ if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 MAX_ATTEMPTS = 3
-"""Re-executions of one start: a guard against an endless loop."""
 EXTRAS = {"requirements.txt": "neuron", "requirements-gateway.txt": ""}
 LOCKS_OF = {
     "requirements-gateway.txt": ("requirements-gateway.lock",),
@@ -56,7 +48,6 @@ CPU_SIZE, CUDA_SIZE = "about 200 MB", "about 3.5 GB"
 FAILURE_LINES = 12
 NAMES_SHOWN = 4
 PROGRESS = re.compile(r"Downloading .*(\d{2,}\.\d M|\d G)B\)|Installing collected")
-"""pip's lines before steps that take a while."""
 MAX_SHOWN_CHARACTERS = 100
 OTHER_HASH = "DO NOT MATCH THE HASHES"
 NETWORK_TROUBLE = re.compile(
@@ -67,8 +58,7 @@ NETWORK_TROUBLE = re.compile(
 
 
 def ensure_environment(requirements_name: str) -> None:
-    """Returns in an interpreter that satisfies the file, after a re-exec if needed. Raises
-    ``BootstrapError``."""
+    """Re-executes in an interpreter that satisfies the file. Raises ``BootstrapError``."""
     requirements, venv = REPOSITORY_DIR / requirements_name, venv_dir()
     if not requirements.is_file():
         ensure_wheel_has(EXTRAS[requirements_name])
@@ -96,8 +86,7 @@ def ensure_environment(requirements_name: str) -> None:
 
 
 def ensure_wheel_has(extra: str) -> None:
-    """Installs nothing: in a wheel's environment the user adds missing packages. Raises
-    ``BootstrapError``."""
+    """Installs nothing: in a wheel's environment the user adds missing packages."""
     try:
         pins = metadata.requires("helexa") or []
     except metadata.PackageNotFoundError:
@@ -135,7 +124,6 @@ def pins_of(requirements: Path) -> list[str]:
 
 
 def pins_line(requirements: Path) -> str:
-    """The lock file's comment that identifies the pins for which it was written."""
     return f"# Pins: sha256:{_sha256(pins_of(requirements))}\n"
 
 
@@ -299,7 +287,6 @@ def _check_is_ours(venv: Path, problem: str) -> None:
 
 
 def reenter(venv: Path) -> None:
-    """Never returns, but in tests."""
     python = venv / "bin" / "python"
     sys.stdout.flush()
     sys.stderr.flush()

@@ -190,7 +190,6 @@ def absence_of(entry: CatalogueEntry, snapshot: FleetSnapshot) -> str:
 
 
 def replica_line(replica: ReplicaView) -> str:
-    """Empty: there is nothing to print. Progress is in tenths of its stage: few lines differ."""
     if replica.status is ReplicaStatus.FAILED and replica.failure is not None:
         return (
             f"cannot be loaded: {replica.failure.message} "

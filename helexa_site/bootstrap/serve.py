@@ -217,7 +217,6 @@ def check_ports(options: ServeOptions) -> None:
 
 
 def listening_directives(share: Share | None) -> Sequence[str]:
-    """Raises ``BootstrapError`` where Redis cannot listen with that certificate."""
     if share is None:
         return PRIVATE
     if share.is_tls:

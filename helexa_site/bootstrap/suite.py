@@ -29,7 +29,6 @@ from inference.settings.table import OF_TESTS, PREFIX
 MODEL_CACHE_DIR = REPOSITORY_DIR / "var" / "test-cache" / "models"
 
 ISOLATED_BY = "HELEXA_TEST_ISOLATED_BY"
-"""The directory of the run that made the environment, inherited by its processes."""
 COVERAGE = "--cov"
 NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
 ROOM_FOR_THREE_BYTES = 9 * 2**30
@@ -56,8 +55,7 @@ def run_suite(arguments: list[str]) -> int:
 
 
 def spreading(arguments: list[str]) -> list[str]:
-    """Empty where tests are picked by file. ``-n0`` among the arguments, which come after,
-    overrides it."""
+    """``-n0`` among the arguments, which come after, overrides it."""
     if any(_names_a_file(argument) for argument in arguments):
         return []
     # In the order of collection: the tests' conftest puts slow ones first.

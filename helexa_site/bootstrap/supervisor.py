@@ -1,11 +1,6 @@
-"""Starts, logs, restarts (with back-off) and stops the child processes of one serve.
-
-    keeper thread   spawn ─▶ wait ─▶ kill what its group left ─▶ back off ─▶ spawn …
-    pump thread     one per process: its output ─▶ log file, and the console where it matters
-
-Each process leads a session of its own: killing its group reaches its children too, and Ctrl-C in
-the terminal reaches none of them. Must not know the processes' work.
-"""
+"""Starts, logs, restarts (with back-off) and stops the child processes of one serve. Each process
+has a keeper thread and a pump thread, and leads a session of its own: killing its group reaches its
+children too, and Ctrl-C in the terminal reaches none of them."""
 
 from __future__ import annotations
 

@@ -27,7 +27,6 @@ class ExitCode(IntEnum):
 
     DONE = 0
     REFUSED = 1
-    """The command failed, or a value is not allowed."""
     USAGE = 2
     """The command line is wrong. argparse exits with it."""
     NOT_FOUND = 3

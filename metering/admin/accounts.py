@@ -186,7 +186,6 @@ class AccountAdmin(ui.WrittenAdmin):
         return is_free and super().has_delete_permission(request, obj)
 
     def home_context(self, obj: Account) -> dict[str, Any]:
-        """Makes the same number of queries however much the account has."""
         now_unix_s = time.time()
         period = selectors.period_of(None, None, today=timezone.now().date())
         where = UsageFilter(accounts=frozenset({obj.name}))

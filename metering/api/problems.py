@@ -1,12 +1,6 @@
 """The REST API's refusals, its JSON and its CSV. Refusals are problem details (RFC 9457) with
-helexa's codes:
-
-    {"type": "about:blank", "title": "Forbidden", "status": 403,
-     "code": "insufficient_scope", "detail": "…", "param": null}
-
-Views raise a ``ProblemError``; ``problem_response`` is REST framework's exception handler and turns
-everything else into one. No text of an unexpected exception reaches a client.
-"""
+helexa's codes; ``problem_response`` is REST framework's exception handler. No text of an unexpected
+exception reaches a client."""
 
 from __future__ import annotations
 

@@ -59,7 +59,6 @@ class Scenario:
 
 
 def parse_scenario(text: str) -> Scenario:
-    """Raises ``BenchValueError``."""
     word, *rest = text.strip().split(":")
     if word not in list(ScenarioKind):
         known = ", ".join(ScenarioKind)

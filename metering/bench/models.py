@@ -127,8 +127,6 @@ class SweepPlan(models.Model):
 
 
 class BenchJob(models.Model):
-    """One sweep requested on the page, until the control has done it."""
-
     class Status(models.TextChoices):
         PENDING = "pending"
         RUNNING = "running"
@@ -153,11 +151,9 @@ class BenchJob(models.Model):
     beat_at = models.DateTimeField(null=True)
     ended_at = models.DateTimeField(null=True)
     num_planned = models.PositiveIntegerField(default=0)
-    """Samples of the targets reached so far."""
     num_ok = models.PositiveIntegerField(default=0)
     num_failed = models.PositiveIntegerField(default=0)
     num_cells_done = models.PositiveIntegerField(default=0)
-    """Cells that were complete before."""
     lines = models.JSONField(default=list)
     error = models.TextField(blank=True)
 
@@ -232,7 +228,6 @@ class BenchRun(models.Model):
     quality_score = models.FloatField(null=True, blank=True)
     scorer = models.CharField(max_length=40, blank=True)
     detail = models.JSONField(default=dict, blank=True)
-    """Failed cases and their reasons, in scenarios that have cases."""
     ok = models.BooleanField()
     error = models.TextField(blank=True)
 

@@ -66,7 +66,6 @@ class Sweep:
     targets: Sequence[Target]
     report: Callable[[str], object]
     is_beside_load: bool = False
-    """Measures also while others use the target."""
     checkpoint: Callable[[], object] = lambda: None
     """Called before each sample, and while a target is busy; an exception ends the sweep, unless it
     is a ``BenchError``."""

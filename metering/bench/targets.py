@@ -1,10 +1,5 @@
-"""Targets: probe them, check whether they are busy, load and unload their models; and what they
-report of themselves.
-
-Target           /v1/models of any server, and a path with its version
-NeuronTarget     /version, /discovery, /models, /health of the original's neuron, at its own
-                 port or under /api/neurons/NAME of a gateway, and what answers its models
-"""
+"""Targets: any server of OpenAI's or Anthropic's API, and neurons of helexa or of the original, at
+their own port or under ``/api/neurons/NAME`` of a gateway."""
 
 from __future__ import annotations
 
@@ -59,7 +54,6 @@ class Target:
         self._http = Http(_root(row.endpoint), headers=headers, timeout_s=timeout_s)
 
     def probe(self) -> tuple[Columns, list[ModelInfo]]:
-        """Returns the columns of its runs, and the models that are loaded."""
         self._ensure_key()
         if self.row.only_models and self.row.build:
             models = [ModelInfo(id=name) for name in self.row.only_models]

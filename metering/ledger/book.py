@@ -79,7 +79,6 @@ class BudgetState:
 
     id: int
     owner: str
-    """``key`` or ``account``: for the message of a refusal."""
     unit: Unit
     cap: int
     window: Window = Window.BALANCE

@@ -1,14 +1,7 @@
-"""One batch of operations, applied to the database in one transaction. SQLite and PostgreSQL.
+"""One batch of operations, applied to the database in one transaction: SQLite and PostgreSQL.
 
-    lock the budgets, in the order of their ids
-    read what the batch's requests hold
-    insert ledger entries; those that are there already charge nothing
-    the book's arithmetic, in memory
-    write hourly sums, reservations and budgets, each changed row once
-    insert the records of the requests whose entry was inserted
-
-A statement or two a table, for any size of batch. Every writer locks in this order, budgets, then
-entries by request id, then sums by key, then records, so that two of them never deadlock.
+A statement or two a table, for any size of batch. Every writer locks in this order, budgets by id,
+entries by request id, sums by key, then records, so that two of them never deadlock.
 """
 
 from __future__ import annotations

@@ -36,7 +36,6 @@ from metering.ledger.spool import Count, Spool, count_nothing
 logger = logging.getLogger(__name__)
 
 MAX_QUEUED = 200_000
-"""The writer's limit while the database is offline; more work is refused."""
 RESERVE_TIMEOUT_S = 3.0
 """With the catalogue's ``READ_WAIT_S`` it is less than the five seconds after which a client gets
 the error that the database does not answer."""
@@ -45,7 +44,6 @@ DELAYS_S: dict[type, float] = {Narrow: 1.0, Settle: 0.05}
 BACKOFF = Backoff(first_s=0.05, max_s=2.0)
 ADOPT_EVERY_S = 2.0
 SPOOLED_AFTER_S = 5.0
-"""Bills that have waited for the database for so long are reported as spooled."""
 
 
 class LedgerWriter:

@@ -79,8 +79,7 @@ class Detail(NamedTuple):
 
 
 def details(record: RequestRecord, *, is_operator: bool) -> list[Detail]:
-    """Without empty ones. Names link to their pages, where the reader may see those, else to the
-    requests that have them."""
+    """Names link to their pages where the reader may see those, else to their requests."""
     of = _homes(record) if is_operator else _requests_of(record)
     of |= {
         name: requests_url(**{name: getattr(record, name)})

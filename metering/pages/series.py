@@ -98,7 +98,6 @@ DEVICES = (
 
 
 def charts_of(kind: Kind, subjects: Mapping[str, Points], step_s: int) -> list[Chart]:
-    """Empty charts are left out, except the first one of requests."""
     shown = {
         name.rpartition("/")[2]: [point_fields(kind, one, step_s) for one in points.values()]
         for name, points in subjects.items()

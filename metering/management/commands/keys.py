@@ -23,7 +23,6 @@ LISTED = {
 
 
 def caps_of(run: verbs.Run) -> verbs.Row:
-    """Raises ``CommandError``, ``MeteringValueError``."""
     ensure_gateways_could_check(run.backend)
     return {"budgets": caps(run.options)}
 
