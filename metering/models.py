@@ -1,6 +1,6 @@
-"""Metering's tables. ``metering.services`` writes those of payers, except the spent and reserved
-amounts, which the ledger writes. In records, accounts, keys and models are names, not foreign keys:
-rows outlive them."""
+"""Metering's tables. ``metering.services`` writes accounts, members, keys and budgets, except the
+spent and reserved amounts, which the ledger writes. In records, accounts, keys and models are
+names, not foreign keys: rows outlive them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Money: prices and costs of requests, and US dollars as text for people. Pure integers, never a
-float: micro-USD, and micro-USD per million tokens or units.
-"""
+float: micro-USD, and micro-USD per million tokens or units."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ class SeriesView(ObjectView):
     page_parameters = ()
 
     def ensure_may(self, request: Request) -> None:
-        """An account's are for its people, operators and keys with ``accounts:read``."""
+        """An account's series are for its people, operators and keys with ``accounts:read``."""
         if request.query_params.get("kind") != Kind.ACCOUNT:
             super().ensure_may(request)
             return

@@ -1,5 +1,4 @@
-"""Writes of the bench: its plan and targets, checked, by hand or with what files have; its jobs,
-which are sweeps that the page requests and the control runs, one at a time.
+"""Writes of the bench: its plan, its targets, and its jobs: sweeps, one at a time.
 
     pending ─▶ running ─▶ done | failed | cancelled
        └────▶ cancelled

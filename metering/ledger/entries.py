@@ -5,8 +5,6 @@
     Settle                                       when it has ended: exactly one ledger entry
     Release                                      when it was never submitted: no entry
 
-A ``Settle`` may carry the request's record, which is written in the same transaction.
-
 The operations of one request are applied in the order in which they were queued. Amounts are
 integers: tokens and micro-USD.
 
