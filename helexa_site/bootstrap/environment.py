@@ -58,7 +58,8 @@ NETWORK_TROUBLE = re.compile(
 
 
 def ensure_environment(requirements_name: str) -> None:
-    """Re-executes in an interpreter that satisfies the file. Raises ``BootstrapError``."""
+    """Returns in an interpreter that satisfies the file, after a re-exec if needed. Raises
+    ``BootstrapError``."""
     requirements, venv = REPOSITORY_DIR / requirements_name, venv_dir()
     if not requirements.is_file():
         ensure_wheel_has(EXTRAS[requirements_name])

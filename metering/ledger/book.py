@@ -142,7 +142,7 @@ class BudgetState:
 
 @dataclass(slots=True)
 class Book:
-    """``held``: by request and budget. A missing budget was deleted, and limits no request."""
+    """Mutates both. ``held``: by request and budget. A missing budget was deleted."""
 
     budgets: dict[int, BudgetState]
     held: dict[str, dict[int, int]]
