@@ -15,10 +15,9 @@ from inference.settings.setting import Network
 
 ANY_ADDRESS = frozenset({"0.0.0.0", "::", ""})
 SOMEWHERE_ELSE = ("192.0.2.1", 9)
-"""An address of documentation: nothing is sent there."""
+"""TEST-NET-1 (RFC 5737): connecting a UDP socket sends nothing."""
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 IPV6_CLIENT_BITS = 64
-"""One client has a network of this prefix length, and any address in it."""
 NO_ADDRESS = ipaddress.IPv6Address(0)
 """For peers without one, as on a Unix socket. All of them count as one."""
 
@@ -33,7 +32,6 @@ def is_loopback(host: str) -> bool:
 
 
 def reachable_host(host: str) -> str:
-    """The host at which this machine itself reaches a server bound to ``host``."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
 
 
@@ -43,14 +41,13 @@ def base_url(host: str, port: int) -> str:
 
 
 def shown_urls(host: str, port: int) -> list[str]:
-    """The server's URLs, for people. The first one works from other machines where any does."""
+    """The first one works from other machines where any does."""
     elsewhere = reached_at(host) if host in ANY_ADDRESS else []
     return [*(base_url(address, port) for address in elsewhere), base_url(host, port)]
 
 
 def reached_at(host: str) -> list[str]:
-    """The addresses at which other hosts reach a server that listens on ``host``, the best first;
-    empty where this machine has no network."""
+    """The best first; empty where this machine has no network."""
     if host not in ANY_ADDRESS:
         return [host]
     import psutil  # with the other requirements
@@ -76,7 +73,6 @@ def _outgoing_address() -> str | None:
 
 
 def try_to_listen(host: str, port: int) -> OSError | None:
-    """Why no process can listen there now; ``None``: one can."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -113,7 +109,7 @@ def counted_address(address: Address) -> str:
 
 
 def parse_address(word: str) -> Address | None:
-    """``None``: no address. With or without a port, as some proxies write it."""
+    """Accepts a port, as some proxies write it."""
     word = word.strip()
     if word.startswith("["):
         word = word[1:].partition("]")[0]

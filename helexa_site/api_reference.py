@@ -32,8 +32,6 @@ class FieldRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One path, with a table for its body and for each object inside."""
-
     method: str
     path: str
     summary: str
@@ -53,7 +51,6 @@ def api_reference(request: HttpRequest) -> HttpResponse:
 
 @cache
 def calls() -> tuple[Call, ...]:
-    """Endpoints with a body, or of a socket, in the order of the declarations."""
     found: dict[str, Call] = {}
     for title, fields in DIALECTS.items():
         head, _, nested = title.partition(": ")

@@ -1,5 +1,4 @@
-"""The ASGI application: importing it starts nothing. Serve it with ``manage.py gateway`` or any
-ASGI server, whose logs are configured here."""
+"""The ASGI application, for any ASGI server: importing it starts nothing."""
 
 from __future__ import annotations
 

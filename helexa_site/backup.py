@@ -1,15 +1,6 @@
-"""``manage.py backup`` and ``restore``.
-
-    database     SQLite: one file by SQLite's backup API. PostgreSQL: a COPY of each table,
-                 all in one snapshot. Either while everything runs
-    files        what clients uploaded, and results of batches
-    secrets      the key that signs sessions and API keys, and what this host joined with
-    settings     the variables that were set, as an environment file
-      └─▶ one archive, mode 0600, with a manifest: version, migrations, rows, checksums
-
-Models and Redis' contents are not in it: models are downloaded again, and Redis has only live
-state.
-"""
+"""``manage.py backup`` and ``restore``: one archive, mode 0600, with the database, clients' files
+and results of batches, secrets, set variables, and a manifest. It has no models, which are
+downloaded again, and nothing of Redis, which has only live state."""
 
 from __future__ import annotations
 
@@ -63,14 +54,12 @@ SCRATCH_DATABASE = "helexa_restore_check"
 FORMAT = 1
 MANIFEST = "manifest.json"
 RETIRED_APPS = frozenset({"axes"})
-"""Apps of earlier releases. Databases keep their tables and records of their migrations, and a
-restored one does without them."""
+"""Apps of earlier releases: databases still have their tables and migrations."""
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def back_up(config: Config, target: Path, *, overwrites: bool = False) -> Manifest:
-    """Writes ``target`` and reads it back. The processes may run meanwhile. An existing file is
-    overwritten only with ``overwrites``. Raises ``BackupError``, ``django.db.Error``."""
+    """Safe while the processes run. Raises ``BackupError``, ``django.db.Error``."""
     if target.exists() and not overwrites:
         raise BackupError(f"{target} is there already: name another file, or add --overwrite")
     if not target.parent.is_dir():
@@ -105,7 +94,6 @@ def back_up(config: Config, target: Path, *, overwrites: bool = False) -> Manife
 
 @contextmanager
 def _scratch_beside(target: Path) -> Iterator[Path]:
-    """A folder on the target's own disk, which has room."""
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".helexa-backup-") as folder:
         yield Path(folder)
 
@@ -114,14 +102,13 @@ def _scratch_beside(target: Path) -> Iterator[Path]:
 class Restored:
     manifest: Manifest
     settings: Path
-    """The environment file of the backup."""
     kept: Path | None
     """The previous database."""
 
 
 def restore(config: Config, source: Path, *, replace: bool) -> Restored:
-    """The database is replaced last but its key, when all else is there: a restore that fails
-    leaves it as it was. Raises ``BackupError``, ``django.db.Error``."""
+    """Replaces the database last but its key: a failed restore leaves it as it was. Raises
+    ``BackupError``, ``django.db.Error``."""
     with (
         tempfile.TemporaryDirectory(prefix="helexa-restore-") as scratch,
         without_serve(config.data_dir),
@@ -146,7 +133,6 @@ def restore(config: Config, source: Path, *, replace: bool) -> Restored:
 
 
 def _migrate_file(restored: Path, database: Path, *, replace: bool) -> None:
-    """Migrates the restored file before it is the database."""
     whole_rows(restored)
     if has_rows(database) and not replace:
         raise BackupError(f"{database} is there already: --replace puts it aside")
@@ -158,7 +144,7 @@ def _migrate_file(restored: Path, database: Path, *, replace: bool) -> None:
 
 
 def check(source: Path) -> None:
-    """Restores into a place that is thrown away. Raises ``BackupError``."""
+    """Restores into a scratch directory. Raises ``BackupError``."""
     environment = {**os.environ}
     for name in ("HELEXA_SECRET_KEY", FILES_DIR.name):
         environment.pop(name, None)
@@ -214,7 +200,6 @@ def ensure_restorable(manifest: Manifest) -> None:
 
 @contextmanager
 def without_serve(data_dir: Path) -> Iterator[None]:
-    """Raises ``BackupError`` where a serve runs here."""
     data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (data_dir / LOCK_FILE).open("a") as file:
         if not try_lock(file):
@@ -223,7 +208,6 @@ def without_serve(data_dir: Path) -> Iterator[None]:
 
 
 def pack(folder: Path, manifest: Manifest, target: Path) -> None:
-    """Packs everything below ``folder`` into ``target``, atomically."""
     files = {
         path.relative_to(folder).as_posix(): _sha256(path)
         for path in sorted(folder.rglob("*"))
@@ -240,11 +224,8 @@ def pack(folder: Path, manifest: Manifest, target: Path) -> None:
 
 
 def extract(tar: tarfile.TarFile, folder: Path) -> None:
-    """Extracts files and folders. Raises ``tarfile.TarError`` for an archive with anything else, or
-    outside ``folder``, of which nothing is extracted.
-
-    ``filter="data"`` does as much since Python 3.11.4; Debian 12 has 3.11.2.
-    """
+    """Raises ``tarfile.TarError`` before extracting anything where a member is no file or folder
+    below ``folder``. ``filter="data"`` does so since Python 3.11.4; Debian 12 has 3.11.2."""
     root = folder.resolve()
     for member in tar.getmembers():
         is_below = (root / member.name).resolve().is_relative_to(root)
@@ -255,8 +236,7 @@ def extract(tar: tarfile.TarFile, folder: Path) -> None:
 
 
 def unpack(source: Path, folder: Path) -> Manifest:
-    """Extracts into ``folder``. Raises ``BackupError`` where something is missing, was changed, or
-    has an unknown format."""
+    """Raises ``BackupError`` where something is missing, was changed, or has an unknown format."""
     try:
         with tarfile.open(source, "r:gz") as tar:
             extract(tar, folder)

@@ -1,9 +1,6 @@
-"""The parts of a backup: the database, while others write to it, and a restored one in its place;
-clients' files and results of batches; the signing key, joining parameters, and set variables.
-
-SQLite: a copy of the file, made by SQLite itself. PostgreSQL: a COPY of each of our tables, in one
-snapshot; pg_dump may be missing, or of another version than the server.
-"""
+"""The parts of a backup. SQLite: a copy of the file, made by SQLite itself. PostgreSQL: a COPY of
+each of our tables, in one snapshot; pg_dump may be missing, or of another version than the
+server."""
 
 from __future__ import annotations
 
@@ -54,12 +51,11 @@ class Manifest:
     version: str
     made_at: str
     vendor: str
-    """``sqlite`` or ``postgresql``."""
     migrations: list[list[str]]
-    """App and name of each migration in the database."""
+    """``[app, name]`` of each."""
     rows: dict[str, int]
     columns: dict[str, list[str]] = field(default_factory=dict)
-    """Columns of each table in the order of the copy; PostgreSQL only."""
+    """In the order of the copy; PostgreSQL only."""
     files: dict[str, str] = field(default_factory=dict)
     """SHA-256 by path."""
 
@@ -71,8 +67,7 @@ def _opened(database: Path) -> Iterator[sqlite3.Connection]:
 
 
 def copy_file(database: Path, folder: Path) -> dict[str, int]:
-    """Returns rows by table. A reader of a database in WAL mode blocks no writer. Raises
-    ``BackupError``."""
+    """Returns rows by table. In WAL mode a reader blocks no writer. Raises ``BackupError``."""
     target = folder / DATABASE_FILE
     target.parent.mkdir(mode=0o700)
     try:
@@ -106,7 +101,6 @@ def whole_rows(database: Path) -> dict[str, int]:
 
 
 def has_rows(database: Path) -> bool:
-    """Whether the database has been used: a new one may be replaced."""
     if not database.exists():
         return False
     try:
@@ -117,8 +111,7 @@ def has_rows(database: Path) -> bool:
 
 
 def put_in_place(folder: Path, database: Path) -> Path | None:
-    """Makes the restored file the database. Returns the new path of the previous one, which stays
-    where there is no room for the new one."""
+    """Returns the new path of the previous database, which stays where the disk is full."""
     database.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (folder / DATABASE_FILE).open("rb") as source, written_whole(database) as target:
         shutil.copyfileobj(source, target)
@@ -128,8 +121,7 @@ def put_in_place(folder: Path, database: Path) -> Path | None:
 
 
 def _put_aside(database: Path) -> Path:
-    """Renames the database with its log, which a damaged one may have left; returns the new
-    path."""
+    """Takes the WAL along: a damaged database may have left one."""
     kept = database.with_name(f"{database.name}.before-{time.strftime('%Y%m%dT%H%M%S')}")
     with contextlib.suppress(sqlite3.Error), _opened(database) as opened:
         opened.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -158,8 +150,7 @@ def copy_tables(folder: Path) -> tuple[dict[str, int], dict[str, list[str]]]:
 
 
 def load_tables(folder: Path, manifest: Manifest) -> None:
-    """Loads a backup into an empty database: first its tables as they were, then all rows in one
-    transaction. Raises ``BackupError``."""
+    """First its tables as they were, then all rows in one transaction. Raises ``BackupError``."""
     columns, rows = manifest.columns, manifest.rows
     _migrate_to(manifest.migrations)
     with transaction.atomic(), connection.cursor() as cursor:
@@ -182,7 +173,7 @@ def our_tables() -> list[str]:
 
 
 def ensure_empty() -> None:
-    """Raises ``BackupError`` where PostgreSQL's database is used."""
+    """Raises ``BackupError``."""
     with connection.cursor() as cursor:
         if set(connection.introspection.table_names(cursor)) & set(our_tables()):
             raise BackupError(
@@ -227,7 +218,7 @@ def _quoted(name: str) -> str:
 
 
 def copy_files(config: Config, folder: Path) -> None:
-    """Copies them after the database, so that each row has its content."""
+    """Runs after the database's copy, so that each row has its content."""
     source = config.stored_files_dir
     target = folder / FILES_FOLDER
     for path in source.iterdir() if source.is_dir() else ():
@@ -238,7 +229,6 @@ def copy_files(config: Config, folder: Path) -> None:
 
 
 def restore_files(config: Config, folder: Path) -> None:
-    """Restores them to this host's directory."""
     source = folder / FILES_FOLDER
     if not source.is_dir():
         return
@@ -280,8 +270,8 @@ def settings_text(environment: Mapping[str, str]) -> str:
 
 
 def ensure_key_fits(config: Config, folder: Path) -> None:
-    """Raises ``BackupError`` where another key is set here, which would invalidate restored
-    sessions and keys."""
+    """Raises ``BackupError`` for another key here: restored sessions and API keys would be
+    invalid."""
     restored = (folder / SECRET_KEY_FILE).read_text()
     if config.secret_key is not None and config.secret_key != restored:
         raise BackupError(
@@ -291,8 +281,7 @@ def ensure_key_fits(config: Config, folder: Path) -> None:
 
 
 def restore_settings(config: Config, folder: Path) -> Path:
-    """Returns the path of the settings. The operator sets them again: addresses may have
-    changed."""
+    """Returns a file: the operator sets them again, because addresses may have changed."""
     if (joined := folder / JOINED).is_dir():
         (config.data_dir / JOINED).mkdir(mode=0o700, exist_ok=True)
         for path in joined.iterdir():
@@ -308,7 +297,6 @@ def restore_key(config: Config, folder: Path) -> None:
 
 
 def _put(source: Path, target: Path) -> None:
-    """Copies the file. An existing one with other content is kept beside it."""
     text = source.read_text()
     if target.exists() and (existing := target.read_text()) != text:
         write_whole(target.with_name(f"{target.name}.before-restore"), existing)

@@ -1,9 +1,8 @@
 """The control's Celery app: its tasks, and the thread that runs them when they are due.
 
 Any number of controls may run; the tasks run on the one that leads, and no message is sent for
-them. So ``helexa_site.control`` runs them without a worker. ``celery -A helexa_site.celery --quiet
-worker -Q control --pool solo``, which was the control's command, starts the same beside one that
-has nothing to do.
+them. ``celery -A helexa_site.celery --quiet worker -Q control --pool solo``, the control's former
+command, still works.
 """
 
 from __future__ import annotations
@@ -70,8 +69,7 @@ HOUSEKEEPING = frozenset(
 
 
 class Ticks:
-    """Runs each task when it is due, on the control that leads, and watches for floods.
-    Housekeeping has a thread of its own, or ticks would wait for it and the lease would expire."""
+    """Housekeeping has a thread of its own: ticks would wait for it, and the lease would expire."""
 
     def __init__(self) -> None:
         self._stopping = threading.Event()
@@ -131,8 +129,6 @@ def _contained(task: str) -> Iterator[None]:
 
 
 class TicksOfWorker(bootsteps.StartStopStep):  # type: ignore[misc]
-    """For ``celery -A helexa_site.celery worker``."""
-
     def create(self, worker: Any) -> Ticks:
         return Ticks()
 
@@ -162,7 +158,6 @@ def ignore_pending_deprecations(**_: Any) -> None:
 
 @celeryd_init.connect  # type: ignore[untyped-decorator]
 def ensure_startable(**_: Any) -> None:
-    """Exits where there is no key to sign with, or the database is of another version."""
     from helexa_site.migration_guard import SchemaError, ensure_schema_is_known
 
     try:

@@ -1,8 +1,5 @@
-"""Everything an operator can set from the environment, parsed once and typed; and Django's settings
-of the database, from its URL.
-
-Standard library only at import: settings are checked before anything is installed.
-"""
+"""The operator's settings, parsed once and typed, and Django's of the database. Standard library
+only at import: settings are checked before anything is installed."""
 
 from __future__ import annotations
 
@@ -41,11 +38,9 @@ class Config:
     """Whether a key exists that other processes have as well, for making API keys."""
     debug: bool
     listen_host: str | None
-    """The gateway's listen address. ``None``: the operator's own ASGI server, whose address is
-    unknown and may be public."""
+    """``None``: the operator's own ASGI server, whose address is unknown and may be public."""
     allowed_hosts: tuple[str, ...]
-    """Names for this server beside those derived from ``listen_host``: see
-    ``helexa_site.middleware``."""
+    """Beside the names derived from ``listen_host``: see ``helexa_site.middleware``."""
     trusted_proxies: tuple[Network, ...]
     csrf_trusted_origins: tuple[str, ...]
     allowed_origins: tuple[str, ...]
@@ -60,16 +55,14 @@ class Config:
     ignores_unknown_fields: bool
     metrics: MetricsSetting
     traces_url: str | None = field(repr=False)
-    """The traces' address of an OpenTelemetry collector; ``None``: requests are not traced."""
     allow_anonymous: bool | None
-    """Whether callers without a key are served; ``None``: on loopback, while no key is set."""
+    """``None``: on loopback, while no key is set."""
     serve_key: str | None = field(repr=False)
     max_open_requests: int
     max_waiting_requests: int
     max_stored_responses: int
     max_stored_response_bytes: int
     files_dir: Path | None
-    """``None``: in the data directory."""
     max_stored_files: int
     max_stored_file_bytes: int
     max_open_batches: int
@@ -95,7 +88,6 @@ class Config:
 
     @property
     def stored_files_dir(self) -> Path:
-        """What clients uploaded, and results of batches."""
         return self.files_dir or self.data_dir / FILES_FOLDER
 
 
@@ -139,7 +131,6 @@ def read_config(environment: Mapping[str, str] = os.environ) -> Config:
 
 
 def _traces_url(environment: Mapping[str, str]) -> str | None:
-    """The address for traces itself takes precedence over OTLP's base address."""
     endpoint = gateway.OTLP_ENDPOINT.read(environment)
     below = None if endpoint is None else f"{endpoint.rstrip('/')}/v1/traces"
     return gateway.OTLP_TRACES_ENDPOINT.read(environment) or below
@@ -150,8 +141,7 @@ def _or(value: T | None, default: T) -> T:
 
 
 def private_redis_url(data_dir: Path) -> str | None:
-    """The private Redis of the ``serve`` that runs on the data directory, for commands in another
-    terminal."""
+    """Of the ``serve`` that runs on the data directory, for commands in another terminal."""
     try:
         return (data_dir / PRIVATE_REDIS_URL_FILE).read_text() or None
     except OSError:
@@ -168,9 +158,8 @@ POSTGRESQL_OPTIONS = {
     "keepalives_count": 3,
     "tcp_user_timeout": 10_000,
 }
-"""libpq's: a server behind a broken network times out after about ten seconds, where the system's
-own defaults wait for a quarter of an hour, and revoked keys would work as long. Values in the URL
-take precedence."""
+"""libpq's: a server behind a broken network times out after ten seconds, and not after 15 minutes,
+for which revoked keys would work. Values in the URL take precedence."""
 SQLITE_OPTIONS = {
     "timeout": 20,
     "transaction_mode": "IMMEDIATE",
@@ -182,8 +171,7 @@ WANTED = "DATABASE_URL is not like postgres://user:password@host/helexa or sqlit
 
 
 def database_settings(url: str) -> dict[str, Any]:
-    """One entry of ``DATABASES``. Raises ``SettingError`` without the URL, which may contain a
-    password."""
+    """Raises ``SettingError`` without the URL, which may contain a password."""
     import dj_database_url  # with the other requirements
 
     try:
@@ -203,8 +191,7 @@ def database_settings(url: str) -> dict[str, Any]:
 
 
 def open_only_what_is_there() -> None:
-    """SQLite creates missing files. A command without a database reports that instead, and leaves
-    no file behind."""
+    """SQLite would create a missing file; a command without a database reports it instead."""
     from django.db import connections  # which reads the settings, and they are made with this
 
     settings = connections.settings["default"]

@@ -16,7 +16,6 @@ with uncollected():
 
 
 def begun() -> celery.Ticks:
-    """The control's threads, which run."""
     with uncollected():
         celery.app.loader.import_default_modules()
     freeze_heap()

@@ -57,12 +57,8 @@ DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 @contextlib.contextmanager
 def claimed_data_directory(path: Path) -> Iterator[int]:
-    """Makes a missing directory, and holds its lock within a ``with``. Yields the descriptor of the
-    lock: each process that inherits it keeps the directory claimed.
-
-    Raises ``BootstrapError`` when it cannot be written or another serve holds it, and in place
-    of an ``OSError`` from the ``with`` body for a full disk.
-    """
+    """Holds the lock within a ``with``; each process that inherits the yielded descriptor holds it,
+    too. Raises ``BootstrapError``, also where the body fills the disk."""
     cannot = f"cannot write to the data directory {path}"
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -139,8 +135,8 @@ def keep_joining(joining: Joining, data_dir: Path) -> None:
 
 
 def kept_joining(data_dir: Path, name: str | None) -> Joining | None:
-    """The parameters stored under that name, or the only ones; ``None``: there are none. Raises
-    ``BootstrapError`` where several could be meant or the file cannot be read."""
+    """``name=None``: the only one. Raises ``BootstrapError`` where several could be meant or the
+    file cannot be read."""
     folder = data_dir / JOINED
     paths = sorted(folder.glob("*.join")) if name is None else [folder / f"{name}.join"]
     if len(paths) > 1:
@@ -202,8 +198,8 @@ class Share:
         ]
 
     def certificate(self) -> str:
-        """PEM of a self-signed certificate: each invitation includes it. Raises
-        ``BootstrapError`` where it cannot be read."""
+        """PEM of a self-signed certificate, for invitations; else empty. Raises
+        ``BootstrapError``."""
         if self.tls_cert is None:
             return ""
         try:
@@ -228,7 +224,6 @@ def forget_share(data_dir: Path) -> None:
 
 
 def find_share(data_dir: Path) -> Share | None:
-    """``None``: the page has opened none, or the file has no valid address."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
         found = json.loads((data_dir / SHARE_FILE).read_text())
         return Share(host=str(found["host"]), port=int(found["port"]))
@@ -236,7 +231,6 @@ def find_share(data_dir: Path) -> Share | None:
 
 
 def instance_id(data_dir: Path) -> str | None:
-    """Device and inode, digested. ``None``: the directory is missing."""
     try:
         found = data_dir.stat()
     except OSError:
@@ -250,8 +244,7 @@ class SecretKeyError(SettingError):
 
 
 def secret_key(config: Config) -> str:
-    """The first reader creates the data directory's. Raises ``SecretKeyError``, for the
-    operator."""
+    """The first reader creates the data directory's. Raises ``SecretKeyError``."""
     if config.secret_key is not None:
         return config.secret_key
     path = config.data_dir / SECRET_KEY_FILE

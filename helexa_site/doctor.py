@@ -1,11 +1,5 @@
-"""``manage.py doctor``: checks this host's installation. Each line is ok or names a remedy.
-
-    settings ─▶ read? ─▶ database, Redis, disk, GPUs, clock, ports, versions of the fleet
-                           each check alone: one that breaks is a finding, the others continue
-
-Changes nothing. A host that only runs a neuron has no database, and a gateway no GPU: parts missing
-by design are no fault.
-"""
+"""``manage.py doctor``: checks this host's installation, and changes nothing. A host that only runs
+a neuron has no database, and a gateway no GPU: parts missing by design are no fault."""
 
 from __future__ import annotations
 
@@ -39,7 +33,6 @@ from inference.settings.table import NAMES, PREFIX, SETTINGS, refusals, unknown_
 SET_BY_THE_START = {setting.name for setting in SETTINGS if setting.is_internal} | {
     LISTEN_HOST.name
 }
-"""``manage.py`` and the doctor set these themselves; the operator has not."""
 OURS = {name for name in NAMES if name.startswith(PREFIX)} - SET_BY_THE_START
 GIB = 1024**3
 LEAST_BYTES = 1 * GIB
@@ -50,7 +43,6 @@ HOST_CHECK_TIMEOUT_S = 180.0
 """The check imports torch where there are cards, and waits for a driver that may hang."""
 ANSWER_TIMEOUT_S = 5.0
 SIGNS = {"/health": b'"status"', "/metrics": b"helexa_"}
-"""Bytes in the answers of any helexa."""
 
 
 class Level(StrEnum):
@@ -66,11 +58,9 @@ MARKS = {Level.OK: "ok  ", Level.WARNING: "warn", Level.FAILED: "FAIL"}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     check: str = ""
-    """``run_checks`` adds the name of the check where it is empty."""
     level: Level
     text: str
     mend: str = ""
-    """The remedy."""
 
 
 def ok(text: str) -> Finding:
@@ -111,7 +101,6 @@ def has_failed(findings: Sequence[Finding]) -> bool:
 
 
 def examine(host: str, port: int) -> Iterator[Finding]:
-    """``host`` and ``port`` are the gateway's."""
     # Without settings nothing else can be checked.
     refused = list(refusals(os.environ))
     if not refused:
@@ -260,7 +249,7 @@ def gpu_findings(command: tuple[str, ...] = HOST_CHECK) -> Iterator[Finding]:
 
 
 def gpu_fact_findings(facts: dict[str, Any]) -> Iterator[Finding]:
-    """The findings from the output of ``inference.neuron.discovery``. Pure."""
+    """``facts``: the output of ``inference.neuron.discovery``."""
     for problem in facts["problems"]:
         text, _, mend = problem.partition(": ")
         yield failed(text, mend or "see the troubleshooting page")
@@ -318,8 +307,7 @@ def _port(instance: str | None, host: str, port: int, path: str, what: str) -> F
 
 
 def _instance_at(host: str, port: int, path: str) -> str | None:
-    """The instance of the helexa that answers there, empty where it sends none; ``None``: another
-    program has the port."""
+    """``None``: another program has the port. Empty: a helexa that sends no instance."""
     connection = http.client.HTTPConnection(host, port, timeout=ANSWER_TIMEOUT_S)
     try:
         connection.request("GET", path)

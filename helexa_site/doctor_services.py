@@ -1,5 +1,4 @@
-"""The doctor's checks of services: Redis and its clock, refused connections, the database, and the
-fleet."""
+"""The doctor's checks of Redis, the database, the fleet and refused connections."""
 
 from __future__ import annotations
 
@@ -34,8 +33,7 @@ INVITING_VERSION = (7, 0)
 TIMEOUT_S = 5.0
 MIN_POSTGRESQL = 140000
 MAX_APART_S = 2.0
-"""The largest difference between clocks. Beyond it times in logs, leases and budgets' windows
-disagree."""
+"""Between two clocks. Beyond it times in logs, leases and budgets' windows disagree."""
 USED_SHARE = 0.8
 BOUNDS = {"maxmemory-clients": MAX_CLIENTS_BYTES, "proto-max-bulk-len": MAX_VALUE_BYTES}
 """Upper limits of these settings where a host is invited; 0 is no limit."""
@@ -81,7 +79,7 @@ def _redis_findings(client: Any) -> Iterator[Finding]:
 
 
 def clock_finding(there_s: float, before_s: float, after_s: float) -> Finding:
-    """``there_s`` was read from Redis' clock between the other two, which are ours. Pure."""
+    """``there_s`` was read from Redis' clock between the other two, which are ours."""
     apart_s = max(before_s - there_s, there_s - after_s, 0.0)
     found = ok("agrees with Redis' host")
     if apart_s > MAX_APART_S:
@@ -91,7 +89,6 @@ def clock_finding(there_s: float, before_s: float, after_s: float) -> Finding:
 
 
 def bounds_findings(users: Sequence[str | bytes], settings: Mapping[str, int]) -> Iterator[Finding]:
-    """Findings on the limits of a Redis that invited hosts reach. Pure."""
     names = (user.decode() if isinstance(user, bytes) else user for user in users)
     is_shared = any(name.startswith(USER_PREFIX) for name in names)
     for name, most in BOUNDS.items():
@@ -219,7 +216,6 @@ def descriptor_findings() -> Iterator[Finding]:
 
 
 def descriptor_limit_findings(limit: int, refused: Mapping[Refused, int]) -> Iterator[Finding]:
-    """``limit``: of a process started from here. Pure."""
     num_clients = DescriptorMarks.of_limit(limit).refuse_from
     text = f"a process may have {limit:,} file descriptors, a gateway's clients {num_clients:,}"
     yield warning(text, HOW_TO_RAISE) if limit < FEW_DESCRIPTORS else ok(text)

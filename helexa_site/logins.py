@@ -55,8 +55,7 @@ COOL_OFF = timedelta(minutes=15)
 
 
 def free_at(failures: Iterable[tuple[datetime, int]], limit: int) -> datetime | None:
-    """When fewer than ``limit`` failures are left; ``None``: there are fewer now. ``failures``: for
-    each user, the time of the last one and their number."""
+    """``None``: fewer are left now. ``failures``: each user's last time and number."""
     oldest_first = sorted(failures)
     num_left = sum(count for _, count in oldest_first)
     freed_at = None
@@ -71,21 +70,17 @@ def free_at(failures: Iterable[tuple[datetime, int]], limit: int) -> datetime | 
 logger = logging.getLogger(__name__)
 
 LIMITS = (FAILURES_PER_USER, FAILURES_PER_ADDRESS)
-"""The limits of one user from one address, and of all users from it."""
 MAX_USERNAME_CHARACTERS = 150
 """The longest name that Django's users have; the login form refuses longer ones."""
 REFUSAL = "login_refused_until"
-"""The attribute of a request whose login was refused."""
 Credentials = dict[str, Any]
 
 
 class ThrottleBackend:
-    """The first backend: it refuses an attempt, or leaves it to the next one. Without ``get_user``,
-    since it has no sessions."""
+    """The first backend. It has no sessions, and so no ``get_user``."""
 
     def authenticate(self, request: HttpRequest | None, **credentials: Any) -> None:
-        """Counts an accepted attempt; counting a refused one would prolong the refusal. Raises
-        ``PermissionDenied``."""
+        """Counting a refused attempt would prolong the refusal. Raises ``PermissionDenied``."""
         if request is None:
             return  # a program has the password, and no address
         now = timezone.now()
@@ -108,8 +103,7 @@ class ThrottleBackend:
 def locked_until(
     username: str, address: str, now: datetime, *, num_allowed: int = 0
 ) -> datetime | None:
-    """``None``: another attempt is accepted. ``num_allowed``: running attempts that are counted
-    already."""
+    """``None``: accepted. ``num_allowed``: running attempts that are counted already."""
     of_address = LoginAttempt.objects.filter(address=address, last_at__gte=now - COOL_OFF)
     counted = (of_address.filter(username=username), of_address)
     refusals = [
@@ -163,8 +157,6 @@ def request_address(request: HttpRequest) -> str:
 
 
 class LockoutMiddleware(MiddlewareMixin):
-    """Answers a refused login with a page that names the wait until the next try."""
-
     def process_response(self, request: HttpRequest, response: HttpResponse) -> HttpResponse:
         until = getattr(request, REFUSAL, None)
         return response if until is None else locked_out(request, until)
@@ -196,8 +188,6 @@ class LoginForm(StyledForm):
 
 
 class OperatorLoginForm(LoginForm):
-    """The same at the admin's own address, for members who open a page of it."""
-
     error_messages = LoginForm.error_messages | {
         "not_an_operator": "These pages are for operators. Members log in at {login}.",
     }

@@ -51,8 +51,7 @@ LOOPBACK_NAMES = frozenset({"localhost", ".localhost", "127.0.0.1", "[::1]"})
 
 
 def host_is_allowed(config: Config, host_header: str) -> bool:
-    """``host_header``: name or address, with or without a port; empty where a request had none,
-    which every browser sends."""
+    """``host_header``: empty where a request had none, which every browser sends."""
     if not host_header:
         return True
     name, _port = split_domain_port(host_header)
@@ -66,8 +65,7 @@ def log_refused_host(host_header: str) -> None:
 
 @lru_cache(maxsize=8)
 def allowed_hosts(config: Config) -> frozenset[str]:
-    """Names in the form of Django's ALLOWED_HOSTS, without addresses that the machine gets
-    later."""
+    """In the form of Django's ALLOWED_HOSTS; without addresses that the machine gets later."""
     names = LOOPBACK_NAMES | {name.lower().removesuffix(".") for name in config.allowed_hosts}
     if config.public_url is not None:
         names |= {split_domain_port(urlsplit(config.public_url).netloc)[0]}
@@ -100,8 +98,6 @@ def _as_host(address: str) -> str:
 
 
 class HostMiddleware(MiddlewareMixin):
-    """Django's own pages: its refusal, with our setting's name in the log."""
-
     def process_request(self, request: HttpRequest) -> HttpResponse | None:
         try:
             request.get_host()

@@ -1,8 +1,5 @@
-"""One process migrates at a time, and a version that does not support the database's schema refuses
-to start.
-
-PostgreSQL: a session's advisory lock. SQLite: a lock on a file beside the database.
-"""
+"""One process migrates at a time, by PostgreSQL's advisory lock or the lock of a file beside
+SQLite's. A version that does not support the database's schema refuses to start."""
 
 from __future__ import annotations
 
@@ -33,8 +30,6 @@ class SchemaError(BootstrapError):
 
 
 class Recorded(NamedTuple):
-    """Migrations recorded in a database or a backup, by this version's knowledge of them."""
-
     known: set[tuple[str, str]]
     """As on disk: all that a squashed one replaces are that one."""
     unknown: list[str]
@@ -86,8 +81,7 @@ def _labels(keys: Iterable[tuple[str, str]]) -> list[str]:
 
 @contextlib.contextmanager
 def migrating_alone(report_waiting: Callable[[], None]) -> Iterator[None]:
-    """Waits until no other process migrates this database. ``report_waiting`` is called once where
-    one does. Raises ``django.db.Error``."""
+    """``report_waiting`` is called once if another process migrates. Raises ``django.db.Error``."""
     name = str(connection.settings_dict["NAME"])
     if connection.vendor == "postgresql":
         # A lost connection loses its lock, too.

@@ -89,7 +89,6 @@ SEARCHED = (
     *("fleet.cataloguemodel", "fleet.alias", "fleet.neuron", "fleet.upstream"),
     *("metering.account", "metering.apikey", "auth.user", "bench.benchtarget"),
 )
-"""The rows that the search of every page finds by name, beside the lists of the admin."""
 REQUEST_ID_PREFIX = re.compile("[0-9a-f]{8,32}")
 
 
@@ -99,8 +98,6 @@ def searched_models(request: HttpRequest) -> list[str]:
 
 
 def searched_pages(request: HttpRequest, words: str) -> list[SearchResult]:
-    """Results of the search beside rows: the request with this id, and pages that are no lists of
-    the admin, which it finds by itself."""
     from unfold.dataclasses import SearchResult  # every process reads the settings, few have pages
 
     found = [

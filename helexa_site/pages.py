@@ -1,10 +1,6 @@
-"""Pages outside the admin, in the admin's looks: the shared shell, the settings, and Django's
-answers to refused or failed requests.
-
-Those are a page for requests of pages, else JSON: an API client whose base URL is wrong gets an
-error that it can show, with a suggested path. A page needs the session, and so the database: where
-that is offline, the page has no shell.
-"""
+"""Pages outside the admin, in its looks, and Django's answers to refused or failed requests. Those
+are JSON unless a page was requested: an API client whose base URL is wrong gets an error that it
+can show. A page needs the session, and so the database: where that is offline, it has no shell."""
 
 from __future__ import annotations
 
@@ -44,16 +40,14 @@ logger = logging.getLogger(__name__)
 
 
 def open_access_label(_request: HttpRequest) -> tuple[str, str] | None:
-    """The label of every page's header, text and tone, while callers without a key are served."""
+    """django-unfold's callback: text and tone."""
     return ("No API key needed", "warning") if allows_anonymous(settings.CONFIG) else None
 
 
 SHOWN_ONCE = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer"}
-"""The headers of a page with a secret that is stored nowhere."""
 
 
 def shell_of(request: HttpRequest) -> dict[str, Any]:
-    """The context of ``pages/base.html``: navigation for those who are logged in."""
     has_login = request.user.is_authenticated
     return {
         **admin.site.each_context(request),
@@ -80,7 +74,6 @@ def render_page(
 
 @never_cache
 def front(request: HttpRequest) -> HttpResponse:
-    """Redirects operators to the dashboard, members to the playground, strangers to the log-in."""
     if not request.user.is_authenticated:
         return redirect("login")
     return redirect("admin:index" if request.user.is_staff else "playground")
@@ -97,7 +90,6 @@ ENVIRONMENT: Mapping[str, str] = os.environ
 class Row:
     setting: Setting[Any]
     value: str
-    """Empty where it is not set."""
 
 
 def rows_of(environment: Mapping[str, str]) -> list[Row]:
@@ -112,8 +104,7 @@ def rows_of(environment: Mapping[str, str]) -> list[Row]:
 
 @require_GET
 def settings_page(request: HttpRequest) -> HttpResponse:
-    """Shows the settings to superusers only: addresses and paths of the host are among the
-    values."""
+    """For superusers only: addresses and paths of the host are among the values."""
     if not request.user.is_superuser:
         raise PermissionDenied
     context = {"rows": rows_of(ENVIRONMENT)}

@@ -1,11 +1,5 @@
-"""The kind of this installation, and its command for usage lines and hints.
-
-    checkout    manage.py    python3 manage.py
-    wheel       helexa       helexa, or the path that it was called by
-    packages    helexa       sudo helexa
-
-Standard library only: usage lines are printed before anything is installed.
-"""
+"""The kind of this installation, and its command for usage lines and hints, which are printed
+before anything is installed: standard library only."""
 
 from __future__ import annotations
 
@@ -38,8 +32,6 @@ def installation() -> Installation:
 
 
 def default_data_dir() -> Path:
-    """The data directory where HELEXA_DATA_DIR is unset: the checkout's ``var``, or for a wheel the
-    user's."""
     if installation() is not Installation.WHEEL:
         return REPOSITORY_DIR / "var"
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "helexa"
@@ -62,7 +54,6 @@ def pasteable_program() -> str:
 
 
 def neuron_program() -> str:
-    """The beginning of ``… neuron`` on another host with this kind of installation."""
     return {
         Installation.CHECKOUT: f"python3 {CHECKOUT_PROGRAM}",
         Installation.WHEEL: INSTALLED_PROGRAM,

@@ -58,12 +58,11 @@ from metering.playground.login import path_by_login, with_login
 from metering.principal import Scope
 
 BENCH_PATH = "/api/bench/"
-"""Read by pages of other origins, as the original's was."""
+"""Pages of other origins may read it."""
 RESPONSES_PATH = re.compile(r"(/v1)?/responses/?")
 
 
 def errors_of(path: bytes) -> ErrorDialect:
-    """The dialect for errors of this path before there is a consumer."""
     known = api_path_of(path) or ""
     if known in OLLAMA_PATHS:
         return ollama_errors
@@ -79,9 +78,8 @@ def build_application(
     metrics_endpoint: MetricsEndpoint | None = None,
     resumes_batches: bool = False,
 ) -> ProtocolTypeRouter:
-    """An ASGI application that serves ``gateway`` under any ASGI server. ``metrics_endpoint``
-    starts and stops with a server that supports ASGI's lifespan. ``resumes_batches``: of previous
-    instances; else they are searched once there is a new batch."""
+    """``metrics_endpoint`` follows ASGI's lifespan. ``resumes_batches``: those of previous
+    instances at the start; else once there is a new batch."""
     store = ResponseStore(
         gateway,
         max_responses=gateway.config.max_stored_responses,
@@ -137,15 +135,13 @@ SCOPES: dict[str, Scope | None] = {
     **dict.fromkeys(("/health", "/ping", "/openapi.json", UNKNOWN_ENDPOINT)),
     "/api/pull": Scope.FLEET_WRITE,
 }
-"""The scopes that a key needs for these paths; for the others: ``INFERENCE``."""
+"""Of the others: ``INFERENCE``."""
 FORMS = {"/v1/files", *(one.path for one in ENDPOINTS if one.is_form)}
 Row = tuple[type[ApiConsumer], Mapping[str, Any], Mapping[str, Mapping[str, Answer]]]
-"""A consumer, its options, and which of its methods answer which paths and methods of HTTP."""
+"""Consumer, options, and its methods by path and HTTP method."""
 
 
 class Endpoints:
-    """The consumers by path. A path that is not in the table is refused by one too."""
-
     def __init__(self, gateway: Gateway, table: list[Row]) -> None:
         self._by_path: dict[str, Any] = {}
         self._with_id: list[tuple[re.Pattern[str], Any]] = []
@@ -199,7 +195,6 @@ def _application(
 def api_table(
     gateway: Gateway, store: ResponseStore, batch_store: BatchStore, worker: BatchWorker
 ) -> list[Row]:
-    """Every endpoint of the API."""
     generated = {POST: GenerationConsumer.generate}
     ollamas = {POST: ollama.OllamaConsumer.generate}
     kept = {"store": store, "runs": BackgroundRuns(gateway, store)}

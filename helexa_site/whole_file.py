@@ -1,10 +1,5 @@
-"""Writes files atomically, even if the process or the machine dies meanwhile, and locks them.
-
-    a new file beside it ─▶ written, fsync ─▶ renamed over the old one (``write_whole``)
-                                           └▶ linked where there is none (``keep_once``)
-
-A failure leaves the old file as it was, and nothing beside it.
-"""
+"""Writes files atomically, even if the process or the machine dies meanwhile, and locks them. A
+failure leaves the old file as it was, and nothing beside it."""
 
 from __future__ import annotations
 
@@ -20,15 +15,14 @@ OWNER_ALONE = 0o600
 
 
 def write_whole(path: Path, text: str, *, mode: int = OWNER_ALONE) -> None:
-    """Replaces ``path`` by a file with that text, in UTF-8. Raises ``OSError``."""
+    """Raises ``OSError``."""
     with written_whole(path, mode=mode) as file:
         file.write(text.encode())
 
 
 @contextmanager
 def written_whole(path: Path, *, mode: int = OWNER_ALONE) -> Iterator[BinaryIO]:
-    """A file to write, which replaces ``path`` where the block ends without an exception. Raises
-    ``OSError``."""
+    """Replaces ``path`` where the block ends without an exception. Raises ``OSError``."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     new = Path(name)
     try:
@@ -43,8 +37,7 @@ def written_whole(path: Path, *, mode: int = OWNER_ALONE) -> Iterator[BinaryIO]:
 
 
 def keep_once(path: Path, text: str) -> None:
-    """Writes a missing ``path``, once, however many processes start together. Only its owner can
-    read it. Raises ``OSError``."""
+    """Writes a missing ``path`` once, however many processes start together. Raises ``OSError``."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.") as file:
         file.write(text)
@@ -55,7 +48,7 @@ def keep_once(path: Path, text: str) -> None:
 
 
 def try_lock(file: int | IO[Any]) -> bool:
-    """Whether this process holds the lock of the open file now; closing the file releases it."""
+    """Closing the file releases the lock."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -76,7 +76,6 @@ def import_problem(key: str) -> str | None:
 
 
 def digest_secret(secret_key: str) -> bytes:
-    """The key of the digests, from Django's SECRET_KEY: for this purpose alone."""
     return hmac.digest(secret_key.encode(), DIGEST_PURPOSE, hashlib.sha256)
 
 
@@ -120,7 +119,7 @@ class AccountRecord:
     budgets: tuple[int, ...] = ()
 
     def principal(self) -> Principal:
-        """A caller without a key of their own. Raises ``DisabledAccountError``."""
+        """Raises ``DisabledAccountError``."""
         if self.name == ANONYMOUS_ACCOUNT:
             return self.asking(ANONYMOUS_SCOPES, is_anonymous=True)
         return self.asking(SHARED_SCOPES)

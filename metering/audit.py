@@ -1,6 +1,4 @@
-"""The audit: an entry for each change, with its author, who is a person, a key, or a part of the
-system. The entry belongs into the transaction of the change itself.
-"""
+"""The audit: an entry for each change, with its author, in the transaction of the change."""
 
 from __future__ import annotations
 
@@ -29,8 +27,8 @@ class ActorKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """``name``: the user's name or the key's prefix; for a command the operating system's user and
-    the host; empty for parts of the system."""
+    """``name``: a user's, a key's prefix, a command's user and host; empty for parts of the
+    system."""
 
     kind: ActorKind
     name: str = ""
@@ -76,8 +74,8 @@ def audit_entry_create(
 def write_record(
     *, actor: Actor, action: str, object_id: str, detail: dict[str, Any] | None = None
 ) -> None:
-    """Leaves the audit entry of a write to accounts, keys or budgets, and a new revision: gateways
-    read these again. A concurrent write waits for this transaction's end."""
+    """Makes a new revision as well: gateways read accounts, keys and budgets again. A concurrent
+    write waits for this transaction's end."""
     audit_entry_create(actor=actor, action=action, object_id=object_id, detail=detail)
     if not Revision.objects.filter(pk=1).update(number=F("number") + 1):
         Revision.objects.create(pk=1, number=1)
@@ -86,7 +84,7 @@ def write_record(
 def changes_of(
     before: models.Model, after: models.Model, fields: Iterable[str]
 ) -> dict[str, list[Any]]:
-    """The fields that differ: their old and their new value, as JSON values."""
+    """Old and new value of each field that differs, as JSON values."""
     pairs = {name: [_plain(getattr(row, name)) for row in (before, after)] for name in fields}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 

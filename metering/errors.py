@@ -44,8 +44,7 @@ class QuotaExceededError(MeteringError):
     needed: int
     left: int
     retry_after_s: float | None
-    """When the window ends; ``None`` where waiting does not help: for a balance, or a request over
-    the whole cap."""
+    """``None`` where waiting does not help: for a balance, or a request over the whole cap."""
     is_reserved: bool = False
     """Only reservations of running requests exceed it, which settle in seconds."""
     owner: str = "account"
@@ -58,12 +57,11 @@ class RateLimitedError(MeteringError):
     _: KW_ONLY
     kind: LimitKind
     subject: str
-    """The key's prefix or the account whose ``limit`` it was."""
+    """The key's prefix or the account."""
     limit: int
     retry_after_s: float | None
     """``None`` where waiting does not help."""
     state: LimitState | None = None
-    """The caller's remaining limits; ``None`` where the check did not need it."""
 
 
 class LimitsUnavailableError(MeteringError):
@@ -100,8 +98,7 @@ class ExpiredKeyError(KeyRefusedError):
 
 
 class DisabledAccountError(KeyRefusedError):
-    """A 401 as well: the key is useless, whatever is requested with it. A 403 would imply that it
-    may be used for other requests."""
+    """A 401 as well: a 403 would imply that the key may be used for other requests."""
 
 
 class NoAccountError(MeteringError):
@@ -109,8 +106,7 @@ class NoAccountError(MeteringError):
 
 
 class UnknownNameError(MeteringError):
-    """``noun``: account, key, user, member (a person who is not in that account), budget or
-    request."""
+    """``noun``: account, key, user, member, budget or request."""
 
     def __init__(self, noun: str, message: str) -> None:
         super().__init__(message)
@@ -132,8 +128,6 @@ class BenchError(MeteringError):
 
 
 class TargetError(BenchError):
-    """``status``: the response's."""
-
     def __init__(self, message: str, *, status: int | None = None) -> None:
         super().__init__(message)
         self.status = status

@@ -1,10 +1,5 @@
 """Finds the principal of a key, on the gateway's event loop, for each request.
 
-    find(key) ─▶ in memory? ── yes ─▶ digest, revoked, disabled, expired ─▶ Principal
-                     │ no
-                     ▼
-                 waits for the next read of the database
-
 All keys are in memory. One task reads the revision every 0.4 s, and sooner where a request waits;
 where the revision has changed, it reads all keys again. So a revocation counts within a second on
 every gateway, and however many unknown keys are sent, there is one small query at a time. While the
@@ -104,8 +99,7 @@ class KeyDirectory:
         self._thread.shutdown(wait=False)
 
     async def find(self, presented_key: str) -> Principal:
-        """Raises ``KeyRefusedError``, ``DirectoryUnavailableError``. A text without the form of a
-        key is refused also while the database is offline."""
+        """Raises ``KeyRefusedError``, ``DirectoryUnavailableError``."""
         prefix = self.prefix_of(presented_key)
         if prefix is None:
             raise InvalidKeyError("The API key is not valid.")
@@ -138,12 +132,10 @@ class KeyDirectory:
         return self._built_in(SHARED_ACCOUNT)
 
     def _built_in(self, name: str) -> Principal:
-        """The principal of a built-in account, without limits until the database has been read
-        once: nothing is served before."""
+        """Without limits until the database was read once: nothing is served before."""
         return self._accounts.get(name, AccountRecord(name=name)).principal()
 
     async def _look_up(self, prefix: str) -> KeyRecord:
-        """Raises ``InvalidKeyError``, ``DirectoryUnavailableError``."""
         is_answered = not self._is_offline
         if is_answered:
             next_read = self._next_read
@@ -184,8 +176,7 @@ class KeyDirectory:
                     await self._wanted.wait()
 
     async def _read(self) -> None:
-        """Reads the revision first: a change that is committed meanwhile shows in the next read.
-        Raises ``DirectoryUnavailableError``."""
+        """Reads the revision first: a change that is committed meanwhile shows in the next read."""
         revision = await self._in_thread(self._store.revision)
         if revision != self._revision:
             accounts = await self._in_thread(self._store.built_in_accounts)
@@ -198,8 +189,7 @@ class KeyDirectory:
             self._is_offline = False
 
     async def write_uses(self) -> None:
-        """Writes when keys were last used, each at most once a minute. What a failed write leaves
-        is written with the next batch."""
+        """Each at most once a minute. A failed write is repeated with the next batch."""
         if not (batch := frozenset(self._unwritten)):
             return
         latest_s = max(self._noted_s[prefix] for prefix in batch)
@@ -210,8 +200,7 @@ class KeyDirectory:
             logger.warning("when %d keys were used was not written: %s", len(batch), error)
 
     async def _in_thread(self, query: Callable[[], Result]) -> Result:
-        """After an error the connection is closed, so that the next query opens a new one. Raises
-        ``DirectoryUnavailableError``."""
+        """After an error the connection is closed, so that the next query opens a new one."""
         loop = asyncio.get_running_loop()
         try:
             return await loop.run_in_executor(self._thread, query)
@@ -228,15 +217,14 @@ class DatabaseKeyStore:
     """The directory's reads. Each method blocks and raises ``django.db.Error``."""
 
     def revision(self) -> int:
-        """``0`` where the row is missing, as before the migrations. In SQL, because each gateway
-        asks several times a second, and the ORM would take most of that."""
+        """0 before the migrations. In SQL: each gateway asks several times a second, and the ORM
+        would take most of that."""
         with connection.cursor() as cursor:
             cursor.execute(f"SELECT number FROM {Revision._meta.db_table} ORDER BY id LIMIT 1")
             row = cursor.fetchone()
         return row[0] if row else 0
 
     def keys(self, prefix: str | None = None) -> dict[str, KeyRecord]:
-        """The record of each key, or of the one with this prefix, by prefix."""
         keys = ApiKey.objects.all() if prefix is None else ApiKey.objects.filter(prefix=prefix)
         accounts = _budgets(Q(account__in=keys.order_by().values("account")), "account_id")
         own = _budgets(Q(key__in=keys.order_by()), "key_id")

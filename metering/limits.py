@@ -1,12 +1,9 @@
 """The limits of a request, the meaning of the counts in Redis, and the headers of what remains.
 Pure: no Redis, no clock.
 
-    Principal ─ subjects_of ─▶ Subject* ─ (Redis counts) ─▶ Counts* ─┬ limit_state ─▶ LimitState
-                                                                     └ refusal ─▶ RateLimitedError
-
 A limit per minute is a bucket: a whole minute's worth may be used at once, and it refills evenly.
-The use is counted as a debt that drains. One request or token is ``PARTS`` of debt, so that a
-limit of N a minute drains N parts a millisecond, in whole numbers.
+The use is counted as a debt that drains. One request or token is ``PARTS`` of debt, so that a limit
+of N a minute drains N parts a millisecond, in whole numbers.
 """
 
 from __future__ import annotations
@@ -32,7 +29,7 @@ class SubjectKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A key or an account that has limits. ``name`` is the key's prefix or the account's slug."""
+    """``name`` is the key's prefix or the account's slug."""
 
     kind: SubjectKind
     name: str
@@ -44,7 +41,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """The counts of one subject, as the script returns them; 0 where it has no such limit."""
+    """As the script returns them; 0 where the subject has no such limit."""
 
     requests_debt: int
     tokens_debt: int
@@ -99,7 +96,7 @@ def limit_state(
 def refusal(
     subjects: Sequence[Subject], counts: Sequence[Counts], *, tokens: int, now_ms: int
 ) -> RateLimitedError:
-    """Why the script did not admit a request of so many tokens: the limit that takes longest."""
+    """Of several limits it names the one that takes longest."""
     exceeded = [
         (wait_s, kind, limit, subject, count)
         for subject, count in zip(subjects, counts, strict=True)

@@ -1,10 +1,6 @@
-"""Metering's tables: payers (accounts, the people in them, their API keys, the hard caps on both),
-and records (ledger entries and their hourly sums, request records and captured bodies, series, the
-audit).
-
-``metering.services`` writes the former, except the spent and reserved amounts, which the ledger
-writes. In the latter, accounts, keys and models are names, not foreign keys: rows outlive them.
-"""
+"""Metering's tables. ``metering.services`` writes accounts, members, keys and budgets, except the
+spent and reserved amounts, which the ledger writes. In records, accounts, keys and models are
+names, not foreign keys: rows outlive them."""
 
 from __future__ import annotations
 
@@ -23,8 +19,6 @@ ACCOUNT_NAME = RegexValidator(
 
 
 class LimitedModel(models.Model):
-    """Limits per minute and at once, empty: none; and until when bodies are captured."""
-
     requests_per_minute = models.PositiveIntegerField(
         null=True, blank=True, validators=[MinValueValidator(1)]
     )
@@ -97,8 +91,6 @@ class Membership(models.Model):
 
 
 class ApiKey(LimitedModel):
-    """Shown once when it is made; stored as a keyed hash behind its public prefix."""
-
     prefix = models.CharField(max_length=16, primary_key=True)
     digest = models.CharField(max_length=64, editable=False)
     account = models.ForeignKey(Account, on_delete=models.PROTECT, related_name="keys")
@@ -134,8 +126,7 @@ class ApiKey(LimitedModel):
 
 
 class Revision(models.Model):
-    """One row that counts changes of accounts, keys and budgets: gateways read it to detect that
-    their caches are out of date."""
+    """One row. Gateways read it to detect that their caches are out of date."""
 
     number = models.PositiveBigIntegerField(default=0)
 
@@ -252,8 +243,6 @@ class LedgerEntry(RequestColumns):
 
 
 class UsageHour(models.Model):
-    """The sum of an hour's entries of one account, key and model; written with them."""
-
     hour = models.DateTimeField()
     account = models.CharField(max_length=64)
     key = models.CharField(max_length=16, blank=True)
@@ -276,8 +265,7 @@ class UsageHour(models.Model):
 
 
 class RequestRecord(RequestColumns):
-    """One row for each request that reached a gateway, refused ones too. ``end_user`` and ``code``
-    are null where there is none, so that the partial indexes over them are small."""
+    """``end_user`` and ``code`` are null where there is none: the partial indexes stay small."""
 
     request_id = models.UUIDField(unique=True)
     at = models.DateTimeField(help_text="When it ended.")
@@ -338,7 +326,7 @@ class RequestRecord(RequestColumns):
 
 
 class CapturedRequest(models.Model):
-    """The captured bodies of the ``RequestRecord`` with the same ``request_id``: masked and cut."""
+    """Of the ``RequestRecord`` with the same ``request_id``; masked and cut."""
 
     request_id = models.UUIDField(unique=True)
     at = models.DateTimeField(db_index=True, help_text="When it ended.")

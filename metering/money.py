@@ -1,6 +1,5 @@
 """Money: prices and costs of requests, and US dollars as text for people. Pure integers, never a
-float: micro-USD, and micro-USD per million tokens or units.
-"""
+float: micro-USD, and micro-USD per million tokens or units."""
 
 from __future__ import annotations
 
@@ -25,8 +24,8 @@ class Prices:
     def named(
         cls, *, input: int | None, cached_input: int | None, output: int | None
     ) -> Prices | None:
-        """The given prices; ``None`` without one of the prompt or of the answer. Cached tokens cost
-        as others do unless theirs is given."""
+        """``None`` without a price of the prompt or of the answer. Cached tokens cost as others do
+        unless theirs is given."""
         if input is None or output is None:
             return None
         return cls(
@@ -63,9 +62,8 @@ class Prices:
         return -(-total // TOKENS_PER_PRICE)
 
     def affordable_output_tokens(self, *, micro_usd: int, prompt_tokens: int) -> int | None:
-        """How many output tokens ``micro_usd`` buys beside the prompt at its highest price: the
-        largest number for which ``most_micro_usd`` is no more. Negative where the prompt alone
-        costs more; ``None``: any number, because they are free."""
+        """The largest number for which ``most_micro_usd`` is no more. Negative where the prompt
+        alone costs more; ``None``: any number, because they are free."""
         dearest = max(self.input_micro_usd, self.cached_input_micro_usd)
         left = micro_usd * TOKENS_PER_PRICE - prompt_tokens * dearest
         if left < 0:
@@ -97,7 +95,6 @@ class DearestPrices:
 
 
 def highest(prices: Collection[Prices]) -> Prices:
-    """The highest price of each kind. ``prices``: at least one."""
     return Prices(
         input_micro_usd=max(one.input_micro_usd for one in prices),
         cached_input_micro_usd=max(one.cached_input_micro_usd for one in prices),
@@ -111,8 +108,6 @@ Unit = Literal["", "request", "second", "character", "image"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metered:
-    """The units that a request without tokens used, or may use at most, and their cost."""
-
     unit: Unit = ""
     num_units: int = 0
     micro_usd: int = 0
@@ -135,7 +130,7 @@ class UnitPrices:
         )
 
     def metered(self, unit: Unit, num_units: int) -> Metered:
-        """One request of so many units; its cost is rounded up to a whole micro-USD."""
+        """Rounded up to a whole micro-USD."""
         total = self.request_micro_usd + num_units * self.unit_micro_usd
         return Metered(unit=unit, num_units=num_units, micro_usd=-(-total // TOKENS_PER_PRICE))
 
@@ -147,14 +142,12 @@ def _less(price: int, percent: int) -> int:
 MICRO_USD_PER_USD = 1_000_000
 MICRO_USD_PER_CENT = 10_000
 MICRO_USD = "micro_usd"
-"""The unit of budgets in money; the other is ``tokens``."""
 MAX_USD = Decimal(9_000_000_000)
 """The largest amount: in micro-USD it still fits a signed 64-bit integer."""
 
 
 def micro_usd_of(text: str) -> int:
-    """Converts "12.50" or "$0.0123" to micro-USD. Raises ``ValueError`` with a message for
-    people."""
+    """Reads "12.50" or "$0.0123". Raises ``ValueError`` with a message for people."""
     word = text.strip().removeprefix("$")
     try:
         usd = Decimal(word)
@@ -178,7 +171,7 @@ def usd_text(micro_usd: int) -> str:
 
 
 def cost_text(micro_usd: int) -> str:
-    """An amount spent: ``$1,234.57``, to the cent. Less than a cent is printed exactly."""
+    """``$1,234.57``, to the cent; less than a cent is printed exactly."""
     if micro_usd < MICRO_USD_PER_CENT:
         return usd_text(micro_usd)
     cents = (micro_usd + MICRO_USD_PER_CENT // 2) // MICRO_USD_PER_CENT
@@ -194,13 +187,11 @@ def amount_text(unit: str, amount: int) -> str:
 
 
 def amount_words(unit: str, amount: int) -> str:
-    """``$12.50``, or ``1,000 tokens``."""
     return usd_text(amount) if unit == MICRO_USD else f"{amount:,} tokens"
 
 
 def cap_of(unit: str, word: str) -> int:
-    """A budget's cap from a person's text: dollars, or whole tokens. Raises ``ValueError`` with a
-    message for people."""
+    """``word``: dollars, or whole tokens. Raises ``ValueError`` with a message for people."""
     if unit == MICRO_USD:
         return micro_usd_of(word)
     if not (word.isascii() and word.isdigit() and len(word) < 20):

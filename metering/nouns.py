@@ -13,8 +13,7 @@ from metering.services import DEFAULT_SCOPES, MAX_CAP, MAX_NAME_CHARS, MAX_WEIGH
 
 
 def prefix_of_word(word: str) -> str:
-    """The prefix of a whole key, so that no URL or log line holds a key; any other word as it
-    is."""
+    """No URL or log line may hold a whole key; other words stay."""
     return prefix_of(word) or word
 
 

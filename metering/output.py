@@ -1,6 +1,4 @@
-"""Output of commands, pages and the REST API: tables for people, JSON and CSV for programs, and one
-line for an error.
-"""
+"""Output of commands, pages and the REST API: tables, JSON, CSV, and one line for an error."""
 
 from __future__ import annotations
 
@@ -24,13 +22,11 @@ from metering.errors import MeteringError, MeteringValueError, UnknownNameError
 
 WIDTH_OF_FILES = 240
 CANNOT_WRITE = ("disk is full", "readonly database")
-"""SQLite's messages for a database that is set up."""
 NO_DATABASE = (
     f"Has it been set up ({program()} serve does so, or {program()} migrate), and may this user "
     "write there? DATABASE_URL and HELEXA_DATA_DIR name it, and have to be what serve's "
     "are."
 )
-"""The error without a database, or with other variables than serve's."""
 
 
 def table_text(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -59,7 +55,6 @@ def json_text(value: Any) -> str:
 
 @contextmanager
 def errors_on_one_line() -> Iterator[None]:
-    """Shows errors as one line on standard error, with their exit code."""
     try:
         yield
     except MeteringValueError as error:

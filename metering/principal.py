@@ -1,9 +1,6 @@
-"""The identity of a caller, and the limits on it, as plain data. Pure: no ORM, no clock, no I/O.
-
-A key or a person identifies a principal; an account pays for it. Names are the identifiers:
-accounts by their slug, keys by their public prefix, so that both are readable everywhere (logs,
-metrics, the ledger, messages to neurons).
-"""
+"""The identity of a caller, and the limits on it. Pure: no ORM, no clock, no I/O. Accounts are
+named by their slug, keys by their public prefix, so that both are readable everywhere (logs,
+metrics, the ledger, messages to neurons)."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ class Scope(StrEnum):
 ALL_SCOPES = frozenset(Scope)
 
 ANONYMOUS_ACCOUNT = "anonymous"
-"""Pays for callers without a key, where those are allowed. Budgets and limits can be set on it."""
+"""Pays for callers without a key. Budgets and limits can be set on it."""
 SHARED_ACCOUNT = "shared"
 """Pays for callers that send ``HELEXA_API_KEY``."""
 BUILT_IN_ACCOUNTS = (ANONYMOUS_ACCOUNT, SHARED_ACCOUNT)
@@ -59,8 +56,7 @@ class RateLimits:
 
 
 LIMIT_FIELDS = tuple(each.name for each in fields(RateLimits))
-"""The limits' names: also the columns, the JSON fields and the form fields of a key's and an
-account's limits."""
+"""Also the names of columns, JSON fields and form fields."""
 
 
 class LimitKind(StrEnum):
@@ -82,8 +78,7 @@ class LimitStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitState:
-    """The caller's remaining limits, the tighter of its key and its account; ``None`` without a
-    limit. ``now_ms`` is Redis' time in Unix milliseconds."""
+    """The tighter of key and account; ``None``: no limit. ``now_ms`` is Redis' Unix time."""
 
     now_ms: int = 0
     requests: LimitStatus | None = None
@@ -97,27 +92,22 @@ NO_LIMITS = LimitState()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
-    """``key`` is the public prefix of the API key, ``""`` where none was used. ``models`` are the
-    names of the permitted models, ``None`` for all: an alias stands for its present model.
-    ``budgets`` are the ids of the hard caps on its key and its account."""
+    """``key``: the API key's public prefix, or empty. ``models``: ``None`` for all; an alias stands
+    for its present model. ``budgets``: ids of the hard caps on its key and its account."""
 
     account: str
     key: str = ""
     scopes: frozenset[Scope] = ALL_SCOPES
     models: frozenset[str] | None = None
     weight: int = 1
-    """Its account's share of a contended engine."""
     is_anonymous: bool = False
     budgets: tuple[int, ...] = ()
     key_limits: RateLimits = field(default_factory=RateLimits)
     account_limits: RateLimits = field(default_factory=RateLimits)
     expires_unix_s: float | None = None
     names_end_user: bool = False
-    """Its clients are trusted to name their end user."""
     may_leave_network: bool = True
-    """Its requests may go to upstreams outside, where the model's may."""
     capture_until_unix_s: float | None = None
-    """An operator stores the bodies of its requests until then."""
     is_self_test: bool = False
     """``serve``'s test of the model: neither billed nor counted."""
 
@@ -126,7 +116,6 @@ class Principal:
 
     @property
     def tokens_per_minute(self) -> int | None:
-        """The tighter of its key's and its account's limits; ``None``: no limit counts tokens."""
         limits = (self.key_limits.tokens_per_minute, self.account_limits.tokens_per_minute)
         return min((limit for limit in limits if limit is not None), default=None)
 
@@ -138,4 +127,3 @@ class Principal:
 
 
 SELF_TEST = Principal(account=SHARED_ACCOUNT, is_self_test=True)
-"""``serve`` itself, which tests the default model once it is loaded."""

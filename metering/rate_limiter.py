@@ -1,16 +1,10 @@
 """Limits per minute and at once, counted in Redis, so that they hold across all gateways.
 
-    acquire ─┬─▶ admitted: tokens charged by their bound, a lease taken ┬─ extend    a longer prompt
-             │                                                          ├─ correct   what it used
-             └─▶ RateLimitedError                                       ├─ renew     every 15 s
-                                                                        └─ release   the lease
-
 One Lua script decides for a request's key and account and for every kind of limit, by Redis' clock:
 everything is charged or nothing. A caller without limits costs no Redis. The leases of a dead
-gateway expire within ``LEASE_S``, and its charges drain in a minute.
-
-Nothing is stored on disk. Restarting Redis resets the limits, and running requests get their leases
-back with the next renewal.
+gateway expire within ``LEASE_S``, and its charges drain in a minute. Nothing is stored on disk:
+restarting Redis resets the limits, and running requests get their leases back with the next
+renewal.
 """
 
 from __future__ import annotations
@@ -68,11 +62,9 @@ class RateLimiter:
         self, principal: Principal, request_id: str, tokens: int, *, most: int | None = None
     ) -> LimitState:
         """Charges one request and ``tokens``, the most that it may use, and takes its lease. Where
-        ``most`` is more, it is charged up to that: as many as leave half of the rest to others.
-
-        The caller of an admitted request calls ``release`` in the end, and ``correct`` before it.
-        Raises ``RateLimitedError`` (then nothing is charged) or ``LimitsUnavailableError``.
-        """
+        ``most`` is more, charges up to that: as many as leave half of the rest to others. The
+        caller calls ``correct``, then ``release``. Raises ``RateLimitedError`` (then nothing is
+        charged) or ``LimitsUnavailableError``."""
         if not (principal.account_limits.is_limited or principal.key_limits.is_limited):
             return NO_LIMITS
         if not (subjects := subjects_of(principal)):
@@ -91,8 +83,7 @@ class RateLimiter:
         return limit_state(subjects, counts, now_ms=now_ms, tokens_charged=charged)
 
     async def extend(self, request_id: str, tokens: int) -> None:
-        """Charges more tokens to an admitted request. Raises ``RateLimitedError`` (then they are
-        not charged) or ``LimitsUnavailableError``."""
+        """Raises ``RateLimitedError`` (then they are not charged) or ``LimitsUnavailableError``."""
         held = self._held.get(request_id)
         if held is None or tokens <= 0:
             return
@@ -109,8 +100,7 @@ class RateLimiter:
     async def _answer(
         self, reply: asyncio.Task[Any], subjects: Sequence[Subject], tokens: int
     ) -> tuple[int, int, list[Counts]]:
-        """Redis' time in ms, the tokens charged, and each subject's counts. Raises
-        ``RateLimitedError`` and ``LimitsUnavailableError``."""
+        """Returns Redis' time in ms, the tokens charged, and each subject's counts."""
         try:
             admitted, now_ms, charged, *numbers = await asyncio.shield(reply)
         except (redis.RedisError, OSError) as error:
@@ -134,8 +124,7 @@ class RateLimiter:
         )
 
     def correct(self, request_id: str, tokens: int) -> None:
-        """Charges ``tokens``, the usage so far, instead of the bound. May be called again later;
-        without effect on a request without a charge."""
+        """``tokens``: the usage so far, instead of the bound. May be called again later."""
         held = self._held.get(request_id)
         if held is None:
             return
@@ -157,7 +146,7 @@ class RateLimiter:
             self._free_leases(request_id, held.subjects)
 
     async def renew(self) -> None:
-        """Keeps the leases of this gateway's open requests. Raises ``LimitsUnavailableError``."""
+        """Raises ``LimitsUnavailableError``."""
         open_ids: defaultdict[str, list[str]] = defaultdict(list)
         for request_id, held in self._held.items():
             for key in _lease_keys(held.subjects):
@@ -183,7 +172,6 @@ class RateLimiter:
                 await asyncio.sleep(RENEW_INTERVAL_S)
 
     async def flush(self) -> None:
-        """Returns when all corrections and releases have reached Redis or have failed."""
         while self._calls:
             await asyncio.wait(self._calls)
 
@@ -207,12 +195,11 @@ class RateLimiter:
             self._call_soon(lease_keys, "release", request_id)
 
     def _call_soon(self, keys: Sequence[str], operation: str, *arguments: str | int) -> None:
-        """Calls the script without waiting for a reply. Where Redis fails, debts drain and leases
-        lapse."""
+        """Where Redis fails, debts drain and leases lapse."""
         self._call(keys, operation, *arguments).add_done_callback(_log_loss)
 
     def _call(self, keys: Sequence[str], *arguments: str | int) -> asyncio.Task[Any]:
-        """Runs the script, after all calls before it. The task fails with ``redis.RedisError`` or
+        """Runs after all calls before it. The task fails with ``redis.RedisError`` or
         ``OSError``."""
         call = asyncio.create_task(self._link.run(self._script, keys=keys, args=arguments))
         self._calls.add(call)

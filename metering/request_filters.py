@@ -1,9 +1,6 @@
-"""Request records that match a filter, newest first, one by its id, its captured bodies, and their
-fields, also as CSV. The filter's words of a URL are the same for the page, the REST API and the
-command.
-
-``RequestFilter.accounts`` limits visible requests; it is always applied.
-"""
+"""Request records by a filter or their id, their captured bodies, and their fields. The page, the
+REST API and the command share the filter's words. ``RequestFilter.accounts`` limits visible
+requests; it is always applied."""
 
 from __future__ import annotations
 
@@ -26,7 +23,6 @@ from metering.selectors import names_of_keys
 
 OUTCOMES = tuple(outcome.value for outcome in Outcome)
 NAMES = ("account", "end_user", "model", "neuron", "code")
-"""The filters that are equal to their column."""
 FILTERS = ("account", "key", *NAMES[1:], "outcome", "status", "since", "until", "id")
 AGO = re.compile(r"([0-9]{1,6})(m|h|d)")
 UNITS = {"m": "minutes", "h": "hours", "d": "days"}
@@ -60,8 +56,7 @@ class RequestFilter:
 
 
 def filter_of(words: Mapping[str, str], *, visible: RequestFilter, now: datetime) -> RequestFilter:
-    """``visible`` narrowed by the parameters in ``words``; empty ones do not narrow. Raises
-    ``MeteringValueError`` naming the parameter."""
+    """Empty words do not narrow. Raises ``MeteringValueError`` naming the parameter."""
     given: dict[str, Any] = {name: words.get(name, "").strip() for name in FILTERS}
     if given["outcome"] and given["outcome"] not in OUTCOMES:
         raise MeteringValueError(
@@ -105,8 +100,7 @@ def _moment(name: str, word: str, now: datetime) -> datetime | None:
 def requests_list(
     *, where: RequestFilter, limit: int, before: RequestRecord | None = None
 ) -> list[RequestRecord]:
-    """Returns at most ``limit`` records, newest first, older than ``before``. Raises
-    ``MeteringValueError`` for an id that no request can have."""
+    """Newest first, older than ``before``. Raises ``MeteringValueError`` for an impossible id."""
     records = matching(where)
     if before is not None:
         records = records.filter(at__lte=before.at).exclude(at=before.at, pk__gte=before.pk)
@@ -114,8 +108,8 @@ def requests_list(
 
 
 def request_find(request_id: str, *, where: RequestFilter) -> RequestRecord:
-    """The request whose id begins so, among those that ``where`` allows. Raises
-    ``UnknownNameError``, ``MeteringValueError`` where several do."""
+    """``request_id``: its beginning is enough. Raises ``UnknownNameError``, or
+    ``MeteringValueError`` where several begin so."""
     unknown = UnknownNameError("request", f"There is no record of a request {request_id[:64]!r}")
     try:
         found = list(_of_ids(_visible(where), request_id)[:2])
@@ -131,8 +125,7 @@ def request_find(request_id: str, *, where: RequestFilter) -> RequestRecord:
 
 
 def request_before(request_id: str, *, where: RequestFilter) -> RequestRecord | None:
-    """The last request of the page before; ``None`` without an id. Raises
-    ``MeteringValueError``."""
+    """The last request of the page before. Raises ``MeteringValueError``."""
     try:
         return request_find(request_id, where=where) if request_id else None
     except (UnknownNameError, MeteringValueError) as error:
@@ -140,8 +133,7 @@ def request_before(request_id: str, *, where: RequestFilter) -> RequestRecord | 
 
 
 def matching(where: RequestFilter) -> QuerySet[RequestRecord]:
-    """The matching records, in no order. Raises ``MeteringValueError`` for an id that no request
-    can have."""
+    """In no order. Raises ``MeteringValueError`` for an impossible id."""
     equal = {name: value for name in NAMES if (value := getattr(where, name))}
     records = _visible(where).filter(**equal)
     if where.status is not None:
@@ -179,7 +171,6 @@ def _of_key(records: QuerySet[RequestRecord], word: str) -> QuerySet[RequestReco
 
 
 def _of_ids(records: QuerySet[RequestRecord], prefix: str) -> QuerySet[RequestRecord]:
-    """Those whose id begins so. Raises ``MeteringValueError``."""
     digits = prefix.strip().lower().replace("-", "")
     if not ID_PREFIX.fullmatch(digits):
         raise MeteringValueError("id", f"{prefix[:64]!r} is not the beginning of a request's id")
@@ -192,8 +183,7 @@ def _of_ids(records: QuerySet[RequestRecord], prefix: str) -> QuerySet[RequestRe
 
 
 def captured_request_read(*, actor: Actor, record: RequestRecord) -> CapturedRequest | None:
-    """The captured bodies, for a permitted actor; the read is audited. ``None``: there are none
-    (any more)."""
+    """The read is audited. The caller has checked the permission."""
     with transaction.atomic():
         captured = CapturedRequest.objects.filter(request_id=record.request_id).first()
         if captured is not None:

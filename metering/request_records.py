@@ -1,9 +1,5 @@
 """A row for each request that reached a gateway, limited in age and number.
 
-    event loop                           writer thread, with a database connection of its own
-    add ─▶ queue, at most max_queued ──▶ every INTERVAL_S, in batches ─▶ metering_requestrecord
-     └ full: dropped, counted              away? keeps them, waits, tries again
-
 The one thread of a gateway process writes the records of requests without a bill, and captured
 bodies, masked and cut. A bill's record is written with it, by ``metering.ledger``. A request never
 waits for its record: ``add`` appends to a list, and nothing wakes the thread. While the database is
@@ -49,7 +45,6 @@ COLUMNS = (
     *("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens"),
     *("cost_micro_usd", "is_usage_estimated", "targets_tried", "unit", "num_units"),
 )
-"""In the order of ``row_of``."""
 MAX_CHARS: dict[str, int] = {
     name: cast(Any, RequestRecord._meta.get_field(name)).max_length for name in COLUMNS
 }
@@ -61,8 +56,7 @@ class Record(NamedTuple):
 
 
 def insert(ended: Sequence[RequestOutcome], *, using: str = "default") -> None:
-    """Records all of them or none, with their captured bodies. Of billed ones only the bodies.
-    Raises the database's error."""
+    """All or none; of billed ones only the bodies. Raises the database's error."""
     with transaction.atomic(using=using):
         insert_records([Record(one.settle, one) for one in ended if not one.is_billed], using=using)
         captured = [(one.settle, one.captured) for one in ended if one.captured is not None]
@@ -71,8 +65,7 @@ def insert(ended: Sequence[RequestOutcome], *, using: str = "default") -> None:
 
 
 def insert_records(records: Iterable[Record], *, using: str) -> None:
-    """Records all of them or none, and counts them in the series; existing ones stay unchanged.
-    Raises the database's error."""
+    """All or none; existing ones stay unchanged. Raises the database's error."""
     by_id = {one.settle.request_id: one for one in records}
     if not by_id:
         return
@@ -84,7 +77,7 @@ def insert_records(records: Iterable[Record], *, using: str) -> None:
 
 
 def record_fields(facts: RequestOutcome) -> RecordFields:
-    """A copy with texts that both databases can hold."""
+    """Its texts are ones that both databases can hold."""
     return RecordFields(
         status=facts.status,
         kind=facts.kind,
@@ -136,11 +129,9 @@ def _text(text: str, column: str) -> str:
 MAX_CAPTURED_CHARS = 256 * 1024
 MAX_CAPTURED_ROWS = 1_000
 SECRET_HEADERS = ("auth", "key", "token", "secret", "cookie", "password")
-"""Parts of the names of headers whose values are not stored."""
 
 
 def _insert_captured(captured: Iterable[tuple[Settle, Capture]], *, using: str) -> None:
-    """A request that is stored already stays unchanged. Raises the database's error."""
     redact = Redactor(secrets_of(os.environ))
     rows = [_captured_row(settle, one, redact) for settle, one in captured]
     stored = CapturedRequest.objects.using(using)
@@ -168,8 +159,7 @@ def _header(name: bytes, value: bytes, redact: Redactor) -> str:
 
 
 def _captured_text(read: bytes | bytearray, num_bytes: int, redact: Redactor) -> str:
-    """``read``: the first of ``num_bytes``. Masked before it is cut, since half a key is not
-    detected."""
+    """``read``: the first of ``num_bytes``. Masked before it is cut: half a key is not detected."""
     text = _cut(_plain(masked(read.decode("utf-8", "replace"), redact)))
     unread = num_bytes - len(read)
     return f"{text}[{unread:,} bytes left out]" if unread else text
@@ -195,8 +185,7 @@ BACKOFF = Backoff(first_s=0.1, max_s=5.0)
 
 
 class RequestRecordWriter:
-    """``add`` is for one thread; the properties are for any. ``using`` is Django's name of the
-    database."""
+    """``add`` is for one thread, properties for any. ``using``: Django's name of the database."""
 
     def __init__(
         self,
@@ -254,8 +243,7 @@ class RequestRecordWriter:
 
     @property
     def num_dropped(self) -> int:
-        """Requests without a record, because the queue was full or the database refused their
-        row."""
+        """The queue was full, or the database refused their row."""
         return self._num_dropped
 
     # Runs in the thread from here on.

@@ -1,9 +1,8 @@
-"""Reads accounts, keys and people by name, the present amounts of budgets, and usage by day, model,
-key or account.
+"""Reads accounts, keys and people by name, the present amounts of budgets, and usage.
 
 A window begins again in its row only with the next request; reads here show it at once.
 ``UsageFilter`` limits visible usage; it is always applied. SQLite fails a query whose SUM passes 64
-bits, so a column is summed in two halves: see ``exact_sums``.
+bits, so ``exact_sums`` sums a column in two halves.
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ def account_find(name: str) -> Account:
 
 
 def key_find(prefix: str) -> ApiKey:
-    """Finds a key by its prefix, or by the whole key, of which only the prefix is used. Raises
-    ``UnknownNameError``, whose message never holds a whole key."""
+    """``prefix``: or the whole key. Raises ``UnknownNameError``, whose message never holds a whole
+    key."""
     wanted = prefix_of(prefix) or prefix
     key = ApiKey.objects.select_related("account").filter(prefix=wanted).first()
     if key is None:
@@ -58,7 +57,6 @@ def names_of_keys(keys: Iterable[str]) -> dict[str, str]:
 
 
 def key_status(key: ApiKey) -> str:
-    """``active``, ``expired``, ``disabled`` with its account, or ``revoked``. Reads the account."""
     if key.revoked_at is not None:
         return "revoked"
     if not key.account.enabled:
@@ -109,8 +107,8 @@ MAX_NEARLY_SPENT = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetStatus:
-    """The amounts of a budget, in ``unit``: tokens or micro-USD. ``window_ends_unix_s`` is ``None``
-    for a balance, and while a window of seconds waits for its first request."""
+    """``window_ends_unix_s``: ``None`` for a balance, and while a window of seconds waits for its
+    first request."""
 
     id: int
     on: str
@@ -131,7 +129,6 @@ def reservations_open() -> int:
 
 
 def budgets_nearly_spent(*, now_unix_s: float) -> list[BudgetStatus]:
-    """The budgets with a tenth or less left, at most ``MAX_NEARLY_SPENT`` of them."""
     spent = Budget.objects.filter(spent__gte=F("cap") - F("cap") / NEARLY_SPENT_PART)
     status = [budget_status(row, now_unix_s=now_unix_s) for row in spent[:MAX_NEARLY_SPENT]]
     return [one for one in status if one.left * NEARLY_SPENT_PART <= one.cap]
@@ -159,7 +156,7 @@ def budget_status(budget: Budget, *, now_unix_s: float) -> BudgetStatus:
 
 
 def budgets_of(*, account: str, key: str, now_unix_s: float) -> list[BudgetStatus]:
-    """The budgets of a request with this key: the key's, then its account's."""
+    """The key's, then its account's."""
     rows = Budget.objects.filter(Q(account=account) | (Q(key=key) if key else Q(pk=None)))
     status = [budget_status(row, now_unix_s=now_unix_s) for row in rows.order_by("id")]
     return sorted(status, key=lambda budget: budget.on, reverse=True)
@@ -241,8 +238,7 @@ SUMS = tuple(field.name for field in fields(UsageSums))
 
 
 def period_of(first: str | None, last: str | None, *, today: date) -> UsagePeriod:
-    """Reads dates as in 2026-01-31; without them, returns the thirty days up to today. Raises
-    ``MeteringValueError`` naming ``from`` or ``to``."""
+    """Without dates, the thirty days up to ``today``. Raises ``MeteringValueError``."""
     last_day = _date("to", last) if last else today
     first_day = _date("from", first) if first else last_day - timedelta(days=DEFAULT_DAYS - 1)
     if first_day > last_day:
@@ -311,5 +307,4 @@ def exact_sums(columns: Iterable[str]) -> dict[str, Sum]:
 
 
 def exact_sum(row: Mapping[str, Any], column: str) -> int:
-    """One column's sum, from a row that has the aggregates; 0 without rows."""
     return int(row[f"{column}_high"] or 0) * HALF + int(row[f"{column}_low"] or 0)

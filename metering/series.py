@@ -45,8 +45,7 @@ class Kind(StrEnum):
 
 
 class SeriesKey(NamedTuple):
-    """One row: ``at`` is the Unix time at which its step begins. A device's name is
-    ``NEURON/cuda:0``."""
+    """``at_unix_s``: when its step begins. A device's name is ``NEURON/cuda:0``."""
 
     step_s: int
     at_unix_s: int
@@ -56,8 +55,7 @@ class SeriesKey(NamedTuple):
 
 MINUTE_S, QUARTER_S, HOUR_S, DAY_S = 60, 900, 3_600, 86_400
 TIERS = ((MINUTE_S, 6 * HOUR_S), (QUARTER_S, 3 * DAY_S), (HOUR_S, 30 * DAY_S))
-"""The step of rows and how old they become, the finest first. Rows that leave the last tier are
-deleted."""
+"""The step of rows and how old they become, the finest first; then they are deleted."""
 KEPT_S = TIERS[-1][1]
 
 
@@ -70,8 +68,7 @@ def moment(unix_s: int) -> datetime:
 
 
 def boundary_s(now_unix_s: float, tier: int) -> int:
-    """Rows of the tier that begin earlier are rolled up. It is a multiple of the next tier's step,
-    so that no coarse row has only a part of its time."""
+    """A multiple of the next tier's step, so that no coarse row has only a part of its time."""
     coarse_s = TIERS[tier + 1][0] if tier + 1 < len(TIERS) else HOUR_S
     return floor_s(now_unix_s - TIERS[tier][1], coarse_s)
 
@@ -121,8 +118,8 @@ def kind_of(word: str) -> Kind:
 
 
 def range_of(word: str, step: str, *, now_unix_s: float) -> Range:
-    """``word`` as 30m, 24h or 7d; ``step`` in seconds; empty: the usual ones. Raises
-    ``MeteringValueError`` naming the parameter."""
+    """``word`` as 24h, ``step`` in seconds; empty: the usual ones. Raises
+    ``MeteringValueError``."""
     word = word or DEFAULT_RANGE
     length = LENGTH.fullmatch(word)
     length_s = int(length[1]) * UNIT_S[length[2]] if length else 0
@@ -172,7 +169,7 @@ Figures = dict[str, int]
 
 
 def add(figures: Figures, more: Mapping[str, int]) -> None:
-    """Adds ``more`` to ``figures``. Codes beyond ``MAX_CODES`` count as one."""
+    """Mutates ``figures``. Codes beyond ``MAX_CODES`` count as one."""
     for name, number in more.items():
         if name not in figures and name.startswith(ERROR) and _has_all_codes(figures):
             name = ERROR + OTHER_CODES
@@ -225,7 +222,6 @@ MAX_VALUE = 2**63 - 1
 
 
 def bucket_of(value: float) -> int:
-    """The value's bucket. Less than 0 counts as 0, more than ``MAX_VALUE`` as that."""
     if value < 1:
         return 0
     return 1 + int(math.log(min(value, MAX_VALUE)) / LOG_GAMMA)
@@ -236,8 +232,7 @@ def value_of(bucket: int) -> float:
 
 
 def percentile(counts: Mapping[int, int], share: float) -> float | None:
-    """The least value that a ``share`` of them (0 to 1) does not exceed; ``None``: there are
-    none."""
+    """The least value that a ``share`` (0 to 1) of them does not exceed."""
     total = sum(counts.values())
     if total <= 0:
         return None
@@ -318,8 +313,7 @@ def _figures_of(settle: Settle, kind: Outcome) -> Figures:
 
 
 def _subjects_of(settle: Settle) -> list[SeriesKey]:
-    """The request's minute with each of its subjects. An unknown model, neuron or account has no
-    series."""
+    """An unknown model, neuron or account has no series."""
     at = floor_s(settle.ended_unix_s, MINUTE_S)
     model = "" if settle.model == UNKNOWN_MODEL else settle.model
     named = ((Kind.MODEL, model), (Kind.NEURON, settle.neuron), (Kind.ACCOUNT, settle.account))

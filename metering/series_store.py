@@ -1,9 +1,6 @@
-"""Adds figures to the rows of series, rolls old rows up, forgets the oldest, and reads them. SQLite
-and PostgreSQL.
-
-Gateways and the control add to the same rows: each reads a row under its lock, adds and writes, in
-one order of rows.
-"""
+"""Adds figures to the rows of series, rolls old rows up, forgets and reads them. SQLite and
+PostgreSQL. Gateways and the control add to the same rows: each reads a row under its lock, adds and
+writes, in one order of rows."""
 
 from __future__ import annotations
 
@@ -128,9 +125,8 @@ def _coarse(rows: list[SeriesRow], step_s: int) -> dict[SeriesKey, Figures]:
 def series_points(
     *, kind: Kind, name: str, since_unix_s: float, until_unix_s: float, step_s: int
 ) -> dict[int, Figures]:
-    """The figures of each step by the Unix time at which it begins: oldest first, without gaps,
-    from the step of ``since`` to that of ``until``. Rows of every age are added up to steps of
-    ``step_s``, which is a multiple of theirs."""
+    """By the Unix time at which a step begins: oldest first, without gaps. Rows of every age are
+    added up to ``step_s``, which is a multiple of their steps."""
     rows = SeriesRow.objects.filter(
         kind=kind,
         name=name,
@@ -156,8 +152,7 @@ TRAFFIC_MINUTES = 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MinuteSums:
-    """Requests by their end, without refused ones; ``tokens`` are those of prompts and answers
-    together."""
+    """Without refused requests. ``tokens``: of prompts and answers together."""
 
     at: datetime
     requests: int

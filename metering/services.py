@@ -1,7 +1,6 @@
 """Every write to accounts, memberships, budgets and keys by an actor; each leaves an audit entry.
-Keyword-only functions named <entity>_<action>. Only the ledger's writer changes the spent and
-reserved amounts of budgets. A key is never deleted: the ledger names it.
-"""
+Only the ledger's writer changes the spent and reserved amounts of budgets. A key is never deleted:
+the ledger names it."""
 
 from __future__ import annotations
 
@@ -89,8 +88,7 @@ def account_create(
 
 
 def account_update(*, actor: Actor, account: Account, changed_fields: list[str]) -> None:
-    """Writes the named fields of an edited row; a disabled account's keys are refused from then
-    on. Raises ``MeteringValueError``."""
+    """A disabled account's keys are refused from then on. Raises ``MeteringValueError``."""
     for name in changed_fields:
         if name not in ACCOUNT_FIELDS:
             raise MeteringValueError(name, f"{name} cannot be changed")
@@ -100,8 +98,7 @@ def account_update(*, actor: Actor, account: Account, changed_fields: list[str])
 
 
 def account_delete(*, actor: Actor, account: Account) -> None:
-    """Deletes an account, if it never had a key: the ledger's entries must stay explained. Raises
-    ``MeteringValueError``."""
+    """One with a key stays: the ledger names it. Raises ``MeteringValueError``."""
     with transaction.atomic():
         if account.name in BUILT_IN_ACCOUNTS:
             raise MeteringValueError("name", f"{account.name} is built in: disable it instead")
@@ -117,7 +114,7 @@ def account_delete(*, actor: Actor, account: Account) -> None:
 
 
 def account_check(*, account: Account) -> None:
-    """Raises ``MeteringValueError`` for an invalid field."""
+    """Raises ``MeteringValueError``."""
     try:
         ACCOUNT_NAME(account.name)
     except ValidationError as error:
@@ -130,7 +127,7 @@ def account_check(*, account: Account) -> None:
 
 
 def _limits_check(row: Account | ApiKey) -> None:
-    """A time of capturing that was stored before stays. Raises ``MeteringValueError``."""
+    """A time of capturing that was stored before stays."""
     for name in LIMIT_FIELDS:
         value = getattr(row, name)
         if value is not None and not 1 <= value < 2**31:
@@ -147,7 +144,7 @@ def _limits_check(row: Account | ApiKey) -> None:
 def membership_set(
     *, actor: Actor, account: Account, user: AbstractBaseUser, role: str
 ) -> Membership:
-    """Adds the person or changes their role. Raises ``MeteringValueError``."""
+    """Raises ``MeteringValueError``."""
     if role not in Membership.Role.values:
         raise MeteringValueError("role", f"{role!r} is none of {', '.join(Membership.Role.values)}")
     with transaction.atomic():
@@ -187,7 +184,7 @@ class Cap:
 def budget_create(
     *, actor: Actor, cap: Cap, account: Account | None = None, key: ApiKey | None = None
 ) -> Budget:
-    """Adds a budget to an account or to a key. Raises ``MeteringValueError``."""
+    """Raises ``MeteringValueError``."""
     budget = Budget(
         account=account,
         key=key,
@@ -209,8 +206,7 @@ def budget_create(
 
 
 def budget_update(*, actor: Actor, budget: Budget, changed_fields: list[str]) -> None:
-    """Changes the cap and its window; another window begins with the next request. Raises
-    ``MeteringValueError``."""
+    """Another window begins with the next request. Raises ``MeteringValueError``."""
     for name in changed_fields:
         if name not in BUDGET_FIELDS or name == "unit":
             raise MeteringValueError(name, f"{name} cannot be changed: make another budget")
@@ -273,8 +269,8 @@ def key_create(
     caps: Iterable[Cap] = (),
     imported: str | None = None,
 ) -> CreatedKey:
-    """``model_names`` may be aliases; none means all models. ``caps`` become budgets of the key.
-    ``imported``: an existing key; ``None``: makes a new one. Raises ``MeteringValueError``."""
+    """``model_names``: also aliases; none means all. ``imported``: an existing key. Raises
+    ``MeteringValueError``."""
     made = make_key() if imported is None else _imported(imported)
     row = ApiKey(
         prefix=made.prefix,
@@ -305,7 +301,7 @@ def key_create(
 
 
 def key_update(*, actor: Actor, key: ApiKey, changed_fields: list[str]) -> None:
-    """Writes the named fields of an edited row. Raises ``MeteringValueError``."""
+    """Raises ``MeteringValueError``."""
     for name in changed_fields:
         if name not in KEY_FIELDS:
             raise MeteringValueError(name, f"{name} cannot be changed: make another key")
@@ -315,8 +311,7 @@ def key_update(*, actor: Actor, key: ApiKey, changed_fields: list[str]) -> None:
 
 
 def key_revoke(*, actor: Actor, key: ApiKey) -> bool:
-    """Revokes it permanently, on every gateway within a second. ``False``: it was revoked
-    before."""
+    """On every gateway within a second. ``False``: it was revoked before."""
     with transaction.atomic():
         now = timezone.now()
         revoked = ApiKey.objects.filter(pk=key.pk, revoked_at=None).update(revoked_at=now)
@@ -340,8 +335,7 @@ def key_check(*, key: ApiKey) -> None:
 
 
 def _ensure_kept(expires_at: datetime, stored: datetime | None) -> None:
-    """An expired key may still be renamed. Forms have whole seconds. Raises
-    ``MeteringValueError``."""
+    """An expired key may still be renamed. Forms have whole seconds."""
     if stored is None or abs(stored - expires_at) >= timedelta(seconds=1):
         raise MeteringValueError(
             "expires_at", "The key would have expired already: revoke it to end it now"
@@ -358,8 +352,6 @@ def _imported(key: str) -> NewKey:
 
 
 def _scopes(words: Iterable[str]) -> list[str]:
-    """The scopes in ``Scope``'s order. Raises ``MeteringValueError`` for an unknown scope, or for
-    none."""
     given = set(words)
     known = [scope.value for scope in Scope]
     if unknown := sorted(given - set(known)):
@@ -381,8 +373,7 @@ def _model_names(words: Iterable[str], stored: Collection[str]) -> list[str]:
 def _row_update(
     actor: Actor, action: str, object_id: str, row: Model, changed_fields: list[str]
 ) -> dict[str, list[Any]]:
-    """Writes those of the named fields of an edited row that differ from the stored ones, and
-    returns their changes. Call it in a transaction."""
+    """Call it in a transaction. Returns the changes."""
     before = type(row)._default_manager.select_for_update().get(pk=row.pk)
     if changes := changes_of(before, row, changed_fields):
         row.save(update_fields=list(changes))

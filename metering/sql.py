@@ -1,7 +1,5 @@
-"""Inserts of many rows, and values that both SQLite and PostgreSQL can store.
-
-For the writes of each request: models and their queries would cost more than the database.
-"""
+"""Inserts of many rows, and values that both SQLite and PostgreSQL can store. For the writes of
+each request: models and their queries would cost more than the database."""
 
 from __future__ import annotations
 
@@ -23,10 +21,8 @@ Row = Sequence[Value]
 def insert_rows(
     cursor: CursorWrapper, table: str, columns: Sequence[str], rows: Sequence[Row], then: str = ""
 ) -> None:
-    """``then`` ends the statement: its ``ON CONFLICT`` and ``RETURNING``.
-
-    PostgreSQL gets the rows as one JSON parameter, because psycopg quotes each parameter in Python.
-    """
+    """``then``: ``ON CONFLICT`` and ``RETURNING``. PostgreSQL gets the rows as one JSON parameter,
+    because psycopg quotes each parameter in Python."""
     names = ", ".join(f'"{name}"' for name in columns)
     insert = f"INSERT INTO {table} ({names})"
     if cursor.db.vendor == "postgresql":
@@ -55,14 +51,12 @@ def flat(rows: Iterable[Row]) -> list[Value]:
 
 
 def stored_moment(unix_us: int) -> str:
-    """A time as Django stores it in SQLite: in UTC, without a zone. Connections to PostgreSQL have
-    UTC as their zone."""
+    """As Django stores it in SQLite: in UTC, without a zone. PostgreSQL's connections have UTC."""
     return str(EPOCH + timedelta(microseconds=unix_us))
 
 
 def stored_text(text: str, max_chars: int) -> str:
-    """Cut to the column's size. A client's JSON may hold lone surrogates and NULs, which are no
-    text of either database."""
+    """A client's JSON may hold lone surrogates and NULs, which no database stores as text."""
     if len(text) > max_chars:
         text = text[:max_chars]
     if not text.isascii():

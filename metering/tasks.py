@@ -1,8 +1,5 @@
-"""The control worker's periodic tasks: they release what dead gateways reserved, delete old ledger
-entries (their hourly sums stay, for reports), request records and captured bodies, and run the
-bench's jobs. Names and periods are in ``helexa_site.celery``. When the database is offline the next
-tick retries.
-"""
+"""The control's periodic tasks, whose names and periods are in ``helexa_site.celery``. When the
+database is offline the next tick retries."""
 
 from __future__ import annotations
 
@@ -47,7 +44,6 @@ MAX_JOB_LINES = 200
 COUNTS = ("num_planned", "num_ok", "num_failed", "num_cells_done")
 
 _suspects: frozenset[str] = frozenset()
-"""The gateways that the last sweep found without a lease."""
 
 
 @app.task(name=TASK_SWEEP_ORPHANS)  # type: ignore[untyped-decorator]
@@ -92,12 +88,8 @@ def rows_forget(
     max_rows: int = 0,
     pause: Callable[[float], object] = time.sleep,
 ) -> int:
-    """Deletes the rows that ended before ``before`` and those over ``max_rows``, oldest first, and
-    returns how many. ``None`` and 0 rows: no limit.
-
-    Each batch is a transaction of its own, and ``pause`` is called between two: the ticks, which
-    write to the same database, wait for one batch at most.
-    """
+    """Returns how many. ``None`` and 0 rows: no limit. Each batch is a transaction of its own: the
+    ticks, which write to the same database, wait for one batch at most."""
     num_forgotten = 0
     for _ in range(MAX_BATCHES):
         ids = _due(model, before, max_rows)
@@ -111,8 +103,7 @@ def rows_forget(
 
 
 def _due(model: Rows, before: datetime | None, max_rows: int) -> list[int]:
-    """The size of a table is that of its ids: they grow by one for each row, so counting a large
-    table is not needed."""
+    """Ids grow by one for each row, so counting a large table is not needed."""
     rows, size = model._default_manager.values_list("pk", flat=True), ROWS_PER_BATCH[model]
     old = [] if before is None else list(rows.filter(at__lt=before).order_by("at")[:size])
     if old or not max_rows:
@@ -122,7 +113,6 @@ def _due(model: Rows, before: datetime | None, max_rows: int) -> list[int]:
 
 
 _threads: dict[int, threading.Thread] = {}
-"""Jobs that this process has run, and their threads."""
 
 
 @app.task(name=TASK_BENCH_JOBS)  # type: ignore[untyped-decorator]
@@ -150,8 +140,7 @@ class _CancelledError(Exception):
 
 
 def bench_job_run(job: BenchJob) -> None:
-    """Runs a claimed job: the same sweep as ``bench once``, with its progress in the job's row.
-    Blocks until the job has ended, however."""
+    """Blocks until the job has ended, however."""
     status, error = BenchJob.Status.FAILED, ""
     try:
         if _sweep(job):
@@ -173,7 +162,6 @@ def _running(job: BenchJob) -> QuerySet[BenchJob]:
 
 
 def _sweep(job: BenchJob) -> bool:
-    """Returns whether it measured what there was. Raises ``BenchError``."""
 
     def report(line: str) -> None:
         job.lines = [*job.lines[1 - MAX_JOB_LINES :], line]

@@ -31,14 +31,13 @@ Chart = dict[str, list[str] | list[int] | list[float]]
 
 
 SumsRow = dict[str, str]
-"""``url``: of its page, or of its requests; empty: the row is a total. ``failed_url``: of the
-failed requests; empty: there are none, or the row is a total."""
+"""``url``: empty for a total. ``failed_url``: empty for a total, or without failed requests."""
 
 
 def sums_row(
     name: str, sums: UsageSums, where: Mapping[str, object] | None = None, url: str = ""
 ) -> SumsRow:
-    """``where``: the filters of its requests. ``url`` is its own page; empty: its requests are."""
+    """``where``: the filters of its requests, which are linked where ``url`` is empty."""
     has_failed = where is not None and sums.failed_requests > 0
     return {
         "name": name,
@@ -54,7 +53,6 @@ def sums_row(
 
 
 def price_text(settings: CatalogueSettings | None, offered: CatalogueEntry | None) -> str:
-    """``settings``: ``None`` where the model has been removed."""
     own = None if settings is None else settings.prices
     highest = own if offered is None else offered.highest_prices
     if highest is None:
@@ -64,7 +62,6 @@ def price_text(settings: CatalogueSettings | None, offered: CatalogueEntry | Non
 
 
 def chart_of(by: UsageGroup, rows: Sequence[UsageRow], period: UsagePeriod) -> Chart:
-    """All days are included; of everything else the first few."""
     shown = {row.name: row.sums for row in rows}
     if by is UsageGroup.DAY:
         num_days = (period.last - period.first).days + 1
@@ -107,7 +104,6 @@ def _window(budget: BudgetStatus) -> str:
 def usage_fields(
     by: UsageGroup, period: UsagePeriod, rows: Iterable[UsageRow], total: UsageSums
 ) -> dict[str, Any]:
-    """JSON of the REST API and of the command."""
     return {
         "by": by.value,
         "from": str(period.first),
@@ -122,8 +118,7 @@ def usage_csv(by: UsageGroup, rows: Iterable[UsageRow]) -> str:
 
 
 def refusal_rows(account: str | None = None) -> list[dict[str, str]] | None:
-    """The last day's refusals, of one account or of all, the most frequent first; ``None``: Redis
-    does not answer."""
+    """The most frequent first; ``None``: Redis does not answer."""
     try:
         found = read_refusals(live.redis_client(), hours=REFUSAL_HOURS)
     except (redis.RedisError, OSError):

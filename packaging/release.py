@@ -20,7 +20,6 @@ TAG = re.compile(r"v\d+\.\d+\.\d+")
 @dataclass(frozen=True, slots=True)
 class Release:
     version: str
-    """The code's."""
     is_tagged: bool
     build: Build
     unix_s: int
@@ -28,8 +27,7 @@ class Release:
 
     @property
     def package_version(self) -> str:
-        """The version as dpkg and rpm sort it: a build after a release is newer than the
-        release."""
+        """dpkg and rpm sort a build after a release above the release."""
         if self.is_tagged:
             return self.version
         moment = re.sub(r"\D", "", self.build.build_timestamp)[:14]

@@ -144,8 +144,8 @@ class NotesError(ValueError):
 
 
 def rpm_changelog(notes: str, release: Release) -> str:
-    """An entry for each release, newest first. Unreleased changes are the entry of a build
-    between releases, dated as its commit. Raises ``NotesError``."""
+    """Newest first. Unreleased changes are the entry of a build between releases. Raises
+    ``NotesError``."""
     entries = list(_entries(notes, release))
     if release.is_tagged and not any(version == release.version for version, _, _ in entries):
         raise NotesError(f"CHANGELOG.md has no heading '## {release.version} - YYYY-MM-DD'")
@@ -155,7 +155,6 @@ def rpm_changelog(notes: str, release: Release) -> str:
 
 
 def _entries(notes: str, release: Release) -> Iterator[tuple[str, date, str]]:
-    """Version, day and text of each."""
     headings = list(HEADING.finditer(notes))
     ends = [heading.start() for heading in headings[1:]] + [len(notes)]
     for heading, end in zip(headings, ends, strict=True):

@@ -50,7 +50,6 @@ FLAGS_OF_ALL = (
     *("--help", "--version", "--verbosity", "--settings", "--pythonpath", "--traceback"),
     *("--no-color", "--force-color", "--skip-checks"),
 )
-"""Flags of every command, Django's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +61,8 @@ class Package:
     recommends: tuple[str, ...] = ()
     units: tuple[str, ...] = ()
     user: str | None = None
-    """Its own, and the name of its folder in /etc, which has USER.env, 0640; ``None``: it has
-    none."""
+    """Also the name of its folder in /etc; ``None``: it has none."""
     ports: tuple[int, ...] = ()
-    """For a firewall."""
 
 
 COMMON = Package(
@@ -101,7 +98,6 @@ SERVICES = (
 
 
 def export_source(target: Path, release: Release) -> None:
-    """HEAD as git has it, with every file dated by its commit."""
     done = subprocess.run(
         ("git", "-C", str(ROOT), "archive", "--format=tar", "HEAD"), check=True, capture_output=True
     )
@@ -187,7 +183,6 @@ def _settle(root: Path, unix_s: int) -> None:
 
 @cache
 def parsers() -> dict[str, argparse.ArgumentParser]:
-    """Returns the parsers of our commands that Django runs, by command."""
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "helexa_site.settings")
     import django
     from django.core.management import get_commands, load_command_class
@@ -241,7 +236,6 @@ def manual_text() -> str:
 
 
 def completion_text() -> str:
-    """Returns the completion script for bash."""
     cases = []
     for name, parser in parsers().items():
         words = [flag for flags, _ in arguments_of(parser) for flag in flags.split(", ")]
@@ -269,7 +263,6 @@ def completion_text() -> str:
 
 
 def arguments_of(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
-    """Flags and subcommands, with their help."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for choice in action._choices_actions:

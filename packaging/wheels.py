@@ -40,8 +40,7 @@ def build(
 
 
 def _set_version(project: Path, release: Release) -> None:
-    """A wheel that is built between releases is named after its commit; the code keeps the number
-    of the last release."""
+    """Between releases the code keeps the last number; the wheel is named after its commit."""
     text = project.read_text()
     for found, wanted in (
         ('dynamic = ["version", ', f'version = "{release.wheel_version}"\ndynamic = ['),

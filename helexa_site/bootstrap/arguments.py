@@ -25,15 +25,12 @@ class ServeOptions:
     host: str
     port: int
     data_dir: Path | None
-    """``None``: HELEXA_DATA_DIR, else ``var`` in the checkout."""
     with_model: bool
     with_neuron: bool = True
     share: Share | None = None
-    """The address of the private Redis for invited hosts."""
 
 
 def parser_of(command: str, description: str, epilog: str = "") -> argparse.ArgumentParser:
-    """The parser ends the process with code 2 and a usage line for an unknown flag."""
     prog = f"{program()} {command}"
     return argparse.ArgumentParser(prog=prog, description=description, epilog=epilog)
 
@@ -86,7 +83,6 @@ def parse_serve(arguments: list[str]) -> ServeOptions:
 
 
 def parse_neuron(arguments: list[str]) -> argparse.Namespace:
-    """``name``, else that of the invitation or the host's, and ``joining``, the invitation."""
     parser = parser_of(
         "neuron",
         "Run only a neuron, on a GPU host. Needs no database: a line that "
@@ -107,7 +103,6 @@ def parse_neuron(arguments: list[str]) -> argparse.Namespace:
 
 
 def parse_doctor(arguments: list[str]) -> argparse.Namespace:
-    """``host`` and ``port`` of the gateway, and ``json``."""
     parser = parser_of(
         "doctor",
         "Is everything here as helexa needs it? Each line is ok or names the remedy; "
@@ -119,7 +114,6 @@ def parse_doctor(arguments: list[str]) -> argparse.Namespace:
 
 
 def gateway_host(arguments: list[str]) -> str:
-    """The address in the arguments of ``manage.py gateway``. Django parses and checks the rest."""
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
     parser.add_argument("--host", default=DEFAULT_HOST)
     try:

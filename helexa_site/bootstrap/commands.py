@@ -1,8 +1,5 @@
-"""Dispatches commands, and sets up their requirements.
-
-``serve``, ``test``, ``neuron`` and ``doctor`` are here, because they start without Django, or with
-broken settings; Django has the others. Standard library only at import.
-"""
+"""Dispatches commands, and installs their requirements. Those of ``BEFORE_DJANGO`` start without
+Django, or with broken settings. Standard library only at import."""
 
 from __future__ import annotations
 
@@ -47,8 +44,7 @@ SUCCESS = 0
 FAILURE = 1
 INTERRUPTED = 130
 OUTPUT_CLOSED = 141
-"""The exit code of a program killed by SIGPIPE: the reader closed the pipe, as in ``status | head
--1``."""
+"""128 + SIGPIPE: the reader closed the pipe."""
 SETS_UP = ("migrate", "makemigrations", "restore", "shell")
 """Commands that work without a database."""
 HELP_FLAGS = {"--help", "-h"}
@@ -76,8 +72,6 @@ def main() -> int:
 
 
 def run(arguments: list[str]) -> int:
-    """Returns the exit code of the command. A ``BootstrapError`` is one line and code 1, an invalid
-    setting one line and code 2."""
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "helexa_site.settings")
     raise_descriptor_limit()  # for this process and its children
     if arguments[:1] == ["help"] and arguments[1:2] and arguments[1] in BEFORE_DJANGO:
@@ -101,7 +95,6 @@ def run(arguments: list[str]) -> int:
 
 
 def _check_settings() -> None:
-    """Raises ``SettingError``, and warns of unknown names. Runs before anything is installed."""
     check_settings(os.environ)
     for name, near in unknown_names(os.environ):
         hint = f"did you mean {near}?" if near else "the settings page lists them all"

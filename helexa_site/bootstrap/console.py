@@ -1,7 +1,4 @@
-"""The operator's console: one line per step, from any thread, and the error that is one line.
-
-Standard library only.
-"""
+"""The operator's console: one line per step, from any thread. Standard library only."""
 
 from __future__ import annotations
 
@@ -24,7 +21,6 @@ class BootstrapError(Exception):
 
 
 def print_step(step: str, text: str) -> None:
-    """``redis private server started``. A closed console is no error."""
     print_line(f"{step:<{STEP_WIDTH}} {text}")
 
 
@@ -37,7 +33,6 @@ def print_line(line: str) -> None:
 
 
 def relay(step: str, line: str) -> None:
-    """A line of another process's log. Its JSON stays unchanged."""
     if is_json(os.environ) and JSON_RECORD.fullmatch(line):
         _print(line)
     else:

@@ -1,13 +1,6 @@
-"""Installs the requirements, in ``.venv`` where the running Python lacks them.
-
-    inside .venv, stamped with these requirements  ──▶ continue; pip is not run
-    inside .venv, with another stamp               ──▶ pip install, stamp it ──▶ re-exec inside
-    no stamp, and this Python has every pin        ──▶ continue, install nothing
-    else                                           ──▶ make .venv (or mend it) ──▶ re-exec inside
-
-An install empties the stamp at its beginning and writes it at its end, so that the next start
-repeats an interrupted one. Standard library only at import: this runs before anything is installed.
-"""
+"""Installs the requirements, in ``.venv`` where the running Python lacks them. An install empties
+the stamp at its beginning and writes it at its end, so that the next start repeats an interrupted
+one. Standard library only at import: this runs before anything is installed."""
 
 from __future__ import annotations
 
@@ -38,15 +31,12 @@ if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 MAX_ATTEMPTS = 3
-"""Re-executions of one start: a guard against an endless loop."""
 EXTRAS = {"requirements.txt": "neuron", "requirements-gateway.txt": ""}
-"""A wheel's extra for each requirements file of a checkout."""
 LOCKS_OF = {
     "requirements-gateway.txt": ("requirements-gateway.lock",),
     "requirements.txt": ("requirements-gateway.lock", "requirements-neuron.lock"),
 }
 CPU_LOCK, CUDA_LOCK = "requirements-cpu.lock", "requirements-cuda.lock"
-"""Torch's build for CPUs; the libraries of its build with CUDA."""
 STAMP = "installed-requirements"
 PIP_LOG = "pip.log"
 DRIVER_SIGNS = (
@@ -58,7 +48,6 @@ CPU_SIZE, CUDA_SIZE = "about 200 MB", "about 3.5 GB"
 FAILURE_LINES = 12
 NAMES_SHOWN = 4
 PROGRESS = re.compile(r"Downloading .*(\d{2,}\.\d M|\d G)B\)|Installing collected")
-"""Lines of pip that are shown: what follows them takes a while."""
 MAX_SHOWN_CHARACTERS = 100
 OTHER_HASH = "DO NOT MATCH THE HASHES"
 NETWORK_TROUBLE = re.compile(
@@ -69,10 +58,8 @@ NETWORK_TROUBLE = re.compile(
 
 
 def ensure_environment(requirements_name: str) -> None:
-    """Returns in an interpreter that satisfies the requirements file, after a re-exec if needed.
-
-    Raises ``BootstrapError`` with one line that names the remedy.
-    """
+    """Returns in an interpreter that satisfies the file, after a re-exec if needed. Raises
+    ``BootstrapError``."""
     requirements, venv = REPOSITORY_DIR / requirements_name, venv_dir()
     if not requirements.is_file():
         ensure_wheel_has(EXTRAS[requirements_name])
@@ -100,10 +87,7 @@ def ensure_environment(requirements_name: str) -> None:
 
 
 def ensure_wheel_has(extra: str) -> None:
-    """helexa installs nothing into a wheel's environment: the user adds missing packages.
-
-    Raises ``BootstrapError`` where packages of the wheel or of that extra are not installed.
-    """
+    """Installs nothing: in a wheel's environment the user adds missing packages."""
     try:
         pins = metadata.requires("helexa") or []
     except metadata.PackageNotFoundError:
@@ -141,18 +125,16 @@ def pins_of(requirements: Path) -> list[str]:
 
 
 def pins_line(requirements: Path) -> str:
-    """The comment of a lock file that names the pins for which it was written."""
     return f"# Pins: sha256:{_sha256(pins_of(requirements))}\n"
 
 
 def stamp_of(requirements: Path) -> str:
-    """Changes with pins, lock files and the Python's version."""
     locked = [lock.read_text() for lock in _locks_of(requirements)]
     return _sha256([*map(str, sys.version_info[:2]), *pins_of(requirements), *locked])
 
 
 def unmet(pins: Iterable[str], extra: str = "") -> list[str]:
-    """The pins that this interpreter does not satisfy: ``2.13.0+cpu`` satisfies ``==2.13.0``."""
+    """``2.13.0+cpu`` satisfies ``==2.13.0``."""
     pins = list(pins)
     try:
         wanted = applying(pins, extra)
@@ -167,8 +149,7 @@ def unmet(pins: Iterable[str], extra: str = "") -> list[str]:
 
 
 def applying(pins: Iterable[str], extra: str = "") -> list[Requirement]:
-    """The pins whose markers apply to this interpreter. Raises ``ImportError`` before the
-    requirements are installed."""
+    """Raises ``ImportError`` before the requirements are installed."""
     from packaging.requirements import Requirement
 
     return [
@@ -186,7 +167,6 @@ def installed_version(name: str) -> str | None:
 
 
 def install(requirements: Path) -> None:
-    """Runs pip: locked files with their hashes where the lock files are of these requirements."""
     has_pip = importlib.util.find_spec("pip") is not None
     if not has_pip and not _run(sys.executable, "-m", "ensurepip", "--upgrade")[0]:
         raise BootstrapError(
@@ -216,8 +196,8 @@ def install(requirements: Path) -> None:
 
 
 def _install_torch_for_cpus(pin: str, *, is_locked: bool) -> bool:
-    """Whether it did: not with an NVIDIA driver. Alone, because torch's index has old copies of
-    other packages; its dependencies come with the rest."""
+    """Alone, because torch's index has old copies of other packages; its dependencies come
+    later."""
     if sys.platform != "linux":
         return False
     if any(Path(sign).exists() for sign in DRIVER_SIGNS):
@@ -244,7 +224,6 @@ def _install_torch_for_cpus(pin: str, *, is_locked: bool) -> bool:
 
 
 def _locks_of(requirements: Path) -> list[Path]:
-    """Empty: the installs of these requirements are not checked."""
     if not REQUIRE_HASHES.read(os.environ):
         return []
     paths = [requirements.with_name(name) for name in LOCKS_OF.get(requirements.name, ())]
@@ -284,7 +263,6 @@ def _locked(venv: Path) -> Iterator[None]:
 
 
 def _make_venv(venv: Path) -> None:
-    """Makes the environment, or remakes an incomplete one; a complete one stays."""
     if (venv / "pyvenv.cfg").is_file() and _run(venv / "bin" / "python", "-I", "-S", "-c", "")[0]:
         return
     _check_is_ours(venv, "its Python does not run as this user")
@@ -296,8 +274,7 @@ def _make_venv(venv: Path) -> None:
 
 
 def _check_is_ours(venv: Path, problem: str) -> None:
-    """Raises ``BootstrapError`` for an environment of another user: clearing it here would leave a
-    half of it."""
+    """Clearing another user's environment here would leave a half of it."""
     if os.access(venv, os.W_OK):
         return
     try:
@@ -311,7 +288,6 @@ def _check_is_ours(venv: Path, problem: str) -> None:
 
 
 def reenter(venv: Path) -> None:
-    """Never returns, but in tests."""
     python = venv / "bin" / "python"
     sys.stdout.flush()
     sys.stderr.flush()
@@ -323,7 +299,6 @@ def _report(text: str) -> None:
 
 
 def _pip(*arguments: str) -> tuple[bool, str]:
-    """Runs ``pip install``. Returns whether it succeeded, and its output, which the log has too."""
     # Unbuffered, so that a line is there when it happens.
     command = [sys.executable, "-u", "-m", "pip", "install", "--disable-pip-version-check"]
     command += ["--no-input", "--retries", "2"]
@@ -370,7 +345,6 @@ def _install_failure(what: str, pip_output: str) -> str:
 
 
 def _run(*command: str | Path) -> tuple[bool, str]:
-    """Whether it succeeded, and its output."""
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     except OSError as error:

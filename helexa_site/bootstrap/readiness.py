@@ -1,9 +1,5 @@
-"""Prepares the database (migrations, a first admin, the default model), then waits until the server
-answers over HTTP.
-
-Reads the fleet only to show the load's progress and obstacles. Models are imported inside the
-functions: only after ``django.setup()``.
-"""
+"""Prepares the database, then waits until the server answers over HTTP. Models are imported inside
+the functions: only after ``django.setup()``."""
 
 from __future__ import annotations
 
@@ -40,13 +36,11 @@ POLL_INTERVAL_S = 0.1
 HTTP_TIMEOUT_S = 120.0
 COMPLAIN_EVERY_S = 30.0
 HOSTS_JOIN_S = 20.0
-"""How long the start waits for a host that can run the default model. Hosts join again a few
-seconds after this machine's Redis has started."""
+"""Hosts join again a few seconds after this machine's Redis has started."""
 WAITS_FOR_A_HOST = ("model_recovering", "no_neuron", "cuda_unavailable")
 NOT_YET = (OSError, ValueError, KeyError, redis.RedisError, SnapshotUnavailableError)
-"""Errors of an endpoint that is not ready yet."""
 SELF_TEST_HEADER = "Helexa-Self-Test"
-"""The header of ``serve``'s own request, with its own key: it is neither billed nor counted."""
+"""Marks ``serve``'s own request, which has its own key: it is neither billed nor counted."""
 DEFAULT_MODEL = "smollm2-135m-instruct"
 QUESTION = {
     "model": DEFAULT_MODEL,
@@ -60,10 +54,7 @@ EnsureWanted = Callable[[], None]
 
 
 def prepare_database(*, with_model: bool) -> str | None:
-    """Migrates where needed, makes the first admin, offers the default model unless it was deleted.
-
-    Returns the password of a new first admin. Raises ``BootstrapError``.
-    """
+    """Returns the password of a new first admin. Raises ``BootstrapError``."""
     try:
         django.setup()
     except ImproperlyConfigured as error:
@@ -89,8 +80,7 @@ def prepare_database(*, with_model: bool) -> str | None:
 
 
 def prepare_fleet(*, with_neuron: bool, share: Share | None) -> None:
-    """Creates this machine's neuron row and publishes Redis' address for invited hosts. Raises
-    ``BootstrapError``."""
+    """Raises ``BootstrapError``."""
     from fleet import services
     from metering.audit import COMMAND
 
@@ -117,7 +107,6 @@ def has_keys() -> bool:
 
 @contextlib.contextmanager
 def _database() -> Iterator[None]:
-    """Raises ``BootstrapError`` in place of Django's errors, and closes the connections."""
     try:
         yield
     except DatabaseError as error:
@@ -133,8 +122,7 @@ def _first_line(error: Exception) -> str:
 def wait_for_gateway(
     url: str, data_dir: Path, ensure_wanted: EnsureWanted, *, needs_neuron: bool = True
 ) -> None:
-    """Returns once the gateway of this data directory reports Redis, the database and a neuron
-    online. The answer of another instance on its port is ignored."""
+    """Ignores the answer of another instance on its port."""
     ignored = {"model_away"} if needs_neuron else {"model_away", "neuron_away"}
 
     def is_up() -> bool:
@@ -154,8 +142,7 @@ def wait_for_gateway(
 
 
 def wait_for_default_model(url: str, ensure_wanted: EnsureWanted) -> bool:
-    """Waits until the default model answers, if it is loaded at start and not by its first request.
-    Returns whether the catalogue offers it at all."""
+    """Returns whether the catalogue offers it."""
     from fleet import selectors
 
     with _database():
@@ -171,12 +158,8 @@ def wait_for_default_model(url: str, ensure_wanted: EnsureWanted) -> bool:
 
 
 def wait_for_answer(url: str, entry: CatalogueEntry, ensure_wanted: EnsureWanted) -> None:
-    """Returns once the default model answers a request, or has to wait for a host that is offline,
-    not upgraded yet or without its cards; shows its load's progress meanwhile. ``entry`` is the
-    model's.
-
-    A failed load is printed; the wait continues, because the operator can repair and retry it.
-    """
+    """Returns once the model answers, or waits for a host (``absence_of``). A failed load is
+    printed, and the wait continues: the operator can repair and retry it."""
     shown, absence = "", ""
     absent_since_s: float | None = None
 
@@ -199,8 +182,7 @@ def wait_for_answer(url: str, entry: CatalogueEntry, ensure_wanted: EnsureWanted
 
 
 def absence_of(entry: CatalogueEntry, snapshot: FleetSnapshot) -> str:
-    """Why the model waits for a host that is offline, not upgraded yet or without its cards, in
-    words; empty where it does not."""
+    """Empty unless the model waits for a host that is offline, outdated or without its cards."""
     decision = place(entry, snapshot)
     if isinstance(decision, Reject) and decision.code in WAITS_FOR_A_HOST:
         return decision.message
@@ -208,7 +190,6 @@ def absence_of(entry: CatalogueEntry, snapshot: FleetSnapshot) -> str:
 
 
 def replica_line(replica: ReplicaView) -> str:
-    """The state of a load for people, by tenths of its stage; empty: there is nothing to print."""
     if replica.status is ReplicaStatus.FAILED and replica.failure is not None:
         return (
             f"cannot be loaded: {replica.failure.message} "
@@ -239,7 +220,6 @@ def _answers(url: str) -> bool:
 
 
 def _open(url: str, body: Any = None, headers: dict[str, str] | None = None) -> Any:
-    """Connects directly to this machine, despite proxies in the environment."""
     headers = dict(headers or {})
     if key := SERVE_KEY.read(os.environ):
         headers["Authorization"] = f"Bearer {key}"
@@ -251,8 +231,6 @@ def _open(url: str, body: Any = None, headers: dict[str, str] | None = None) -> 
 def _poll(
     is_done: Callable[[], bool], ensure_wanted: EnsureWanted, step: str, complaint: str
 ) -> None:
-    """Polls until ``is_done``. An error in ``NOT_YET`` means not yet, and is printed now and
-    then."""
     complain_at_s = time.monotonic() + COMPLAIN_EVERY_S
     done = False
     while not done:

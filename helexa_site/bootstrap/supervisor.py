@@ -1,11 +1,6 @@
-"""Starts, logs, restarts (with back-off) and stops the child processes of one serve.
-
-    keeper thread   spawn ─▶ wait ─▶ kill what its group left ─▶ back off ─▶ spawn …
-    pump thread     one per process: its output ─▶ log file, and the console where it matters
-
-Each process leads a session of its own: killing its group reaches its children too, and Ctrl-C in
-the terminal reaches none of them. Must not know the processes' work.
-"""
+"""Starts, logs, restarts (with back-off) and stops the child processes of one serve. Each process
+has a keeper thread and a pump thread, and leads a session of its own: killing its group reaches its
+children too, and Ctrl-C in the terminal reaches none of them."""
 
 from __future__ import annotations
 
@@ -27,15 +22,12 @@ from helexa_site.bootstrap.guardian import Guardian, kill_group
 from inference.backoff import Backoff
 
 BACKOFF = Backoff(first_s=0.5, max_s=30.0)
-"""Before an exited process is started again."""
 WARNINGS = re.compile(
     r"^\d{4}-\d\d-\d\d \S+ (WARNING|ERROR|CRITICAL) |"
     r'^\{"ts": "[^"]*", "level": "(WARNING|ERROR|CRITICAL)"'
 )
-"""Lines of the output for the console too: records of that level, as ``inference.logs`` writes
-them; not lines that contain the word."""
+"""Records of ``inference.logs``, as text or JSON; not any line that contains the word."""
 STABLE_AFTER_S = 60.0
-"""A process that lived this long resets its back-off."""
 PUMP_DRAIN_TIMEOUT_S = 1.0
 MAX_LAST_WORDS_CHARACTERS = 300
 MAX_LOG_BYTES = 10 * 1024 * 1024
@@ -61,8 +53,7 @@ class Stoppable(Protocol):
 
 
 class LogFile(RotatingFileHandler):
-    """``path`` becomes ``path.1`` when it is full. A line that does not fit on a full disk is lost:
-    the writing process never waits."""
+    """A line that does not fit on a full disk is lost: the writing process never waits."""
 
     def __init__(self, path: Path, *, max_bytes: int = MAX_LOG_BYTES) -> None:
         super().__init__(path, maxBytes=max_bytes, backupCount=1, encoding="utf-8")
@@ -91,13 +82,11 @@ class Child:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._last_line = ""
-        """The last line of its output, unless the console has shown it."""
         self._keeper = threading.Thread(target=self._keep, name=f"keep-{spec.name}", daemon=True)
         self._keeper.start()
 
     def stop(self) -> None:
-        """SIGTERM, and no restart from now on. Returns when it has exited; sends SIGKILL to its
-        whole group after the grace."""
+        """Returns when it has exited; sends SIGKILL to its whole group after the grace."""
         with self._lock:
             self._stopping.set()
             if self._process is not None:
@@ -135,7 +124,6 @@ class Child:
             self._stopping.wait(delay_s)
 
     def _live(self) -> str:
-        """Runs one process to its end. Returns how it ended, in words."""
         with self._lock:
             if self._stopping.is_set():
                 return "not started"
@@ -177,8 +165,7 @@ class Child:
 
 
 class Supervisor:
-    """A ``with`` block whose end stops every child; the guardian does so when this process is
-    killed. Any thread may start children, also while another stops them."""
+    """Its end stops every child. Any thread may start children, also while another stops them."""
 
     def __init__(self, *, logs_dir: Path, guardian: Guardian) -> None:
         self._logs_dir = logs_dir
@@ -203,14 +190,13 @@ class Supervisor:
             return child
 
     def add(self, one: Stoppable) -> None:
-        """Stops ``one`` in its turn. Raises ``StoppingError``."""
+        """Raises ``StoppingError``."""
         with self._lock:
             self.ensure_running()
             self._children.append(one)
 
     def stop(self) -> None:
-        """One after the other, the last first: each may need those that started before it. Takes at
-        most the sum of their graces."""
+        """The last first: each may need those that started before it."""
         with self._lock:
             self.is_stopping = True
         for child in reversed(self._children):

@@ -17,8 +17,7 @@ DEFAULT_URL = "http://127.0.0.1:31313"
 
 
 class QuickCommand(BaseCommand):
-    """A command without Django's checks of the project, which import every page and take longer
-    than most commands. They concern no setting of an operator's, and the tests run them."""
+    """Without system checks: they import every page, and concern no setting of an operator's."""
 
     requires_system_checks: list[str] = []
 
@@ -28,16 +27,13 @@ class ExitCode(IntEnum):
 
     DONE = 0
     REFUSED = 1
-    """The command failed, or a value is not allowed."""
     USAGE = 2
     """The command line is wrong. argparse exits with it."""
     NOT_FOUND = 3
     CONFLICT = 4
-    """The present state does not allow it."""
     DENIED = 5
-    """The key is missing or wrong, or lacks the permission."""
     UNAVAILABLE = 6
-    """The server, its database or its Redis does not answer. The same command may succeed later."""
+    """The same command may succeed later."""
 
 
 BY_STATUS = {
@@ -75,7 +71,7 @@ def server_and_key(url: str | None, key: str | None, data_dir: Path) -> tuple[st
 
 
 def checked_url(url: str) -> str:
-    """Raises ``CommandError`` for an impossible URL."""
+    """Raises ``CommandError``."""
     try:
         parts = urllib.parse.urlsplit(url)
         is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0

@@ -22,8 +22,7 @@ register = template.Library()
 
 @register.filter
 def with_landmarks(html: SafeString) -> SafeString:
-    """Marks parts of unfold's pages: the main part, icons, whose names are not to be read out, and
-    unnamed elements. ``helexa/pages.js`` marks later additions of scripts."""
+    """``helexa/pages.js`` marks what scripts add later."""
     numbers = count(1)
     marked = ICON.sub('<span aria-hidden="true"', html)
     marked = marked.replace(MAIN, f'{MAIN} role="main" tabindex="-1"', 1)
@@ -41,6 +40,5 @@ def with_landmarks(html: SafeString) -> SafeString:
 
 @register.filter("moment")
 def moment_text(moment: datetime | None) -> str:
-    """The one format in which pages print a time: ``2026-01-31 12:00:05 UTC``. ``moment`` is aware
-    of its zone; empty for ``None``."""
+    """The one format of times on pages. ``moment`` is aware of its zone."""
     return "" if moment is None else f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"

@@ -1,6 +1,4 @@
-"""Accounts, with pages of their people, budgets and usage; API keys, which are made, shown once and
-revoked, and never deleted or read again; and the read-only ledger and its hourly sums.
-"""
+"""The admin of accounts, API keys, the ledger and its hourly sums. Keys are shown once."""
 
 from __future__ import annotations
 
@@ -184,12 +182,10 @@ class AccountAdmin(ui.WrittenAdmin):
         return rows.prefetch_related("budgets")
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """One at a time, and only where nothing refers to it; others can be disabled."""
         is_free = obj is not None and obj.name not in BUILT_IN_ACCOUNTS and not obj.keys.exists()
         return is_free and super().has_delete_permission(request, obj)
 
     def home_context(self, obj: Account) -> dict[str, Any]:
-        """Makes the same number of queries however much the account has."""
         now_unix_s = time.time()
         period = selectors.period_of(None, None, today=timezone.now().date())
         where = UsageFilter(accounts=frozenset({obj.name}))
@@ -218,8 +214,6 @@ class AccountAdmin(ui.WrittenAdmin):
 def _key_rows(
     account: Account, used: Mapping[str, UsageSums], now_unix_s: float
 ) -> list[tuple[ApiKey, str, SumsRow, str]]:
-    """Each key with its status, its use and what is left of its budgets. The last used first, then
-    unused ones; revoked ones come last."""
     keys = account.keys.order_by(
         F("revoked_at").asc(nulls_first=True),
         F("last_used_at").desc(nulls_last=True),
@@ -243,8 +237,7 @@ def _key_link(record: Any) -> SafeString | str:
 
 
 class RecordAdmin(ui.ReadOnlyAdmin):
-    """Records are final, and have only the prefix of their key. All rows are not counted: there are
-    many."""
+    """Rows are not counted: there are many."""
 
     show_full_result_count = False
 

@@ -1,5 +1,4 @@
-"""Budgets, on their own page and below their account or key; memberships, below their account or
-person."""
+"""Budgets and memberships, also below their account, key or person."""
 
 from __future__ import annotations
 
@@ -50,8 +49,7 @@ class BudgetForm(ui.CheckedForm):
             raise ValidationError(str(error)) from None
 
     def _get_validation_exclusions(self) -> set[str]:
-        """Leaves the table's constraints to ``check_row``, whose messages are for people, at their
-        field."""
+        """Leaves constraints to ``check_row``, whose messages are for people, at their field."""
         excluded: set[str] = super()._get_validation_exclusions()  # type: ignore[misc]
         return excluded | {"account", "key", "cap", "window_s"}
 
@@ -60,12 +58,10 @@ class BudgetForm(ui.CheckedForm):
 
 
 def caps_left(owner: Any) -> str:
-    """What is left of the budgets of an account or a key."""
     return selectors.left_words(_status(budget) for budget in owner.budgets.all())
 
 
 def _status(budget: Budget) -> BudgetStatus:
-    """A window that is over counts as begun again."""
     return budget_status(budget, now_unix_s=time.time())
 
 
@@ -81,7 +77,6 @@ def _requests(budget: Budget) -> SafeString | str:
 
 
 def _stored(description: str, text_of: Callable[[Budget], Any]) -> Any:
-    """Empty for a budget that is being added."""
     return ui.column(description, lambda one: "" if one.pk is None else text_of(one))
 
 
@@ -141,8 +136,6 @@ class MembershipInline(ui.TabularInline):
 
 
 class AccountInline(ui.TabularInline):
-    """The account whose budget the person uses in the playground. Without one they see none."""
-
     model = Membership
     fields = ("account", "role")
     verbose_name = "account"
@@ -153,7 +146,6 @@ class AccountInline(ui.TabularInline):
 
 
 def save_inline(page: Any, request: HttpRequest, form: Any, formset: Any, change: Any) -> None:
-    """The ``save_formset`` of a page with budgets or memberships below."""
     actor = actor_of(request)
     formset.save(commit=False)
     if formset.model is Membership:
@@ -173,7 +165,6 @@ def save_inline(page: Any, request: HttpRequest, form: Any, formset: Any, change
 
 
 def _memberships_save(actor: Actor, formset: Any) -> None:
-    """A row whose person or account was changed is one removal and one addition."""
     changed: Iterable[tuple[Membership, list[str]]] = formset.changed_objects
     moved = [row.pk for row, fields in changed if {"user", "account"} & set(fields)]
     for before in [*formset.deleted_objects, *Membership.objects.filter(pk__in=moved)]:

@@ -1,11 +1,6 @@
-"""People who log in: their page for operators, with their rights and accounts; and their passwords.
-``/password/`` changes one's own; a link under ``/welcome/`` sets the first one.
-
-    an operator adds a user ─▶ a link with a token ─▶ the user chooses a password and logs in
-
-The token is Django's: it is good until the password is set, for ``PASSWORD_RESET_TIMEOUT``. The
-admin's own forms are in unfold's looks; entries of its history go into the audit as well.
-"""
+"""People who log in: their page for operators, and their passwords. An operator adds a user and
+passes on a link under ``/welcome/``, at which the user sets the first password. Its token is
+Django's: it is good until the password is set, for ``PASSWORD_RESET_TIMEOUT``."""
 
 from __future__ import annotations
 
@@ -98,7 +93,6 @@ class UserAdmin(DjangoUserAdmin, ui.UnfoldAdmin):  # type: ignore[type-arg]
         return super().log_addition(request, obj, message)
 
     def log_change(self, request: HttpRequest, obj: Any, message: Any) -> Any:
-        """Fields outside ``AUDITED`` are named as in the history, without their values."""
         entry = super().log_change(request, obj, message)
         if message:
             words = {CHANGED_FIELDS: [entry.get_change_message()]}

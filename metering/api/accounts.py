@@ -1,8 +1,5 @@
-"""Accounts, their members, keys and hard caps. Keys are shown once, changed and revoked, and never
-deleted.
-
-Keys need ``accounts:read`` and ``accounts:write``, people the admin's permissions.
-"""
+"""Accounts, their members, keys and hard caps. Keys need ``accounts:read`` and ``accounts:write``,
+people the admin's permissions."""
 
 from __future__ import annotations
 
@@ -214,12 +211,10 @@ class Budgets(RowsView, AccountingView):
 
 STATUSES = ("active", "expired", "disabled", "revoked")
 COLUMNS = {"models": "model_names"}
-"""Fields with another name in the table."""
 AS_GIVEN = (
     *("name", "scopes", "models", "names_end_user", "may_leave_network"),
     *("expires_at", "capture_until"),
 )
-"""Fields of a new key that its service has defaults for."""
 CAP_FIELDS = ("unit", "cap", "window", "window_s")
 
 
@@ -238,7 +233,6 @@ class Keys(RowsView, AccountingView):
     }
 
     def handle_exception(self, exc: Exception) -> Response:
-        """Names the body's field where a service names the column."""
         if isinstance(exc, MeteringValueError) and exc.field == COLUMNS["models"]:
             exc = MeteringValueError("models", str(exc))
         return super().handle_exception(exc)

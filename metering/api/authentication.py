@@ -1,9 +1,5 @@
 """Callers of the REST API: a key, a person with a session, or an anonymous caller where no key is
-required.
-
-The same records as the gateway's directory, read from the database for each request, which are few
-and in threads.
-"""
+required. They are read from the database for each request, which are few and in threads."""
 
 from __future__ import annotations
 
@@ -37,13 +33,12 @@ from metering.principal import ANONYMOUS_ACCOUNT, SHARED_ACCOUNT, Principal, Sco
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """``principal`` is ``None`` for a person without an account. ``accounts``: whose usage they may
+    """``principal``: ``None`` for a person without an account. ``accounts``: whose usage they may
     read; ``None``: everybody's."""
 
     principal: Principal | None
     username: str | None = None
     roles: tuple[tuple[str, str], ...] = ()
-    """A person's role in each of their accounts."""
     accounts: frozenset[str] | None = frozenset()
 
     is_command: bool = False
@@ -55,7 +50,6 @@ class Caller:
 
     @property
     def sees_all(self) -> bool:
-        """Whether it is a key, or a command, that reads everybody's accounts."""
         return self.username is None and self.has(Scope.ACCOUNTS_READ)
 
     def ensure_scope(self, scope: Scope) -> None:
@@ -99,7 +93,7 @@ class KeyAuthentication(Authentication):
 
 
 class PersonAuthentication(SessionAuthentication, Authentication):
-    """A logged-in user, as in the admin. ``?account=`` names one of the user's accounts."""
+    """``?account=`` names one of the user's accounts."""
 
     scheme = ("session", {"type": "apiKey", "in": "cookie", "name": "sessionid"})
 
@@ -113,8 +107,6 @@ class PersonAuthentication(SessionAuthentication, Authentication):
 
 
 class AnonymousAuthentication(Authentication):
-    """The last one: a caller without any identity is anonymous or refused."""
-
     def authenticate(self, _request: Request) -> Found:
         if not allows_anonymous(settings.CONFIG):
             raise ProblemError(
@@ -131,8 +123,7 @@ def _caller(principal: Principal) -> Caller:
 
 
 def _find(key: str) -> Principal | None:
-    """``None`` for a text that has no key's form and was not imported. Raises
-    ``KeyRefusedError``."""
+    """``None`` for a text that has no key's form and was not imported."""
     secret = digest_secret(settings.SECRET_KEY)
     made = prefix_of(key)
     prefix = made or imported_prefix(key, secret)

@@ -1,12 +1,6 @@
 """The REST API's refusals, its JSON and its CSV. Refusals are problem details (RFC 9457) with
-helexa's codes:
-
-    {"type": "about:blank", "title": "Forbidden", "status": 403,
-     "code": "insufficient_scope", "detail": "…", "param": null}
-
-Views raise a ``ProblemError``; ``problem_response`` is REST framework's exception handler and turns
-everything else into one. No text of an unexpected exception reaches a client.
-"""
+helexa's codes; ``problem_response`` is REST framework's exception handler. No text of an unexpected
+exception reaches a client."""
 
 from __future__ import annotations
 
@@ -45,8 +39,6 @@ ROUTE_PART = re.compile(r"<(?:\w+:)?(\w+)>")
 
 
 class ProblemError(Exception):
-    """``retry_after_s`` is for a 503 with a known wait; for others it is one second."""
-
     def __init__(
         self,
         status: int,
@@ -95,7 +87,6 @@ CODES = {
     exceptions.PermissionDenied: "permission_denied",
     exceptions.UnsupportedMediaType: "unsupported_media_type",
 }
-"""The codes of REST framework's own exceptions."""
 
 
 def problem_response(error: Exception, context: dict[str, Any]) -> Response:
@@ -121,8 +112,7 @@ def problem_response(error: Exception, context: dict[str, Any]) -> Response:
 
 
 def note_refusal(request: object, problem: ProblemError, error: Exception) -> None:
-    """Notes the reason and the caller for the gateway, which records the answer. A command has no
-    request to record."""
+    """For the gateway, which records the answer. A command has no request."""
     asked = getattr(request, "_request", None)
     if not isinstance(asked, ASGIRequest):
         return
@@ -193,8 +183,6 @@ def _children(value: Any) -> list[Any]:
 
 
 class CsvRenderer(BaseRenderer):
-    """Passes on the text of a CSV; refusals stay JSON."""
-
     media_type = "text/csv"
     format = "csv"
     charset = "utf-8"

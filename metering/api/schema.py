@@ -1,8 +1,5 @@
-"""The refusals of every operation in the OpenAPI document of ``/api/``.
-
-REST framework describes a view's answers, not its exceptions; every refusal is a problem with one
-of these statuses.
-"""
+"""The refusals of every operation in the OpenAPI document of ``/api/``: REST framework describes a
+view's answers, not its exceptions."""
 
 from __future__ import annotations
 
@@ -36,7 +33,6 @@ ROWS: dict[str, Any] = {
     "type": "array",
     "items": {"type": "object", "additionalProperties": {}},
 }
-"""An array of objects whose fields depend on the rows."""
 
 
 class Problem(serializers.Serializer[Any]):
@@ -49,19 +45,17 @@ class Problem(serializers.Serializer[Any]):
 
 
 class ApiSchema(AutoSchema):
-    """A view's ``flat_refusals``: the schema of refusals that are no problems, beside those that
-    are."""
+    """A view's ``flat_refusals``: the schema of refusals that are no problems."""
 
     def get_description(self) -> str:  # type: ignore[override]
         """The operation's docstring, else its view's own: a base class has nothing for callers."""
         return get_doc(self.operation()) or cleandoc(type(self.view).__doc__ or "")
 
     def operation(self) -> Any:
-        """The function that answers, or whose docstring describes it."""
         return getattr(self.view, getattr(self.view, "action", self.method.lower()), None)
 
     def get_override_parameters(self) -> list[Any]:
-        """Parameters that the view reads itself; those of lists follow from their backends."""
+        """Those of lists follow from their backends."""
         if self.method != "GET" or self._is_list_view():
             return []
         about = getattr(self.view, "filter_help", {})
@@ -75,7 +69,6 @@ class ApiSchema(AutoSchema):
         return super().get_response_serializers() if self._has_shape() else OpenApiTypes.OBJECT
 
     def _has_shape(self) -> bool:
-        """Whether the view names a shape of what it reads and answers: else any JSON object."""
         return getattr(self.view, "serializer_class", None) not in (None, serializers.Serializer)
 
     def _get_response_bodies(self, direction: Direction = "response") -> Any:

@@ -1,5 +1,4 @@
-"""``/api/me``, ``/api/usage``, ``/api/series`` (figures by time), and the other paths under
-``/api/``."""
+"""``/api/me``, ``/api/usage``, ``/api/series``, and unknown paths under ``/api/``."""
 
 from __future__ import annotations
 
@@ -195,8 +194,7 @@ class SeriesView(ObjectView):
     page_parameters = ()
 
     def ensure_may(self, request: Request) -> None:
-        """An account's are for its people, operators and keys with ``accounts:read``. Raises
-        ``ProblemError``."""
+        """An account's series are for its people, operators and keys with ``accounts:read``."""
         if request.query_params.get("kind") != Kind.ACCOUNT:
             super().ensure_may(request)
             return

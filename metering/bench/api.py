@@ -1,7 +1,5 @@
-"""``GET /api/bench/…``: the results in the original's paths and fields, as JSON without pages.
-
-Readers are callers who may read the fleet, or everybody with ``HELEXA_BENCH_PUBLIC``.
-"""
+"""``GET /api/bench/…``: the results in the original's paths and fields. Readers are callers who may
+read the fleet, or everybody with ``HELEXA_BENCH_PUBLIC``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""HTTP to the measured servers, and one streamed request in either dialect.
-
-Uses the standard library, so that only a socket is between their clock and ours.
-"""
+"""HTTP to the measured servers, and one streamed request in either dialect. Standard library: only
+a socket is between their clock and ours."""
 
 from __future__ import annotations
 
@@ -35,8 +33,7 @@ Event = dict[str, Any]
 
 
 class Http:
-    """An HTTP client of one server, which sends ``headers`` with everything. Thread-safe. Its
-    methods raise ``TargetError``."""
+    """Thread-safe. Its methods raise ``TargetError``."""
 
     def __init__(self, url: str, *, headers: Mapping[str, str], timeout_s: float) -> None:
         self.url = url.rstrip("/")
@@ -61,7 +58,7 @@ class Http:
             return json.load(response)
 
     def stream(self, path: str, body: Any) -> Iterator[tuple[dict[str, Any], float]]:
-        """Each event, and its time in seconds since the request was sent."""
+        """Yields each event with its seconds since the request was sent."""
         started_s = time.perf_counter()
         with (
             self._open("POST", path, body, self._timeout_s) as response,
@@ -113,8 +110,7 @@ def _reason(error: urllib.error.HTTPError) -> str:
 
 
 def ask(http: Http, kind: str, model: str, prompt: str, max_tokens: int) -> BenchRun:
-    """At a temperature of 0: the same answer each time, as far as possible. Raises
-    ``TargetError``."""
+    """At a temperature of 0, for the same answer each time. Raises ``TargetError``."""
     path, more = "v1/chat/completions", {"stream_options": {"include_usage": True}}
     if kind == ANTHROPIC:
         path, more = "v1/messages", {}
@@ -134,8 +130,7 @@ def ask(http: Http, kind: str, model: str, prompt: str, max_tokens: int) -> Benc
 
 
 def key_headers(kind: str, key: str | None) -> Mapping[str, str]:
-    """Those of a kind of target. Helexa's gateway returns the engine's own times where the timing
-    header is sent; other servers ignore it."""
+    """helexa's gateway returns the engine's own times for the timing header; others ignore it."""
     if kind == ANTHROPIC:
         version = {"anthropic-version": ANTHROPIC_VERSION}
         return version if key is None else {**version, "x-api-key": key}
@@ -144,8 +139,8 @@ def key_headers(kind: str, key: str | None) -> Mapping[str, str]:
 
 
 def read_answer(kind: str, events: Iterable[tuple[Event, float]]) -> BenchRun:
-    """``events`` with their moments. Speeds are by the server's clock, else by the client's, which
-    includes the network. Raises ``TargetError`` for an error within the stream."""
+    """Speeds are by the server's clock, else by the client's, which includes the network. Raises
+    ``TargetError`` for an error within the stream."""
     run = BenchRun()
     num_pieces, last_s = 0, 0.0
     for event, at_s in events:
@@ -179,7 +174,6 @@ def _prefill_tps(run: BenchRun, ttft_s: float) -> float | None:
 
 
 def _openai(run: BenchRun, event: Event) -> bool:
-    """A chunk of ``/v1/chat/completions``. Returns whether it has a piece of the answer."""
     if error := event.get("error"):
         raise TargetError(_message(error))
     usage = event.get("usage")
@@ -194,7 +188,6 @@ def _openai(run: BenchRun, event: Event) -> bool:
 
 
 def _anthropic(run: BenchRun, event: Event) -> bool:
-    """An event of ``/v1/messages``. Returns whether it is a piece of the answer."""
     match event.get("type"):
         case "error":
             raise TargetError(_message(event.get("error")))

@@ -1,13 +1,8 @@
-"""Imports files: targets and the plan from ``helexa-bench.toml``, results as JSON.
+"""Imports files: targets and the plan from ``helexa-bench.toml``, and results as JSON, either the
+output of ``scripts/bench --json`` or a list of points: objects with the columns of a run.
 
-Results are the output of this repository's ``scripts/bench --json``, or a list of points: objects
-with the columns of a run, such as a baseline or the API's answer. ``scripts/bench`` names its rows
-in words: ``decode, 8 at once`` is ``concurrency:8`` here, ``prefill, 512 tokens`` is
-``prefill:512``, a TTFT with its length ``chat:<n>``, cold or warm.
-
-The original's ``chat:<n>`` sent the same prompt each time, which a prefix cache served: each in a
-``helexa-bench.toml`` becomes both ``chat:<n>`` and ``chat:<n>:warm`` here. Scenarios of earlier
-releases are left out with a remark.
+The original's ``chat:<n>`` sent the same prompt each time, which a prefix cache served: it becomes
+both ``chat:<n>`` and ``chat:<n>:warm`` here.
 """
 
 from __future__ import annotations
@@ -41,7 +36,6 @@ IDENTITY = (
     *("origin", "ts", "target_name", "build", "model_id", "scenario_id", "ok"),
     *("ttft_s", "decode_tps", "prefill_tps", "total_s", "swap_load_ms"),
 )
-"""Columns by which an imported row is known."""
 Row = dict[str, Any]
 NAME = "helexa-bench.toml"
 LEFT_OUT = {
@@ -51,7 +45,6 @@ LEFT_OUT = {
     "scenarios.image_sizes": "no images are measured",
     "scenarios.capability_probes": "answers are not scored",
 }
-"""Fields of the original that have no meaning here."""
 PLAN_COLUMNS = {
     "bench.sweep_interval_secs": "sweep_interval_s",
     "bench.samples_per_version": "samples_per_version",
@@ -70,9 +63,6 @@ GONE_KINDS = frozenset({"context", "swap", "tools", "structured", "capability", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchToml:
-    """Columns of ``SweepPlan`` that the file names, those of each ``BenchTarget``, and what is left
-    out with the reason."""
-
     plan: Row
     targets: Sequence[Row]
     remarks: Sequence[str]
@@ -88,7 +78,7 @@ class Imported:
 def file_import(
     *, actor: Actor, path: Path, model: str = "", build: str = "", target: str = ""
 ) -> Imported:
-    """``target``: the name for the results, if not the file's. ``model`` and ``build``: a file of
+    """``target``: a name for the results instead of the file's. ``model`` and ``build``: a file of
     ``scripts/bench`` lacks them. Raises ``BenchError``."""
     text = text_of(path)
     if path.suffix == ".toml":
@@ -111,7 +101,6 @@ def text_of(path: Path) -> str:
 
 
 def _toml_apply(actor: Actor, toml: BenchToml) -> Imported:
-    """Changes targets of the same name. Raises ``BenchError``."""
     known = BenchTarget.objects.in_bulk(field_name="name")
     rows: list[tuple[BenchTarget | SweepPlan, Mapping[str, Any]]] = (
         [(services.plan_find(), toml.plan)] if toml.plan else []
@@ -124,8 +113,6 @@ def _toml_apply(actor: Actor, toml: BenchToml) -> Imported:
 
 
 def _runs_create(actor: Actor, runs: Sequence[BenchRun], source: str) -> int:
-    """Returns how many were new. A row with the moment, cell and numbers of an existing one is
-    skipped."""
     with transaction.atomic():
         stored = BenchRun.objects.filter(
             origin__in={run.origin for run in runs},
@@ -195,7 +182,7 @@ def _point(body: Any) -> Row:
 
 
 def _parsed(item: tuple[str, Any]) -> tuple[str, Any]:
-    """The column and its value: lists and dates are text in the API."""
+    """Lists and dates are text in the API."""
     name, value = item
     if name in ("ts", "build_timestamp"):
         return name, moment_of(value) or value
@@ -244,7 +231,6 @@ def _settings(file: Row) -> Iterator[tuple[str, Any]]:
 
 
 def _target_columns(target: Row, remarks: list[str]) -> Row:
-    """The original has the first four: name, kind, endpoint and label."""
     columns = {"only_models" if name == "models" else name: one for name, one in target.items()}
     if isinstance(ids := columns.get("scenarios"), list) and ids:
         columns["scenarios"] = _measured(ids, remarks)

@@ -59,7 +59,6 @@ class Scenario:
 
 
 def parse_scenario(text: str) -> Scenario:
-    """Raises ``BenchValueError``."""
     word, *rest = text.strip().split(":")
     if word not in list(ScenarioKind):
         known = ", ".join(ScenarioKind)
@@ -104,8 +103,8 @@ MIN_WORDS = 8
 
 
 def chat_prompt(num_tokens: int, salt: str) -> str:
-    """About so many tokens: words in an order that only ``salt`` decides, from the first one on,
-    and the question. No cache has a prompt of a new salt."""
+    """About so many tokens, in an order that only ``salt`` decides: no cache has those of a new
+    one."""
     numbers = random.Random(salt)
     num_words = max(MIN_WORDS, num_tokens - ASK_TOKENS)
     words = " ".join(numbers.choice(WORDS) for _ in range(num_words))
@@ -122,7 +121,6 @@ UNCLEAR_CHANGE = 0.2
 CellKey = tuple[str, str]
 """A model and a scenario's id."""
 CellSamples = Mapping[CellKey, Mapping[str, Sequence[float]]]
-"""Values by metric."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +150,7 @@ JUDGED: Mapping[str, tuple[Metric, ...]] = {
 
 
 def judged_metrics(scenario_id: str) -> tuple[Metric, ...]:
-    """Imported results, and those of earlier releases, may have other scenarios: their speeds and
-    times are judged."""
+    """Imported results, and those of earlier releases, may have other scenarios."""
     return JUDGED.get(scenario_id.partition(":")[0], (DECODE, TTFT, PREFILL))
 
 
@@ -162,7 +159,7 @@ def median(values: Sequence[float]) -> float | None:
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
-    """The nearest-rank percentile: the smallest value that ``percent`` of all do not exceed."""
+    """Nearest-rank."""
     if not values:
         return None
     rank = max(1, math.ceil(percent / 100 * len(values)))
@@ -170,7 +167,7 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
 
 
 def number_text(value: float) -> str:
-    """Three significant digits, as many as medians of a few samples justify."""
+    """Three significant digits: medians of a few samples justify no more."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
@@ -193,7 +190,6 @@ class Spread:
 
 
 def spread_of(values: Sequence[float]) -> Spread | None:
-    """``None`` without samples."""
     if not values:
         return None
     middle = statistics.median(values)
@@ -210,7 +206,6 @@ class Difference:
 
     @property
     def ratio(self) -> float | None:
-        """After to before; ``None`` where that is 0."""
         return self.after.median / self.before.median if self.before.median else None
 
 
@@ -221,7 +216,6 @@ def judge(
     *,
     min_change: float = MIN_CHANGE,
 ) -> Difference | None:
-    """``None`` where one side has no samples."""
     old, new = spread_of(before), spread_of(after)
     if old is None or new is None:
         return None

@@ -41,7 +41,6 @@ def ensure_variable(value: str) -> None:
 
 
 def setting_names(model: type[models.Model]) -> tuple[str, ...]:
-    """The columns that an operator sets."""
     names = [column.name for column in model._meta.concrete_fields]
     return tuple(name for name in names if name not in ("id", "name", "probes"))
 
@@ -101,8 +100,6 @@ class BenchTarget(models.Model):
 
 
 class SweepPlan(models.Model):
-    """The plan: one row."""
-
     samples_per_version = models.PositiveSmallIntegerField(
         default=5, validators=[MinValueValidator(1), MaxValueValidator(1000)]
     )
@@ -130,8 +127,6 @@ class SweepPlan(models.Model):
 
 
 class BenchJob(models.Model):
-    """One sweep requested on the page, until the control has done it."""
-
     class Status(models.TextChoices):
         PENDING = "pending"
         RUNNING = "running"
@@ -147,25 +142,19 @@ class BenchJob(models.Model):
     target = models.CharField(max_length=100, blank=True)
     """Empty: all online neurons, and all enabled targets."""
     model = models.CharField(max_length=200, blank=True)
-    """Empty: all loaded ones."""
     scenarios = models.JSONField(default=list)
     """Empty: those of each target, or of the plan."""
     samples = models.PositiveSmallIntegerField(null=True)
-    """``None``: the plan's."""
     is_beside_load = models.BooleanField(default=False)
     is_cancel_requested = models.BooleanField(default=False)
     started_at = models.DateTimeField(null=True)
     beat_at = models.DateTimeField(null=True)
-    """When the measuring control last reported."""
     ended_at = models.DateTimeField(null=True)
     num_planned = models.PositiveIntegerField(default=0)
-    """Samples of the targets reached so far."""
     num_ok = models.PositiveIntegerField(default=0)
     num_failed = models.PositiveIntegerField(default=0)
     num_cells_done = models.PositiveIntegerField(default=0)
-    """Cells that were complete before."""
     lines = models.JSONField(default=list)
-    """The last lines of output, as of ``bench once``."""
     error = models.TextField(blank=True)
 
     class Meta:
@@ -182,8 +171,6 @@ class BenchJob(models.Model):
 
 
 class BenchRun(models.Model):
-    """One sample, or one that failed."""
-
     class Timing(models.TextChoices):
         SERVER = "server"
         CLIENT = "client"
@@ -241,7 +228,6 @@ class BenchRun(models.Model):
     quality_score = models.FloatField(null=True, blank=True)
     scorer = models.CharField(max_length=40, blank=True)
     detail = models.JSONField(default=dict, blank=True)
-    """Failed cases and their reasons, in scenarios that have cases."""
     ok = models.BooleanField()
     error = models.TextField(blank=True)
 

@@ -1,7 +1,5 @@
-"""The pages under ``/bench/``: Results, Runs, and Measure, which starts sweeps.
-
-Staff see them, or everybody where the operator allows it; Measure needs the permission to add jobs.
-"""
+"""The pages under ``/bench/``. Staff see them, or everybody where the operator allows it; starting
+sweeps needs the permission to add jobs."""
 
 from __future__ import annotations
 
@@ -86,8 +84,6 @@ def _shown(
 
 @bench_page
 def results_page(request: HttpRequest) -> HttpResponse:
-    """The latest builds beside the ones before, or two chosen builds; the charts of one series
-    where its model and its scenario are chosen, and throughput against latency."""
     builds = list(map(str, results.builds_list().values()))
     choices = [
         _choice(request, "model", "Model", _values("model_id")),
@@ -127,7 +123,6 @@ def results_page(request: HttpRequest) -> HttpResponse:
 
 
 def _outlook(differences: list[Difference]) -> dict[str, Any]:
-    """Differences by verdict, and the fewest samples on a side of those with too few."""
     too_few = [one for one in differences if one.verdict is Verdict.TOO_FEW]
     sides = [side for one in too_few for side in (one.before, one.after)]
     return {
@@ -240,7 +235,6 @@ def start(request: HttpRequest) -> HttpResponse:
 @for_starters
 @require_POST
 def cancel(request: HttpRequest, pk: int) -> HttpResponse:
-    """One that has ended meanwhile stays as it is."""
     get_object_or_404(BenchJob, pk=pk)
     bench_job_cancel(actor=user_actor(request.user.get_username()), job_id=pk)
     return redirect("bench-jobs")

@@ -26,7 +26,6 @@ CELL_FILTERS = {
     "model": "model_id",
     "scenario": "scenario_id",
 }
-"""Filters of callers → columns."""
 RUN_FILTERS = (*CELL_FILTERS, "sha", "gpu", "ok")
 TEXT_COLUMNS = {name: f"{name}_json" for name in ("gpus", "features", "capabilities", "devices")}
 """JSON that the original sends as text, by its names."""
@@ -39,7 +38,6 @@ VALUES = (
 
 
 def cell_filters(words: Mapping[str, Any]) -> dict[str, str]:
-    """Empty values filter nothing."""
     return {column: words[name] for name, column in CELL_FILTERS.items() if words.get(name)}
 
 
@@ -97,8 +95,6 @@ class Build:
 
 @dataclass(slots=True, kw_only=True)
 class Cell:
-    """All successful samples of one cell."""
-
     build: Build
     model: str
     scenario: str
@@ -117,7 +113,7 @@ class Cell:
 
 
 def builds_list() -> dict[tuple[str, str], Build]:
-    """Builds by target and build, oldest first."""
+    """By target and build, oldest first."""
     rows = BenchRun.objects.filter(ok=True).order_by().values("build", target=F("target_name"))
     found = rows.annotate(
         sha=Max("git_sha"),
@@ -130,8 +126,7 @@ def builds_list() -> dict[tuple[str, str], Build]:
 
 
 def cells_list(**filters: str) -> list[Cell]:
-    """``filters``: by columns. Cells are sorted by target, model, scenario and build, the oldest
-    build first."""
+    """``filters``: by columns. Sorted by target, model, scenario and build, the oldest first."""
     builds = builds_list()
     rows = BenchRun.objects.filter(ok=True, **filters).order_by("id")
     names = ("target_name", "build", "model_id", "scenario_id", "hostname", "gpus", "timing")

@@ -1,5 +1,4 @@
-"""Writes of the bench: its plan and targets, checked, by hand or with what files have; its jobs,
-which are sweeps that the page requests and the control runs, one at a time.
+"""Writes of the bench: its plan, its targets, and its jobs: sweeps, one at a time.
 
     pending ─▶ running ─▶ done | failed | cancelled
        └────▶ cancelled
@@ -29,12 +28,11 @@ Row = TypeVar("Row", bound=models.Model)
 
 
 def plan_find() -> SweepPlan:
-    """The database's, or one with the defaults."""
     return SweepPlan.objects.filter(pk=PLAN_ID).first() or SweepPlan(pk=PLAN_ID)
 
 
 def row_save(*, actor: Actor, row: BenchTarget | SweepPlan) -> None:
-    """A new one, or a changed one. Raises ``BenchValueError``."""
+    """Raises ``BenchValueError``."""
     row_check(row)
     if isinstance(row, SweepPlan):
         row.pk = PLAN_ID
@@ -49,7 +47,6 @@ def row_save(*, actor: Actor, row: BenchTarget | SweepPlan) -> None:
 
 
 def target_delete(*, actor: Actor, target: BenchTarget) -> None:
-    """Deletes the target; its runs stay."""
     with transaction.atomic():
         audit_entry_create(actor=actor, action="bench_target.delete", object_id=target.name)
         target.delete()
@@ -65,8 +62,7 @@ def row_check(row: models.Model) -> None:
 
 
 def row_fill(row: Row, columns: Mapping[str, Any], what: str) -> Row:
-    """Sets columns to values of JSON or TOML, which Django would convert where they are of another
-    type. Returns the row. Raises ``BenchError``."""
+    """Django would convert values of another type: these raise ``BenchError``."""
     known = {column.name: column for column in row._meta.concrete_fields if column.name != "id"}
     for name, value in columns.items():
         is_json = isinstance(column := known.get(name), models.JSONField)
@@ -126,7 +122,7 @@ def bench_job_request(*, actor: Actor, job: BenchJob) -> None:
 
 
 def bench_job_cancel(*, actor: Actor, job_id: int) -> None:
-    """Ends a waiting job; a running one ends after its present sample."""
+    """A running job ends after its present sample."""
     open_jobs = BenchJob.objects.filter(pk=job_id, open_slot=1)
     with transaction.atomic():
         waiting = open_jobs.filter(status=Status.PENDING)
@@ -136,8 +132,7 @@ def bench_job_cancel(*, actor: Actor, job_id: int) -> None:
 
 
 def bench_job_claim(*, own_ids: Collection[int] = ()) -> BenchJob | None:
-    """The control's tick: reports that the jobs ``own_ids`` run, fails those whose control is gone,
-    and claims the waiting one for the caller."""
+    """The control's tick. ``own_ids``: jobs that run in the caller."""
     now = timezone.now()
     running = BenchJob.objects.filter(status=Status.RUNNING)
     running.filter(pk__in=own_ids).update(beat_at=now)

@@ -1,10 +1,5 @@
-"""A sweep: its targets and settings, by the caller's options over the database's rows, or a file's;
-then every target, every incomplete cell, one sample after the other.
-
-    probe ─▶ cells ─▶ for each with samples missing: wait while busy ─▶ warm up ─▶ sample ─▶ keep
-
-An offline or busy target is skipped.
-"""
+"""A sweep: measures every incomplete cell of every target, one sample after the other. An offline
+or busy target is skipped."""
 
 from __future__ import annotations
 
@@ -46,8 +41,7 @@ MAX_FAILURES_IN_A_ROW = 2
 
 
 def fits(scenario: Scenario, model: ModelInfo, *, max_tokens: int) -> bool:
-    """Whether the model can be measured in it. A property that it does not report is no reason
-    against."""
+    """A property that the model does not report is no reason against."""
     if scenario.kind is ScenarioKind.LOAD:
         return True
     chats = model.capabilities & {"chat", "completions"}
@@ -59,8 +53,6 @@ def fits(scenario: Scenario, model: ModelInfo, *, max_tokens: int) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cell:
-    """One model in one scenario. ``build``: what the target reported of itself."""
-
     target: Target
     build: Columns
     model: ModelInfo
@@ -70,13 +62,10 @@ class _Cell:
 
 @dataclass(slots=True, kw_only=True)
 class Sweep:
-    """Keeps its samples in the database, and counts them."""
-
     plan: SweepPlan
     targets: Sequence[Target]
     report: Callable[[str], object]
     is_beside_load: bool = False
-    """Measures also while others use the target."""
     checkpoint: Callable[[], object] = lambda: None
     """Called before each sample, and while a target is busy; an exception ends the sweep, unless it
     is a ``BenchError``."""
@@ -89,11 +78,9 @@ class Sweep:
     num_cells_done: int = 0
     """Cells that were complete before."""
     left_out: list[str] = field(default_factory=list)
-    """Targets and models that were not measured, with the reason."""
 
     @property
     def has_nothing(self) -> bool:
-        """Whether what there was to measure gave no sample."""
         return self.num_ok == 0 and bool(self.num_failed or self.left_out)
 
     def run(self) -> None:
@@ -142,7 +129,6 @@ class Sweep:
     def _missing(
         self, target: Target, model: ModelInfo, num_done: Mapping[tuple[str, str], int]
     ) -> dict[Scenario, int]:
-        """Missing samples by scenario that fits the model; what takes it offline comes last."""
         missing = {}
         for scenario in parse_scenarios(target.row.scenarios or self.plan.scenarios):
             if fits(scenario, model, max_tokens=self.plan.max_tokens):
@@ -154,8 +140,7 @@ class Sweep:
         return dict(sorted(missing.items(), key=lambda item: item[0].kind is ScenarioKind.LOAD))
 
     def _measure_cell(self, cell: _Cell, num_samples: int) -> None:
-        """Each sweep's first request to a cell is not measured, unless it fails: the server may
-        have restarted since the last one."""
+        """The first request is not measured, unless it fails: the server may have restarted."""
         if cell.scenario.kind is not ScenarioKind.LOAD and not (warm_up := self._take(cell)).ok:
             self._keep(cell, warm_up)
             return
@@ -215,7 +200,6 @@ class Sweep:
 
 
 def _samples_count(target: str, build: str) -> dict[tuple[str, str], int]:
-    """Successful samples by model and scenario id."""
     runs = BenchRun.objects.filter(ok=True, target_name=target, build=build).order_by()
     rows = runs.values_list("model_id", "scenario_id").annotate(num=Count("pk"))
     return {(model, scenario): num for model, scenario, num in rows}
@@ -234,7 +218,6 @@ def _values_text(run: BenchRun) -> str:
 
 
 def _measured(cell: _Cell, plan: SweepPlan) -> BenchRun:
-    """The numbers of one sample. Raises ``TargetError``."""
     match cell.scenario.kind:
         case ScenarioKind.CHAT:
             salt = "warm" if cell.scenario.is_warm else _new_salt()
@@ -295,8 +278,7 @@ def _concurrency(cell: _Cell, plan: SweepPlan) -> BenchRun:
 
 
 Options = Mapping[str, Any]
-"""The command's, by the destinations of its arguments. Those that are missing or empty leave the
-choice to the plan and the targets. ``config`` is a file instead of the database; with an
+"""By destinations of the command's arguments. ``config``: a file instead of the database. With an
 ``endpoint`` only this one is measured."""
 
 
@@ -326,7 +308,6 @@ def sweep_of(options: Options, report: Callable[[str], object]) -> Sweep:
 
 
 def _plan(options: Options, columns: Mapping[str, Any]) -> SweepPlan:
-    """The database's, with a file's columns and the caller's options. Raises ``BenchError``."""
     numbers = {
         "samples_per_version": options.get("samples"),
         "max_tokens": options.get("max_tokens"),
@@ -341,7 +322,6 @@ def _plan(options: Options, columns: Mapping[str, Any]) -> SweepPlan:
 def _targets(
     options: Options, rows: Iterable[BenchTarget] | None, timeout_s: float
 ) -> Iterator[Target]:
-    """``rows``: a file's, instead of the database's. Raises ``BenchError``."""
     if endpoint := options.get("endpoint"):
         row = BenchTarget(
             name=options["name"] or endpoint,

@@ -1,8 +1,6 @@
-"""The numbers of cells as rows, in the original's fields, as Markdown and as charts. Pure.
-
-The API, the command and the pages show these rows. A field is a fact of the cell, or a column's
-statistic, as ``ttft_s_p95``. Charts are JSON for the results page's script.
-"""
+"""The numbers of cells as rows in the original's fields, as Markdown and as charts, which are JSON
+for the results page's script. A field is a fact of the cell, or a column's statistic, as
+``ttft_s_p95``. Pure."""
 
 from __future__ import annotations
 
@@ -32,7 +30,6 @@ HEAD = (
     *("target_name", "model_id", "build", "hostname", "gpus"),
     *("git_sha", "build_timestamp", "package_version"),
 )
-"""What the points of a row of ``scaling`` or ``concurrency`` have in common."""
 SPEEDS = ("prefill_tps_median", "decode_tps_median")
 OF_A_BUILD = ("target_name", "model_id", "build")
 REPORTS: Mapping[str, Sequence[str]] = {
@@ -54,7 +51,6 @@ REPORTS: Mapping[str, Sequence[str]] = {
         *("queue_wait_ms_median", "rejected", "knee_concurrency", "n"),
     ),
 }
-"""The fields that Markdown shows, by view."""
 VIEWS = (*REPORTS, "series")
 TITLES = {
     "target_name": "engine",
@@ -139,7 +135,6 @@ def _whole(value: float | None) -> int | None:
 
 
 def texts_of(row: Mapping[str, Any]) -> Row:
-    """A row for people: measured numbers as text, empty where nothing was measured."""
     words = {name: "" if value is None else value for name, value in row.items()}
     return {
         name: number_text(value) if isinstance(value, float) else value
@@ -148,7 +143,6 @@ def texts_of(row: Mapping[str, Any]) -> Row:
 
 
 def _grouped(cells: Iterable[Cell], kinds: Sequence[str]) -> list[list[Cell]]:
-    """Cells of these kinds that have a size, grouped by target, build and model."""
     groups: dict[tuple[Build, str], list[Cell]] = {}
     for cell in cells:
         kind, *rest = cell.scenario.split(":")
@@ -162,8 +156,7 @@ def _size(cell: Cell) -> int:
 
 
 def _scaling(group: Sequence[Cell]) -> Row:
-    """Speeds over the length of the prompt. ``decode_flatness`` is the longest prompt's share of
-    the shortest's speed."""
+    """``decode_flatness``: the longest prompt's share of the shortest's speed."""
     points = [cell_row(cell) for cell in group]
     for point, cell in zip(points, group, strict=True):
         point["prompt_tokens"] = point["prompt_tokens"] or _size(cell)
@@ -183,8 +176,7 @@ def _head(points: Sequence[Row]) -> Row:
 
 
 def _knee(points: Sequence[Row]) -> int | None:
-    """The most requests at once that are all served with a p95 near the lightest's. ``None`` with
-    fewer than two points: one shows no bend."""
+    """``None`` with fewer than two points: one shows no bend."""
     lightest_s = next((point["ttft_p95_s"] for point in points if point["ttft_p95_s"]), None)
     if len(points) < 2 or lightest_s is None:
         return None
@@ -257,8 +249,7 @@ def comparison_markdown(comparison: Comparison, before: str, after: str) -> str:
 
 
 def standings_of(cells: Sequence[Cell]) -> dict[tuple[str, str], list[Row]]:
-    """Each metric of each series, by model and GPUs: the latest build beside the one before and the
-    best."""
+    """By model and GPUs."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for builds in by_series(cells):
         latest = builds[-1]
@@ -270,13 +261,11 @@ def standings_of(cells: Sequence[Cell]) -> dict[tuple[str, str], list[Row]]:
 
 
 def _gpus_text(gpus: Sequence[str]) -> str:
-    """``2 x RTX 3090``."""
     counts = {name: gpus.count(name) for name in gpus}
     return ", ".join(name if num == 1 else f"{num} x {name}" for name, num in counts.items())
 
 
 def _standing(metric: Metric, builds: Sequence[Cell]) -> Row:
-    """``best`` is ``None`` where the latest build is the best."""
     measured = [cell for cell in builds if cell.values[metric.name]]
     latest = measured[-1]
     sign = 1 if metric.more_is_better else -1
@@ -301,8 +290,7 @@ def _judged(metric: Metric, before: Cell, after: Cell) -> Difference | None:
 
 
 def trend_charts(cells: Sequence[Cell], target: str) -> list[Row]:
-    """The charts of one model and scenario. ``target``'s line is solid and marks its regressions;
-    other targets' are dashed: one with a single build is a horizontal line."""
+    """``target``'s line is solid and marks its regressions; others are dashed."""
     age_keys = {cell.build.build: cell.build.age_key for cell in cells}
     labels = sorted(age_keys, key=age_keys.__getitem__)
     charts = []

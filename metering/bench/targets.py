@@ -1,10 +1,5 @@
-"""Targets: probe them, check whether they are busy, load and unload their models; and what they
-report of themselves.
-
-Target           /v1/models of any server, and a path with its version
-NeuronTarget     /version, /discovery, /models, /health of the original's neuron, at its own
-                 port or under /api/neurons/NAME of a gateway, and what answers its models
-"""
+"""Targets: any server of OpenAI's or Anthropic's API, and neurons of helexa or of the original, at
+their own port or under ``/api/neurons/NAME`` of a gateway."""
 
 from __future__ import annotations
 
@@ -32,10 +27,9 @@ NO_SETTINGS = frozenset(
     {"id", "object", "created", "created_at", "harness", "status", "capabilities", "devices"}
     | {"vram_used_mb", "loaded", "locations", "feasible_on", "cost", "description", "progress"}
 )
-"""The keys of a model's object that are no settings of it."""
 VERSION_PATHS = ("version", "api/version", "props")
 Ask = Callable[[str, int], BenchRun]
-"""Sends a prompt, for at most so many tokens of answer. Raises ``TargetError``."""
+"""Takes a prompt and the most tokens of answer. Raises ``TargetError``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,12 +41,11 @@ class ModelInfo:
     context_tokens: int | None = None
     devices: tuple[int, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Other settings that the server reports."""
 
 
 class Target:
-    """Any server of OpenAI's or Anthropic's API. It cannot report whether it is busy. ``row`` may
-    be unsaved. All methods raise ``TargetError``."""
+    """It cannot report whether it is busy. ``row`` may be unsaved. Methods raise
+    ``TargetError``."""
 
     def __init__(self, row: BenchTarget, api_key: str | None, *, timeout_s: float) -> None:
         self.row = row
@@ -61,7 +54,6 @@ class Target:
         self._http = Http(_root(row.endpoint), headers=headers, timeout_s=timeout_s)
 
     def probe(self) -> tuple[Columns, list[ModelInfo]]:
-        """Returns the columns of its runs, and the models that are loaded."""
         self._ensure_key()
         if self.row.only_models and self.row.build:
             models = [ModelInfo(id=name) for name in self.row.only_models]
@@ -104,9 +96,8 @@ class Target:
 
 
 class NeuronTarget(Target):
-    """``is_local``: a neuron of this fleet. The REST API's views are called in this process, as
-    ``manage.py neurons`` calls them, without a key: the caller has the database. Its models are
-    asked at the gateway."""
+    """``is_local``: of this fleet. Views of the REST API are called in this process, without a key:
+    the caller has the database. Its models answer at the gateway."""
 
     def __init__(
         self, row: BenchTarget, api_key: str | None, *, timeout_s: float, is_local: bool = False
@@ -154,7 +145,6 @@ class NeuronTarget(Target):
         self._ask("models/unload", {"model_id": model.id})
 
     def _ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
-        """A GET, or a POST where there is a body."""
         if not self._is_local:
             return self._door.get(path) if body is None else self._door.post(path, body)
         path = f"neurons/{self.row.name}/{path}"
@@ -184,9 +174,8 @@ def _reachable(url: str, endpoint: str) -> str:
 
 
 def build_of(version: Any) -> Columns:
-    """The build in what helexa, vLLM, SGLang and Ollama answer about their version, and what
-    llama.cpp does at ``/props``. A dirty tree is a build of its own: it looks like any other dirty
-    tree of the commit, but it is not the commit."""
+    """``version``: as of helexa, vLLM, SGLang and Ollama, or llama.cpp's ``/props``. A dirty tree
+    is a build of its own, though it looks like any other dirty tree of the commit."""
     version = version if isinstance(version, dict) else {}
     sha, package, *others = (
         "" if (word := _text(version, name)) == UNKNOWN else word
@@ -221,8 +210,8 @@ def neuron_models(models: Any) -> list[ModelInfo]:
 
 
 def listed_models(json_value: Any) -> list[ModelInfo]:
-    """The models of ``/v1/models``, in any dialect. Left out are models with ``loaded: false``, and
-    helexa's aliases."""
+    """Of ``/v1/models``, in any dialect; without models that are not loaded and helexa's
+    aliases."""
     return [
         _model(entry)
         for entry in _objects(json_value.get("data") if isinstance(json_value, dict) else None)
@@ -257,7 +246,7 @@ def telemetry_of(health: Mapping[str, Any], model: ModelInfo) -> Columns:
 
 
 def other_places(card: Any, neuron: str) -> list[str]:
-    """The other neurons that serve the model, as the gateway reports in either of its shapes."""
+    """``card``: the model's, in either of the gateway's shapes."""
     places = (card.get("locations") if isinstance(card, dict) else None) or ()
     objects = [place if isinstance(place, dict) else {"node": str(place)} for place in places]
     names = {one.get("node", "") for one in objects if one.get("status", "loaded") == "loaded"}
@@ -298,7 +287,6 @@ def _objects(json_value: Any) -> list[Mapping[str, Any]]:
 
 
 def _list(json_value: Any) -> list[Any]:
-    """Any other value counts as an empty list."""
     return json_value if isinstance(json_value, list) else []
 
 

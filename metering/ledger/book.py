@@ -41,7 +41,7 @@ class Window(StrEnum):
 
 
 def calendar_end_s(window: Window, now_s: int) -> int:
-    """Returns when the calendar window that holds ``now_s`` ends. Only for days and months."""
+    """For days and months only."""
     if window is Window.DAY:
         return (now_s // DAY_S + 1) * DAY_S
     first = _month_of(now_s)
@@ -63,11 +63,9 @@ def _month_of(unix_s: int) -> datetime:
 
 
 RETRY_AFTER_RESERVED_S = 1.0
-"""For refusals where only reservations of running requests exceed the cap: they settle, and their
-unused part is free again."""
+"""Reservations of running requests settle, and free their unused part."""
 MIN_ANSWER_TOKENS = 256
-"""The shortest answer that is granted while others' reservations limit it, where the client named
-no number."""
+"""Granted where the client named no number, though others' reservations leave less."""
 
 
 class Unit(StrEnum):
@@ -77,12 +75,10 @@ class Unit(StrEnum):
 
 @dataclass(slots=True, kw_only=True)
 class BudgetState:
-    """A budget's present state. ``window_ends_s`` is ``None`` for a balance, for an unused calendar
-    window, and while a window of seconds is closed."""
+    """``window_ends_s``: ``None`` for a balance, an unused calendar window, and closed seconds."""
 
     id: int
     owner: str
-    """``key`` or ``account``: for the message of a refusal."""
     unit: Unit
     cap: int
     window: Window = Window.BALANCE
@@ -124,9 +120,8 @@ class BudgetState:
         return max(0, settle.cost_micro_usd)
 
     def roll(self, now_s: int) -> bool:
-        """Begins a new window if the present one is over or has not begun; returns whether that
-        changed anything. Reservations stay: their requests are running. Never goes back: gateways'
-        clocks differ."""
+        """Returns whether that changed anything. Reservations stay: their requests are running.
+        Never goes back: gateways' clocks differ."""
         if self.window is Window.BALANCE:
             return False
         if self.window_ends_s is not None and now_s < self.window_ends_s:
@@ -147,16 +142,15 @@ class BudgetState:
 
 @dataclass(slots=True)
 class Book:
-    """Budgets by id, and each request's reservations by budget. Mutates both. A missing budget was
-    deleted, and limits no request."""
+    """Mutates both. ``held``: by request and budget. A missing budget was deleted."""
 
     budgets: dict[int, BudgetState]
     held: dict[str, dict[int, int]]
     changed: set[int] = field(default_factory=set)
 
     def reserve(self, reserve: Reserve) -> Granted:
-        """Raises ``QuotaExceededError``. A repeated one, whose writer did not see whether the first
-        was committed, replaces the first one's reservation."""
+        """Replaces the reservation of a first one whose commit was not seen. Raises
+        ``QuotaExceededError``."""
         self.release(reserve.request_id)
         now_s = int(reserve.now_unix_s)
         budgets = [self.budgets[id] for id in reserve.budgets if id in self.budgets]
@@ -196,10 +190,9 @@ class Book:
                 self._unreserve(budget, amount - needed)
 
     def settle(self, settle: Settle) -> bool:
-        """Charges the usage to the request's budgets, and releases its reservation. A budget is
-        charged no more than was reserved on it, whatever a neuron reports, so that its cap holds;
-        where the reservation was swept, no more than is left of it. Returns whether that has
-        reduced the charge."""
+        """Returns whether the charge was cut. A budget is charged no more than was reserved on it,
+        whatever a neuron reports, so that its cap holds; where the reservation was swept, no more
+        than is left."""
         ended_s = int(settle.ended_unix_s)
         is_cut = False
         held = self.held.pop(settle.request_id, {})
@@ -230,10 +223,9 @@ class Book:
 
 
 def output_tokens_granted(reserve: Reserve, budgets: Sequence[BudgetState] = ()) -> int:
-    """The client's number, else as many as the budgets still buy: the same for each choice, and one
-    token at least. While reservations leave less than ``MIN_ANSWER_TOKENS``, it is that many, or as
-    many as the budgets buy without reservations: an answer is not cut to a few tokens only because
-    other requests run."""
+    """The client's number, else as many as the budgets still buy, the same for each choice. While
+    reservations leave less than ``MIN_ANSWER_TOKENS``, it is that many: an answer is not cut short
+    only because other requests run."""
     if reserve.output_tokens is not None:
         return reserve.output_tokens
     now = _affordable(reserve, [(budget, budget.left) for budget in budgets])
@@ -256,7 +248,6 @@ def _affordable(reserve: Reserve, amounts: Sequence[tuple[BudgetState, int]]) ->
 def _refusal(
     reserve: Reserve, output_tokens: int, short: list[tuple[BudgetState, int]]
 ) -> QuotaExceededError:
-    """The refusal; of several budgets it names the one that stays short for longest."""
 
     def longest(candidate: tuple[BudgetState, int]) -> float:
         retry_after_s = _retry_after_s(*candidate, reserve.now_unix_s)

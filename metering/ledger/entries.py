@@ -5,8 +5,6 @@
     Settle                                       when it has ended: exactly one ledger entry
     Release                                      when it was never submitted: no entry
 
-A ``Settle`` may carry the request's record, which is written in the same transaction.
-
 The operations of one request are applied in the order in which they were queued. Amounts are
 integers: tokens and micro-USD.
 
@@ -42,12 +40,9 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reserve:
-    """Reserves the most that a request may use on every budget of ``budgets``, or on none of them.
-
-    ``prompt_tokens`` is a safe upper bound. ``output_tokens`` bounds all choices together where the
-    client set a limit (``None``: it did not), ``default_output_tokens`` does otherwise; the budget
-    may grant less of the latter, in equal parts to ``num_choices``.
-    """
+    """Reserves on all of ``budgets``, or on none. ``prompt_tokens`` is a safe upper bound.
+    ``output_tokens`` bounds all choices together; ``None``: the client set no limit, and the
+    budgets grant up to ``default_output_tokens``, in equal parts to ``num_choices``."""
 
     request_id: str
     gateway_id: str
@@ -70,8 +65,6 @@ class Granted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Narrow:
-    """Releases the excess of a reservation."""
-
     request_id: str
     budgets: tuple[int, ...]
     prompt_tokens: int
@@ -81,8 +74,6 @@ class Narrow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordFields:
-    """Fields of a request's record that its ledger entry lacks."""
-
     status: int
     """The status of the HTTP response; 0: none was sent, or its gateway died."""
     kind: Outcome
@@ -96,14 +87,10 @@ class RecordFields:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settle:
-    """The one ledger entry of a request. A second one of the same id charges nothing.
+    """The one ledger entry of a request; a second one of the same id charges nothing.
 
-    This is the list of a settled request's fields. The gateway's ``RequestOutcome`` carries it;
-    the ledger's columns, the log line, the metrics and the spool read it by the names of
-    ``WHO_AND_WHAT`` and ``TOKENS``, which ``Receipt`` and ``Usage`` use as well.
-
-    ``budgets`` are those that it reserved on. Its use is charged there: at most the reserved
-    amount, or the amount left where its reservation was swept.
+    The gateway's ``RequestOutcome`` carries it; the ledger's columns, the log line, the metrics and
+    the spool read it by the names of ``WHO_AND_WHAT`` and ``TOKENS``.
     """
 
     request_id: str
@@ -127,7 +114,6 @@ class Settle:
     client: str
     """Its family, by the User-Agent: one of a fixed set of words, never the header's text."""
     is_failure: bool = False
-    """The server failed: ``failed`` of ``metering.ledger.entries``."""
     record: RecordFields | None = None
     """Written with the entry; ``None``: the request has no record, or one of its own."""
 
@@ -166,20 +152,15 @@ FIRST_ERROR = 400
 UNAVAILABLE = 503
 SERVER_ERRORS = frozenset({500, 502, UNAVAILABLE, 504})
 BUSY = frozenset({"queue_full", "queue_timeout"})
-"""Codes of refusals because of load, which a neuron sends too."""
 BROKEN_STORES = frozenset({"database_unavailable", "redis_unavailable", "storage_unavailable"})
-"""Codes of this server's own failures, before any neuron is found."""
 
 
 ERRORS = frozenset({Outcome.REFUSED, Outcome.FAILED})
-"""The client got an error instead of its answer, or in the middle of it."""
 
 
 def outcome_of(*, code: str, error_status: int, is_placed: bool) -> Outcome:
-    """Refused: because of the caller, or the fleet's load. Failed: the server's fault. ``code``:
-    ``finished``, ``cancelled``, or the error's. ``error_status``: the HTTP status of the error,
-    also where the answer's stream had begun; 0: there was none. ``is_placed``: a neuron had been
-    found for it."""
+    """``code``: ``finished``, ``cancelled``, or the error's. ``error_status``: the error's HTTP
+    status, also within a stream; 0: none. ``is_placed``: a neuron had been found."""
     if code == FINISHED:
         return Outcome.ANSWERED
     if error_status < FIRST_ERROR:

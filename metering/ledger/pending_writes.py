@@ -1,14 +1,10 @@
-"""The queue of a gateway's writer, and its batches into the database.
+"""The queue of a gateway's writer, and its batches into the database. Belongs to one thread, whose
+connection it uses; any may read ``depth`` and ``age_s``.
 
-A batch that failed stays in front and is retried, so nothing is lost and the operations of a
-request keep their order. Reservations are the exception: no request waits for a database that is
-offline, so they are refused. One of them may have been committed all the same, if the connection
-broke at the wrong moment: a ``Release`` takes its place.
-
-The gateway's lease is renewed from its first reservation on: its reservations are no orphans.
-
-Belongs to one thread, whose database connection it uses; ``depth`` and ``age_s`` may be read by
-any.
+A batch that failed stays in front and is retried, so the operations of a request keep their order.
+Reservations are refused instead: no request waits for a database that is offline. One of them may
+have been committed all the same, if the connection broke at the wrong moment: a ``Release`` takes
+its place. The gateway's lease is renewed from its first reservation on.
 """
 
 from __future__ import annotations
@@ -88,8 +84,8 @@ class PendingWrites:
         return 0.0 if oldest_s is None else max(0.0, time.monotonic() - oldest_s)
 
     def due_s(self, delays_s: Mapping[type, float]) -> float:
-        """When something must be written even if nothing more comes, by the monotonic clock.
-        ``delays_s``: how long operations of a type may wait for others."""
+        """By the monotonic clock. ``delays_s``: how long operations of a type may wait for
+        others."""
         now_s = time.monotonic()
         due_s = min(self._lease_due_s, now_s + IDLE_WAIT_S)
         for write in self._writes:
@@ -100,7 +96,7 @@ class PendingWrites:
 
     def write(self) -> None:
         """Renews the lease when it is due, then writes one batch. Raises the database's error when
-        it is offline, with all writes still queued: ``recover`` comes next."""
+        it is offline, with all writes still queued."""
         if time.monotonic() >= self._lease_due_s:
             self._write_lease(LEASE_S)
             self._lease_due_s = time.monotonic() + LEASE_RENEWAL_S
@@ -133,7 +129,6 @@ class PendingWrites:
         self._done(batch, [None if write.operation is None else next(outcomes) for write in batch])
 
     def recover(self, error: Error) -> None:
-        """Retries after a conflict with another writer; otherwise the database is offline."""
         if is_conflict(error):
             logger.info("the ledger's transaction is tried again: %s", error)
             return
@@ -174,8 +169,7 @@ class PendingWrites:
 
 
 def is_conflict(error: BaseException) -> bool:
-    """Whether the same transaction may succeed at once: deadlocks, serialization failures and a
-    locked SQLite."""
+    """Whether the same transaction may succeed at once."""
     sqlstate = getattr(error.__cause__, "sqlstate", None)
     return sqlstate in CONFLICT_SQLSTATES or "database is locked" in str(error)
 

@@ -54,12 +54,10 @@ _PREFIX_BYTES = _TOKENS.size + _HEAD.size
 Count = Callable[[int, int, int, int], None]
 """Takes the tokens so far, in the order of ``entries.TOKENS``."""
 Written = Callable[[], None]
-"""To be called when the database has a bill."""
 
 
 class SpoolFile:
-    """A file locked by this process. Methods raise ``OSError``. Each slot has one writer at a
-    time."""
+    """Locked by this process. Methods raise ``OSError``. Each slot has one writer at a time."""
 
     def __init__(self, path: Path, fd: int) -> None:
         self.path = path
@@ -102,7 +100,7 @@ class SpoolFile:
         return None
 
     def write(self, slot: int, settle: Settle) -> None:
-        """Writes a bill to a free slot. Raises ``ValueError`` too, for a bill too large."""
+        """``slot`` is free. Raises ``ValueError`` too, for a bill that is too large."""
         try:
             bill = _encode(settle)
         except OverflowError as error:
@@ -123,8 +121,7 @@ class SpoolFile:
         os.fsync(self._fd)
 
     def read(self) -> list[Settle]:
-        """The readable bills in it; others are logged. An open request's has the tokens counted
-        when the file was last written."""
+        """Logs unreadable bills. An open request's has the tokens counted at the last write."""
         settles: dict[str, Settle] = {}
         num_damaged = 0
         for settle in self._bills():
@@ -161,7 +158,6 @@ class SpoolFile:
                 yield _as_counted(settle, slot, written_s) if is_open else settle
 
     def remove(self) -> None:
-        """Deletes the file, whose bills the database has; a damaged one is renamed instead."""
         if self._is_damaged:
             self.path.rename(self.path.with_suffix(DAMAGED_SUFFIX))
         else:
@@ -174,7 +170,6 @@ class SpoolFile:
 
 
 def spool_paths(directory: Path) -> Iterator[Path]:
-    """The files there, oldest name first; none without the directory."""
     paths = (path for suffix in (SUFFIX, LINES_SUFFIX) for path in directory.glob(f"[!.]*{suffix}"))
     return iter(sorted(paths))
 
@@ -238,15 +233,12 @@ class Spool:
         self._new_slots = itertools.count()
         self._open: dict[str, int] = {}
         self._bills: set[_Bill] = set()
-        """Bills that the database may not have yet."""
         self._adopted: dict[SpoolFile, int] = {}
         """The number of unwritten bills of each file of a dead gateway."""
         self._log = ThrottledLog(logger, logging.ERROR)
         self.problem: str | None = None
-        """Why bills are missing on the disk, in words."""
 
     def create(self) -> None:
-        """Makes this gateway's file, if there is none."""
         if self._file is None:
             try:
                 self._file = SpoolFile.create(self._directory, self._gateway_id)
@@ -258,8 +250,7 @@ class Spool:
         return len(self._bills) + sum(list(self._adopted.values()))
 
     def begin(self, settle: Settle) -> Count:
-        """The request is submitted, perhaps again: ``settle`` is its bill if this process dies now,
-        without further tokens."""
+        """``settle``: its bill if this process dies now, without further tokens."""
         slot = self._write(settle)
         self._end(settle.request_id)
         if slot is None:
@@ -274,8 +265,7 @@ class Spool:
         return partial(self._written, bill)
 
     def keep(self) -> None:
-        """The database is offline: syncs its bills to the disk, against a host that dies, and
-        writes those that the disk has refused."""
+        """The database is offline: syncs its bills to the disk, against a host that dies."""
         for bill in list(self._bills):
             if bill.slot is None:
                 bill.slot = self._write(bill.settle)
@@ -291,7 +281,7 @@ class Spool:
         return spool_paths(self._directory)
 
     def adopt(self, path: Path) -> list[tuple[Settle, Written]]:
-        """The bills of a gateway that died, and whom to notify of each; none of one that lives."""
+        """The bills of a gateway that died; none of one that lives."""
         try:
             file = SpoolFile.adopt(path)
             if file is None:

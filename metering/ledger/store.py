@@ -1,14 +1,7 @@
-"""One batch of operations, applied to the database in one transaction. SQLite and PostgreSQL.
+"""One batch of operations, applied to the database in one transaction: SQLite and PostgreSQL.
 
-    lock the budgets, in the order of their ids
-    read what the batch's requests hold
-    insert ledger entries; those that are there already charge nothing
-    the book's arithmetic, in memory
-    write hourly sums, reservations and budgets, each changed row once
-    insert the records of the requests whose entry was inserted
-
-A statement or two a table, for any size of batch. Every writer locks in this order, budgets, then
-entries by request id, then sums by key, then records, so that two of them never deadlock.
+A statement or two a table, for any size of batch. Every writer locks in this order, budgets by id,
+entries by request id, sums by key, then records, so that two of them never deadlock.
 """
 
 from __future__ import annotations
@@ -69,8 +62,8 @@ HOUR_KEYS = ("hour", "account", "key", "model")
 
 
 def apply(operations: Sequence[Operation], *, using: str = "default") -> list[Result]:
-    """The result of each operation, in their order. Commits all of them or none, and raises the
-    database's error then. Each operation names its request's budgets."""
+    """Results in the operations' order. Commits all of them or none, and raises the database's
+    error then. Each operation names its request's budgets."""
     with transaction.atomic(using=using), connections[using].cursor() as cursor:
         return _apply(operations, cursor, using)
 
@@ -215,8 +208,7 @@ def _add_to_hours(cursor: CursorWrapper, entries: list[tuple[Settle, Row]]) -> N
 
 
 def _grown(name: str) -> str:
-    """An hour's sum, which saturates at the greatest integer: SQLite would store a float, and
-    PostgreSQL would refuse the batch each time."""
+    """Saturates: SQLite would store a float, and PostgreSQL would refuse the batch each time."""
     before, more = f"metering_usagehour.{name}", f"excluded.{name}"
     return f"CASE WHEN {before} > {MAX_INT64} - {more} THEN {MAX_INT64} ELSE {before} + {more} END"
 
@@ -275,14 +267,13 @@ LEASE_KEPT_S = 86_400
 def reservations_sweep(
     *, now_unix_s: float, suspects: frozenset[str], using: str = "default"
 ) -> frozenset[str]:
-    """Releases the reservations of dead gateways that no bill has settled: their requests were
-    never submitted, or their data directory is missing still. The next gateway of that directory
-    settles the other ones within seconds (``metering.ledger.spool``).
+    """Releases the reservations of dead gateways that no bill has settled; the next gateway of
+    their data directory settles the others within seconds (``metering.ledger.spool``).
 
     A gateway counts as dead that two sweeps in a row find without a lease: ``suspects`` are the
-    result of the sweep before; returns those that have none now. While the database was offline no
-    lease was renewed and no bill written. Between the two sweeps the late ones come, also those of
-    a gateway that was restarted meanwhile, which need their reservations."""
+    result of the sweep before. While the database was offline no lease was renewed and no bill
+    written: they come between the two sweeps, also those of a gateway that was restarted meanwhile.
+    """
     leases = GatewayLease.objects.using(using)
     alive = leases.filter(lease_until_unix_s__gte=int(now_unix_s)).values("gateway_id")
     orphans = Reservation.objects.using(using).exclude(gateway_id__in=alive)

@@ -36,23 +36,19 @@ from metering.ledger.spool import Count, Spool, count_nothing
 logger = logging.getLogger(__name__)
 
 MAX_QUEUED = 200_000
-"""The writer's limit while the database is offline; more work is refused."""
 RESERVE_TIMEOUT_S = 3.0
 """With the catalogue's ``READ_WAIT_S`` it is less than the five seconds after which a client gets
 the error that the database does not answer."""
 DELAYS_S: dict[type, float] = {Narrow: 1.0, Settle: 0.05}
-"""The longest wait for operations to be written together: a transaction of several bills takes
-little more than that of one."""
+"""A transaction of several bills takes little more than that of one."""
 BACKOFF = Backoff(first_s=0.05, max_s=2.0)
 ADOPT_EVERY_S = 2.0
 SPOOLED_AFTER_S = 5.0
-"""Bills that have waited for the database for so long are reported as spooled."""
 
 
 class LedgerWriter:
-    """``reserve``, ``narrow``, ``begin``, ``settle``, ``release``, ``flush`` and ``stop`` are for
-    the event loop that called ``start``; the properties for any thread. ``using`` is Django's name
-    of the database."""
+    """Methods are for the event loop that called ``start``, properties for any thread. ``using`` is
+    Django's name of the database."""
 
     def __init__(
         self,
@@ -77,7 +73,6 @@ class LedgerWriter:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
-        """Call it in the waiters' event loop."""
         self._loop = asyncio.get_running_loop()
         if self._spool is not None:
             self._spool.create()
@@ -99,19 +94,17 @@ class LedgerWriter:
 
     @property
     def num_spooled(self) -> int:
-        """Bills in the data directory that have waited for the database for a while."""
         if self._spool is None or self.age_s <= SPOOLED_AFTER_S:
             return 0
         return self._spool.depth
 
     @property
     def spool_problem(self) -> str | None:
-        """Why bills are missing in the data directory, and lost if this process dies."""
         return None if self._spool is None else self._spool.problem
 
     async def reserve(self, reserve: Reserve) -> Granted:
-        """Raises ``QuotaExceededError`` and ``LedgerUnavailableError``; then nothing is reserved,
-        nor when the caller is cancelled."""
+        """Raises ``QuotaExceededError``, ``LedgerUnavailableError``: nothing is reserved then, nor
+        when the caller is cancelled."""
         if self.is_full:
             raise LedgerUnavailableError("The ledger cannot be written; try again shortly.")
         if self.age_s > RESERVE_TIMEOUT_S:
@@ -150,7 +143,7 @@ class LedgerWriter:
             self._put(release)
 
     async def flush(self, timeout_s: float) -> bool:
-        """Waits until everything queued so far is written; returns whether it is."""
+        """Returns whether everything queued so far is written."""
         waiter = self._new_waiter()
         self._put(None, waiter)
         try:
@@ -162,8 +155,7 @@ class LedgerWriter:
         return True
 
     async def stop(self, timeout_s: float) -> None:
-        """Flushes, releases the lease and ends the thread; unwritten bills are left to the next
-        process. Idempotent."""
+        """Leaves unwritten bills to the next process. Idempotent."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -202,7 +194,6 @@ class LedgerWriter:
             self._spool.close()
 
     def _await_work(self) -> None:
-        """Returns the queue, when something is worth writing or adopting."""
         while not self._is_stopping:
             self._pop_all()
             due_s = min(self._pending.due_s(DELAYS_S), self._adopt_due_s)

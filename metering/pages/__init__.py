@@ -1,6 +1,5 @@
-"""The pages of members: usage, keys, requests and series; operators see those of all accounts. Here
-are the reader of a page with their permissions, and the addresses of pages, the admin's included.
-"""
+"""The pages of members. Here are the reader of a page with their permissions, and the addresses of
+pages, the admin's included."""
 
 from __future__ import annotations
 
@@ -27,8 +26,6 @@ MAKES_KEYS = (Membership.Role.OWNER.value, Membership.Role.MEMBER.value)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reader:
-    """``roles``: the role in each of their accounts, by name."""
-
     username: str
     is_operator: bool
     roles: dict[str, str]
@@ -46,14 +43,12 @@ class Reader:
         return sorted(name for name, role in self.roles.items() if role in MAKES_KEYS)
 
     def may_change(self, key: ApiKey) -> bool:
-        """An owner may change all keys of the account, a member their own."""
         role = self.roles.get(key.account_id)
         if role == Membership.Role.OWNER:
             return True
         return role in MAKES_KEYS and key.created_by == str(self.actor)
 
     def may_read_bodies(self, record: RequestRecord) -> bool:
-        """Operators may, and those who may change the request's key."""
         if self.is_operator:
             return True
         key = ApiKey.objects.filter(prefix=record.key).first() if record.key else None
@@ -66,8 +61,7 @@ class Reader:
 
     @property
     def paying_accounts(self) -> list[str]:
-        """The accounts whose budgets they may use in the playground: their own first; operators
-        have all."""
+        """For the playground: their own first; operators have all."""
         own = self.key_accounts
         if not self.is_operator:
             return own
@@ -85,7 +79,6 @@ def reader_of_user(user: AbstractUser) -> Reader:
 
 
 def for_members(view: Callable[..., HttpResponse]) -> Any:
-    """A view that gets the reader as well; strangers are redirected to the log-in."""
 
     @login_required
     @wraps(view)
@@ -119,7 +112,7 @@ def key_url(prefix: str) -> str:
 
 
 def request_url(request_id: str) -> str:
-    """The address of the request's record, which may be deleted before the ledger's entry."""
+    """The record may be deleted before the ledger's entry."""
     return reverse("request", args=[request_id])
 
 
@@ -139,7 +132,6 @@ KEEPS_ITS_PAGE = frozenset({"key", "membership"})
 
 
 def audited_url(action: str, object_id: str) -> str:
-    """The page of an audit entry's object; empty: it has none."""
     noun, _, verb = action.partition(".")
     has_ended = verb in ENDS and noun not in KEEPS_ITS_PAGE
     return "" if has_ended or noun not in AUDITED else AUDITED[noun](object_id)

@@ -27,8 +27,6 @@ from metering.services import Cap
 
 
 class KeyForm(forms.Form):
-    """``account`` and the cap are set when a key is made, and fixed."""
-
     account = forms.ChoiceField()
     name = forms.CharField(required=False, max_length=100, help_text="What it is for.")
     model_names = forms.MultipleChoiceField(
@@ -109,7 +107,6 @@ TRAIL = [("usage-keys", "My keys")]
 @for_members
 @require_http_methods(["GET", "POST"])
 def keys_page(request: HttpRequest, reader: Reader) -> HttpResponse:
-    """The list, and the form of a new one. Its POST answers with the key, which is not stored."""
     form = KeyForm(request.POST or None, reader=reader)
     if request.method == "POST" and form.is_valid():
         try:
@@ -141,7 +138,6 @@ def keys_page(request: HttpRequest, reader: Reader) -> HttpResponse:
 @for_members
 @require_http_methods(["GET", "POST"])
 def key_page(request: HttpRequest, reader: Reader, prefix: str) -> HttpResponse:
-    """Changes a key's name, models, expiry and limits; a revoked key stays as it is."""
     key = _key(reader, prefix)
     form = KeyForm(request.POST or None, reader=reader, key=key)
     if request.method == "POST" and key.revoked_at is None and form.is_valid():

@@ -1,6 +1,5 @@
-"""``/requests/``: every request that reached a gateway, newest first, with filters in the URL; and
-one by its id. Its rows, details and CSV, and the last day's errors, are for other pages as well.
-"""
+"""``/requests/``: every request that reached a gateway, with filters in the URL, and one by its id.
+Other pages use its rows, details and CSV."""
 
 from __future__ import annotations
 
@@ -55,7 +54,6 @@ def shown_id(request_id: str) -> str:
 
 
 def request_rows(records: Sequence[RequestRecord], *, is_operator: bool) -> list[dict[str, Any]]:
-    """``is_operator``: names lead to pages of the admin, whose addresses are ``homes``."""
     names = names_of_keys(record.key for record in records)
     return [
         {
@@ -81,8 +79,7 @@ class Detail(NamedTuple):
 
 
 def details(record: RequestRecord, *, is_operator: bool) -> list[Detail]:
-    """Its recorded fields, without missing ones. Names link to their pages, where the reader may
-    see those, else to the requests that have them."""
+    """Names link to their pages where the reader may see those, else to their requests."""
     of = _homes(record) if is_operator else _requests_of(record)
     of |= {
         name: requests_url(**{name: getattr(record, name)})
@@ -119,7 +116,6 @@ def details(record: RequestRecord, *, is_operator: bool) -> list[Detail]:
 
 
 def bodies(captured: CapturedRequest) -> dict[str, str]:
-    """The captured texts by their titles."""
     found = {
         "Headers": captured.headers,
         "Request": captured.request,
@@ -136,7 +132,6 @@ def duration_text(milliseconds: int | None) -> str:
 
 
 def _homes(record: RequestRecord) -> dict[str, str]:
-    """Addresses of the pages of its names, without missing ones."""
     asked = {"model": record.model or record.model_asked}
     names = {name: asked.get(name) or getattr(record, name) for name in PAGES}
     return {name: PAGES[name](value) for name, value in names.items() if value}
@@ -177,7 +172,7 @@ class RecentError:
 
 
 def request_errors(**where: Any) -> list[RecentError]:
-    """Refused and failed requests, newest first. ``where``: columns of request records."""
+    """Newest first. ``where``: columns of request records."""
     since = timezone.now() - ERRORS_FOR
     records = RequestRecord.objects.filter(
         at__gte=since, code__isnull=False, outcome__in=ERRORS, **where
@@ -231,8 +226,8 @@ def requests_page(request: HttpRequest, reader: Reader) -> HttpResponse:
 @for_members
 @require_http_methods(["GET", "POST"])
 def request_page(request: HttpRequest, reader: Reader, request_id: str) -> HttpResponse:
-    """A POST shows the captured bodies as well, which is audited. Raises ``Http404``, also for a
-    request of another account."""
+    """A POST shows captured bodies, which is audited. Raises ``Http404``, also for others'
+    requests."""
     try:
         record = request_find(request_id, where=_visible(reader))
     except (UnknownNameError, MeteringValueError) as error:

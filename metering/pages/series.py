@@ -1,6 +1,5 @@
-"""Charts of series: one axis each, steps for counts, straight lines for the rest. The panel shows
-them on pages that include ``metering/series_wanted.html``.
-"""
+"""Charts of series, for pages that include ``metering/series_wanted.html``: one axis each, steps
+for counts, straight lines for the rest."""
 
 from __future__ import annotations
 
@@ -53,8 +52,7 @@ FIXED = {
 
 
 def colors_of(names: Sequence[str]) -> list[str]:
-    """A name's colour is fixed, or follows from its place in the alphabet of the chart's names. No
-    chart mixes fixed and other names."""
+    """Fixed, or by the name's place among the chart's names: no chart mixes both."""
     others = sorted(set(names) - FIXED.keys())
     free = dict(zip(others, cycle(PALETTE), strict=False))
     return [FIXED.get(name) or free[name] for name in names]
@@ -100,8 +98,6 @@ DEVICES = (
 
 
 def charts_of(kind: Kind, subjects: Mapping[str, Points], step_s: int) -> list[Chart]:
-    """Charts of one subject's requests, or of a neuron's devices. Empty ones are left out, except
-    the first one of requests."""
     shown = {
         name.rpartition("/")[2]: [point_fields(kind, one, step_s) for one in points.values()]
         for name, points in subjects.items()
@@ -165,7 +161,7 @@ def _errors(points: Points, labels: list[str]) -> list[Chart]:
 @for_members
 @require_GET
 def series_panel(request: HttpRequest, reader: Reader) -> HttpResponse:
-    """Members see the series of their accounts, operators all. Raises ``PermissionDenied``."""
+    """Members see those of their accounts, operators all. Raises ``PermissionDenied``."""
     name, problem, charts, found = request.GET.get("name", ""), "", [], None
     try:
         kind = kind_of(request.GET.get("kind", ""))
@@ -190,7 +186,6 @@ def series_panel(request: HttpRequest, reader: Reader) -> HttpResponse:
 
 
 def panel_charts(kind: Kind, name: str, found: Range) -> list[Chart]:
-    """A neuron's are of its requests and of its devices."""
 
     def points(kind: Kind, name: str) -> Points:
         return series_points(

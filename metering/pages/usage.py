@@ -1,7 +1,5 @@
-"""``/usage/``: amounts left, and tokens and cost by day, model or key, as chart, table and CSV;
-``/usage/accounts``, for operators: the largest spenders, refusals, and models' costs beside their
-prices; and ``/usage/audit``, for operators: the audit, with filters.
-"""
+"""``/usage/``: amounts left, tokens and cost. For operators: ``/usage/accounts``, the largest
+spenders, refusals and models' costs, and ``/usage/audit``."""
 
 from __future__ import annotations
 
@@ -105,7 +103,6 @@ def _words(name: str, key_names: Mapping[str, str]) -> str:
 
 
 def _home(name: str, by: UsageGroup) -> str:
-    """The address of its page; empty for a day, and for requests without a key."""
     pages = {UsageGroup.MODEL: model_url, UsageGroup.KEY: key_url, UsageGroup.ACCOUNT: account_url}
     return pages[by](name) if name and by in pages else ""
 
@@ -257,7 +254,7 @@ def _detail(entry: AuditEntry) -> str:
 
 
 def _is_change(entry: AuditEntry, name: str, value: Any) -> bool:
-    """Whether ``value`` is an old and a new one. Other lists of two are values themselves."""
+    """Other lists of two are values themselves."""
     is_update = entry.action.endswith(".update") and name != CHANGED_FIELDS
     return is_update and isinstance(value, list) and len(value) == 2
 

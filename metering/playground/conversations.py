@@ -1,8 +1,5 @@
-"""Conversations of the page: stores, finds, deletes and exports them. Each function of the database
-sees those of one user alone.
-
-Saves are not audited: each answer is one, and conversations are private.
-"""
+"""Conversations of the page. Each function of the database sees those of one user alone. Saves are
+not audited: each answer is one, and conversations are private."""
 
 from __future__ import annotations
 
@@ -78,7 +75,7 @@ class Answer(Spoken, forbid_unknown_fields=True, rename="camel", kw_only=True):
 
 
 class Turn(Spoken, forbid_unknown_fields=True, rename="camel", kw_only=True):
-    """A question, or the answer to one: ``beside`` has those of further models."""
+    """``beside``: the answers of further models."""
 
     role: Literal["user", "assistant"]
     images: list[str] = []
@@ -111,7 +108,6 @@ def title_of(state: ConversationState) -> str:
 
 
 def search_text_of(state: ConversationState) -> str:
-    """Case-folded, without characters that databases refuse."""
     texts = [state.system]
     for turn in state.turns:
         texts += [turn.text, turn.thinking, *(answer.text for answer in turn.beside)]
@@ -136,7 +132,7 @@ LISTED = ("id", "title", "num_bytes", "revision", "updated_at")
 
 
 def conversations_list(*, user_id: int, words: str = "") -> QuerySet[Conversation]:
-    """Those that contain ``words``, the latest first, without their states."""
+    """The latest first, without their states."""
     found = Conversation.objects.filter(user=user_id).only(*LISTED)
     return found.filter(search_text__contains=searched(words)) if words else found
 
@@ -152,8 +148,7 @@ def conversation_find(*, user_id: int, conversation_id: uuid.UUID) -> Conversati
 def conversation_save(
     *, user_id: int, conversation_id: uuid.UUID, revision: int, state: ConversationState
 ) -> Conversation:
-    """Saves a new conversation, or the next revision of one. ``revision`` is the one that ``state``
-    continues, or ``NEW``. Returns the row. Raises ``ConversationError``."""
+    """``revision``: the one that ``state`` continues, or ``NEW``. Raises ``ConversationError``."""
     content = msgspec.json.encode(state)
     num_bytes = len(content)
     ensure_size(num_bytes)

@@ -28,7 +28,7 @@ NO_BODY = {"type": "http.request", "body": b"", "more_body": False}
 
 
 def path_by_login(path: str) -> str | None:
-    """The API's path; ``None``: a login is not accepted there."""
+    """``None``: a login is not accepted there."""
     if not path.startswith(f"{PREFIX}/v1/"):
         return None
     rest = path.removeprefix(PREFIX)

@@ -129,7 +129,6 @@ def _displayed_formula(state: StateBlock, start_line: int, end_line: int, silent
 
 
 def _bare_link(state: StateInline, silent: bool) -> bool:
-    """An address that stands in the text without brackets."""
     if not state.src.startswith("://", state.pos) or state.linkLevel > 0:
         return False
     scheme = SCHEME.search(state.src[max(0, state.pos - MAX_SCHEME_CHARS) : state.pos])
@@ -147,7 +146,6 @@ def _bare_link(state: StateInline, silent: bool) -> bool:
 
 
 def mathml(tex: str, *, is_displayed: bool) -> str:
-    """TeX that is not understood is shown as it was written."""
     as_written = f'<code class="pg-tex">{escape(tex)}</code>'
     if MACRO in tex:
         return as_written
@@ -161,8 +159,7 @@ def mathml(tex: str, *, is_displayed: bool) -> str:
 
 
 def _keep_layout(element: Element) -> None:
-    """Drops every attribute that does not lay out. The library writes entities into texts, which
-    would be escaped once more."""
+    """The library writes entities into texts, which would be escaped once more."""
     for name in {*element.keys()} - LAYOUT_NAMES:
         del element.attrib[name]
     element.text = element.text and unescape(element.text)

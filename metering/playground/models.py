@@ -17,10 +17,8 @@ class Conversation(models.Model):
     )
     title = models.CharField(max_length=100)
     state = models.TextField()
-    """JSON of a ``ConversationState``, as text: it may hold characters that PostgreSQL's JSON
-    cannot."""
+    """JSON of a ``ConversationState``, as text: PostgreSQL's JSON refuses some characters."""
     search_text = models.TextField(blank=True)
-    """Questions and answers, case-folded."""
     num_bytes = models.PositiveIntegerField()
     revision = models.PositiveIntegerField(default=1)
     """Grows with each save: a page with an older one does not overwrite a newer one."""

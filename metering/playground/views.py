@@ -1,5 +1,4 @@
-"""The playground's page, its user's identity, and their conversations: JSON in and out, and
-exports."""
+"""The playground's page, its user's identity, and their conversations."""
 
 from __future__ import annotations
 
@@ -149,7 +148,6 @@ def export(request: HttpRequest, conversation_id: uuid.UUID) -> HttpResponse:
 @require_POST
 @for_owners
 def markdown(request: HttpRequest) -> HttpResponse:
-    """The body is a part of an answer; what comes back is its HTML."""
     # Imported here: only who opens the playground needs its libraries in memory.
     from metering.playground.markdown import html_of
 

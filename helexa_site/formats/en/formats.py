@@ -1,7 +1,4 @@
-"""Django's own formats of times, for the admin: those of ``helexa_site.templatetags.filters``.
-
-Pages of the admin print every time in ``TIME_ZONE``, which is UTC.
-"""
+"""The admin's times, in UTC, as ``helexa_site.templatetags.filters`` prints them."""
 
 DATE_FORMAT = SHORT_DATE_FORMAT = "Y-m-d"
 TIME_FORMAT = r"H:i:s \U\T\C"

@@ -19,8 +19,6 @@ KEYS_OF_ONE: verbs.Columns = {
 
 
 class ShowAccount(verbs.Show):
-    """Shows an account with its keys, and the amounts left of their caps."""
-
     def row(self, run: verbs.Run) -> verbs.Row:
         row = super().row(run)
         keys = run.rows(f"{KEYS.path}?account={row['name']}")

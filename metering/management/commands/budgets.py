@@ -1,6 +1,4 @@
-"""``manage.py budgets``: hard caps. Their arguments and their text in rows are for ``keys`` and
-``accounts`` as well.
-"""
+"""``manage.py budgets``: hard caps. ``keys`` and ``accounts`` use its arguments and texts."""
 
 from __future__ import annotations
 
@@ -30,7 +28,6 @@ def add_cap_arguments(parser: ArgumentParser) -> None:
 
 
 def micro_usd(text: str) -> int:
-    """Never uses a float."""
     try:
         return micro_usd_of(text)
     except ValueError as error:
@@ -38,8 +35,7 @@ def micro_usd(text: str) -> int:
 
 
 def caps(options: dict[str, Any]) -> list[dict[str, Any]]:
-    """The caps of ``--cap-tokens`` and ``--cap-usd``, which share the ``--window``. Raises
-    ``MeteringValueError``."""
+    """Raises ``MeteringValueError``."""
     asked = [
         (Budget.Unit.TOKENS, options["cap_tokens"]),
         (Budget.Unit.MICRO_USD, options["cap_usd"]),
@@ -112,7 +108,6 @@ LISTED: verbs.Columns = {
 
 
 def one_cap(run: verbs.Run) -> verbs.Row:
-    """Raises ``MeteringValueError``."""
     given = caps(run.options)
     if len(given) != 1:
         raise MeteringValueError("cap", "Give one of --cap-tokens and --cap-usd")
@@ -125,7 +120,6 @@ class ChangeBudget(verbs.Change):
         parser.add_argument("--window", metavar="WINDOW", help=WINDOW_HELP)
 
     def run(self, run: verbs.Run) -> None:
-        """Raises ``MeteringValueError``."""
         cap, window = run.options["cap"], run.options["window"]
         if cap is None and window is None:
             raise CommandError("give --cap or --window", returncode=ExitCode.USAGE)

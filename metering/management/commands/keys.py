@@ -23,7 +23,6 @@ LISTED = {
 
 
 def caps_of(run: verbs.Run) -> verbs.Row:
-    """Raises ``CommandError``, ``MeteringValueError``."""
     ensure_gateways_could_check(run.backend)
     return {"budgets": caps(run.options)}
 
@@ -53,8 +52,6 @@ class ImportKey(verbs.Add):
 
 
 class RevokeKey(verbs.Remove):
-    """Prints when the key was revoked before."""
-
     def run(self, run: verbs.Run) -> None:
         key = run.ask("GET", self.path(run))
         if key["revoked_at"] is not None:

@@ -29,8 +29,6 @@ class ListRequests(verbs.List):
 
 
 class ShowRequest(verbs.Show):
-    """Prints one request; with ``--body`` its captured bodies too, each under its name."""
-
     def run(self, run: verbs.Run) -> None:
         if not run.options["body"]:
             super().run(run)
