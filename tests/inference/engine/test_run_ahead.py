@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from inference.engine.engine import Engine
@@ -255,7 +255,14 @@ def never_stops(num_tokens: int, max_tokens: int) -> list[int]:
     return next(one for one in prompts if answer_to(one, max_tokens)[-1] not in STOP_IDS)
 
 
+TWO = [("submit", never_stops(3, 20), 20)] * 2
+LEAVES = [*TWO, ("step", 12), ("cancel", 1), ("step", 3), ("cancel", 0)]
+"""While a step of theirs is under way; of two groups each is one's own."""
+
+
 @settings(max_examples=4 * settings.default.max_examples)
+@example(LEAVES, 1, 0.0, 20, 6, 30)
+@example(LEAVES, 2, 0.0, 20, 6, 30)
 @given(
     ACTIONS,
     st.sampled_from([0, 1, 1, 2, 3, 4]),
