@@ -79,8 +79,7 @@ GROWTH_BYTES = 64 * jobs.MIB
 
 
 def work(connection: socket.socket) -> None:
-    """Work on jobs until the other end closes, or until this process has grown too large. Its last
-    answer then reports that, so that the pool gives it no further job."""
+    """Its last answer reports if this process has grown too large, so that no further job comes."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _limit(resource.RLIMIT_STACK, STACK_BYTES)
     # The kernel ends it: a handler of Python's would wait for the C code to return.
@@ -141,7 +140,6 @@ def _render(job: jobs.RenderChat, max_output_bytes: int) -> jobs.Result:
 
 
 def _limit(which: int, num_bytes: int) -> None:
-    """A host's own limit stays, where that is lower."""
     _, hard = resource.getrlimit(which)
     if hard == resource.RLIM_INFINITY or num_bytes < hard:
         resource.setrlimit(which, (num_bytes, hard))
