@@ -36,9 +36,7 @@ def raise_descriptor_limit() -> int:
 class DescriptorMarks:
     limit: int
     refuse_from: int
-    """A connection with this number or a higher one is refused."""
     stop_from: int
-    """The number from which on no connection is accepted until others have been closed."""
 
     @classmethod
     def of_limit(cls, limit: int) -> DescriptorMarks:

@@ -1,5 +1,4 @@
-"""The proof of an end of a replica's links: a key of its own and a certificate that the
-other end knows by heart. Both are made for one load of one replica."""
+"""Keys and certificates of the two ends of a replica's links, made for one load of one replica."""
 
 from __future__ import annotations
 
@@ -54,18 +53,17 @@ def new_identity() -> LinkIdentity:
 
 
 def certificate_der(certificate: str) -> bytes:
-    """The bytes by which two ends compare certificates. Raises ``ValueError``."""
+    """Raises ``ValueError``."""
     return ssl.PEM_cert_to_DER_cert(certificate)
 
 
 def protocol_of(purpose: Purpose) -> str:
-    """The name by which both ends agree on what the link carries (ALPN)."""
+    """The link's ALPN name."""
     return f"helexa-stage-{purpose}/1"
 
 
 def server_context(identity: LinkIdentity, peers: Iterable[str]) -> ssl.SSLContext:
-    """Accepts clients with one of the certificates ``peers``, which each purpose checks again.
-    Raises ``ValueError`` for credentials that are none."""
+    """Accepts any certificate of ``peers``; each purpose checks again. Raises ``ValueError``."""
     context = _context(ssl.PROTOCOL_TLS_SERVER, identity, peers)
     context.num_tickets = 0  # no client resumes, and one that only writes would never read them
     return context
@@ -91,8 +89,7 @@ def _context(side: int, identity: LinkIdentity, peers: Iterable[str]) -> ssl.SSL
 
 
 def _load_identity(context: ssl.SSLContext, identity: LinkIdentity) -> None:
-    """OpenSSL's binding reads keys from files only: a file that only this user may
-    read, deleted at once."""
+    """OpenSSL's binding reads keys from files only."""
     with tempfile.TemporaryDirectory(prefix="helexa-link-") as folder:
         path = Path(folder) / "identity.pem"
         opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

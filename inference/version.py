@@ -44,7 +44,7 @@ class Build:
 
 @cache
 def this_build(build_file: Path = BUILD_FILE, checkout: Path = HERE.parent) -> Build:
-    """The build of this copy. Never raises: without build information it is unknown."""
+    """Never raises."""
     try:
         fields: dict[str, Any] = json.loads(build_file.read_text())
         return Build(**fields)
