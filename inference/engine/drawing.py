@@ -1,8 +1,6 @@
-"""Operations on whole rows of scores: find the likeliest token, forbid tokens, and draw a token
-from those that the filters leave, by one uniform number looked up in the cumulative distribution.
-On torch, in C++ where the model is native, or by Triton's kernels on a card that runs them
-correctly: they are tried first, and where they are not used, the load report gives the reason.
-"""
+"""Operations on whole rows of scores: find the likeliest token, forbid tokens, and draw a token by
+one uniform number looked up in the cumulative distribution. They run on torch, in C++ for a native
+model, or by Triton's kernels, which are tried first."""
 
 from __future__ import annotations
 
@@ -148,7 +146,7 @@ class NativeDrawer:
 
 
 class TritonDrawer:
-    """One kernel finds the likeliest, one makes all draws. Imports triton."""
+    """Imports triton."""
 
     is_exact = True
 
@@ -199,9 +197,8 @@ def filter_probabilities(probabilities: torch.Tensor, params: list[SamplingParam
 def filter_among(
     probabilities: torch.Tensor, params: list[SamplingParams], num_candidates: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Filters as ``filter_probabilities`` does, for rows that keep fewer than the
-    ``num_candidates`` most likely tokens. Other rows, of which more may have to stay, are ``True``
-    in the second tensor (num_rows,). Does not wait for the device."""
+    """Filters as ``filter_probabilities`` does, among the ``num_candidates`` most likely tokens.
+    Rows that may keep more are ``True`` in the second tensor, (num_rows,). Does not synchronize."""
     is_short = torch.zeros(len(probabilities), dtype=torch.bool, device=probabilities.device)
     if any(p.top_k > 0 or p.top_p < 1.0 for p in params):
         thresholds, is_short = _nucleus_threshold(probabilities, params, num_candidates)
@@ -259,7 +256,7 @@ parameter does nothing."""
 
 
 def choose_drawer(model: AnyModel) -> tuple[Drawer, str]:
-    """Returns the drawer, and a sentence about it where there was a choice."""
+    """Returns the drawer, and a sentence for the load report where there was a choice."""
     if model.sampler is not None:
         return NativeDrawer(model.sampler), ""
     if model.device.type == "cuda":
@@ -280,9 +277,7 @@ def drawer_on_card(vocab_size: int, device: torch.device) -> tuple[Drawer, str]:
 
 @torch.inference_mode()
 def try_drawer(drawer: Drawer, vocab_size: int, device: torch.device) -> None:
-    """Draws under each filter from two rows with three likely tokens each, and finds the likeliest
-    of rows, also where scores are equal or not finite. Raises ``WrongResultError``, and whatever
-    launching raises."""
+    """Raises ``WrongResultError``, and whatever launching raises."""
     places = [0, vocab_size // 2, vocab_size - 1]
     scores = torch.full((6, vocab_size), -80.0, device=device)
     likely = torch.tensor([LIKELIEST, SECOND, THIRD], device=device).log()

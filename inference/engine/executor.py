@@ -42,7 +42,7 @@ class LaunchedStep:
     """``None`` with drafts, which are sampled when they are read."""
 
     def token_ids_of(self, sequences: list[Sequence]) -> torch.Tensor:
-        """Returns the sampled token of each: (num_sequences,) int64, on the device."""
+        """(num_sequences,) int64, on the device."""
         assert self.unread is not None, "nothing starts from unread drafts"
         token_ids, sampled = self.unread.token_ids(), self.unread.sequences
         if sequences == sampled:
@@ -62,18 +62,15 @@ class TensorExecutor:
         return self.read(self.launch(schedule))
 
     def launch(self, schedule: Schedule, after: LaunchedStep | None = None) -> LaunchedStep:
-        """Queues the step's work on the device and does not wait. ``after``: a step that has not
-        been read, whose tokens the rows of this one start from; its sequences are settled."""
+        """Does not wait. ``after``: an unread step, from whose tokens this one's rows start."""
         unread_ids = None if after is None else after.token_ids_of(schedule.decodes)
         logits = self.runner.run(schedule, unread_ids)
         return self._choose(schedule, logits, num_ahead=0 if after is None else 1)
 
     def sample(self, schedule: Schedule, logits: torch.Tensor) -> Sampled:
-        """``execute`` for computed logits: see ``ModelRunner.run``."""
         return self.read(self._choose(schedule, logits, num_ahead=0))
 
     def read(self, step: LaunchedStep) -> Sampled:
-        """Waits for the step, whatever has been launched after it."""
         if step.unread is None:
             return _sample_drafted(self.sampler, step.schedule, step.logits)
         sampled, chunks = self.sampler.read(step.unread), step.schedule.prefills
@@ -148,8 +145,7 @@ def _sample_drafted(sampler: Sampler, schedule: Schedule, logits: torch.Tensor) 
 def _take(
     schedule: Schedule, verified: Sampled, index: int, depth: int, found: Sampled, row: int
 ) -> bool:
-    """Adds ``row`` of ``found``, which is the sequence's at ``depth``, to ``verified``. Returns
-    whether the next row counts: this token was drafted, and nothing ends with it."""
+    """Returns whether the next row counts: this token was drafted, and nothing ends with it."""
     sequence = schedule.decodes[index]
     draft = schedule.drafts.get(sequence, [])
     if depth:

@@ -9,10 +9,6 @@ smaller and smaller parts until those that raise cannot be divided any more.
 
     decodes a b c d, chunk e ─raises─▶ a b c d ─runs
                                        chunk e ─raises─▶ first half of e ─runs: the rest is next
-
-A step that raised has changed nothing (see ``Executor``), so its parts can be run as if it had
-never been tried. ``NumericalWatch`` decides when NaN logits are the device's fault rather than a
-row's.
 """
 
 from __future__ import annotations
@@ -95,7 +91,7 @@ def is_out_of_memory(error: BaseException, device_type: str) -> bool:
 
 
 def recover(error: Exception, device_type: str) -> StepFault:
-    """The fault that ``error`` is; after it, what the failed attempt held is free again."""
+    """Frees what the failed attempt held."""
     fault = classify(error, device_type)(str(error))
     # The frames of the attempt hold its tensors for as long as the traceback lives.
     traceback.clear_frames(error.__traceback__)
@@ -120,7 +116,6 @@ def _is_collective(error: BaseException, text: str) -> bool:
 
 
 def load_failure(error: BaseException, what: str) -> LoadFailure:
-    """``what`` was being loaded, for the log."""
     match error:
         case LoadError():
             return error.failure
@@ -159,11 +154,10 @@ Result = TypeVar("Result")
 
 @dataclass(slots=True)
 class Outcome(Generic[Part, Result]):
-    """A step's parts, in its own order. In an undisturbed one ``done`` is the whole."""
+    """A step's parts, in its own order."""
 
     done: list[tuple[Part, Result]] = field(default_factory=list)
     failed: list[tuple[Part, StepFault]] = field(default_factory=list)
-    """Parts of one row that raised, with their fault."""
     faults: list[StepFault] = field(default_factory=list)
     """The fault of every attempt, also of those whose parts then ran."""
 
@@ -200,9 +194,8 @@ def isolate_faults(
 
 
 def divide_schedule(schedule: Schedule, fault: StepFault) -> list[Schedule]:
-    """Leaves out sequences that have ended, separates the decodes from the chunks, then halves
-    either. A chunk that does not fit is made shorter, and the next steps schedule the rest of it.
-    Drafts are left out, which changes no answer."""
+    """Drafts are left out, which changes no answer. The next steps schedule the rest of a chunk
+    that is made shorter."""
     if schedule.has_ended_rows:
         return [schedule.without_ended_rows()]
     if schedule.has_lost_rows:
@@ -244,7 +237,7 @@ class NumericalWatch:
         self._num_steps = 0
 
     def record(self, *, num_rows: int, num_failed: int) -> None:
-        """Records one step. Raises ``DeviceFault`` when no row has been a number for too long."""
+        """Raises ``DeviceFault`` when no row has been a number for too long."""
         if num_rows == 0:
             return
         self._num_steps = self._num_steps + 1 if num_failed == num_rows else 0

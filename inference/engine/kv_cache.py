@@ -70,8 +70,7 @@ class BlockAllocator:
         return {content_id for _, content_id in self._content.values()}
 
     def allocate(self) -> int:
-        """Returns a block with one reference and no known content. The caller has checked
-        ``num_free``."""
+        """The caller has checked ``num_free``."""
         if self._unused:
             block_id = self._unused.pop()
         elif self._num_touched < (self._kept_blocks if self._reusable else self.num_blocks):
@@ -89,8 +88,7 @@ class BlockAllocator:
         self._references[block_id] += 1
 
     def release(self, block_ids: Ordered[int]) -> None:
-        """Drops one reference each, last block first: a chain's tail is reused before its head,
-        which other prompts share."""
+        """Last block first: a chain's tail is reused before its head, which other prompts share."""
         for block_id in reversed(block_ids):
             self._references[block_id] -= 1
             if self._references[block_id] > 0:
@@ -112,8 +110,7 @@ class BlockAllocator:
         return None if key is None else self._content[key][1]
 
     def register(self, block_id: int, parent: Parent, content: BlockContent) -> int:
-        """Makes a full block's content known and returns its content id. A block that already holds
-        the same content stays the known one."""
+        """Returns the content id. A block that already holds this content stays the known one."""
         key = (parent, content)
         if (known := self._content.get(key)) is not None:
             return known[1]
@@ -164,8 +161,7 @@ has other tokens there, so a snapshot after them would never be found again."""
 
 
 class KVCache:
-    """The blocks, and on a model with recurrent layers the state slots, that sequences hold. Sets
-    ``block_ids`` and the prefix fields of a ``Sequence``."""
+    """Sets ``block_ids`` and the prefix fields of a ``Sequence``."""
 
     def __init__(
         self,
@@ -175,8 +171,7 @@ class KVCache:
         num_state_slots: int = 0,
         window: int | None = None,
     ) -> None:
-        """``num_state_slots``: 0 without recurrent layers. ``window``: the most tokens that a row
-        sees, its own among them; ``None`` where a layer sees all."""
+        """``num_state_slots``: 0 without recurrent layers. ``window``: tokens that a row sees."""
         self.block_tokens = block_tokens
         self.window = window
         self.allocator = BlockAllocator(num_blocks, kept_blocks)
@@ -185,15 +180,11 @@ class KVCache:
             self.states = StateSlots(num_state_slots)
             self.allocator.on_forgotten = self.states.forget
         self._short: tuple[Sequence, int] | None = None
-        """The sequence that lacked blocks last, and the allocator's ``num_gains`` before which it
-        still does: until then its prefix is not looked up again."""
+        """The sequence lacks blocks until the allocator's ``num_gains`` reaches this number."""
 
     def admit(self, sequence: Sequence) -> bool:
-        """Allocates blocks for all tokens of ``sequence``, shared ones where its prefix is known,
-        and sets where computing starts. ``False``, and nothing changed, when there are too few.
-
-        The last token is never taken from the cache: its row has to run to give logits.
-        """
+        """``False``, and nothing changed, when there are too few blocks. The last token is never
+        taken from the cache: its row has to run to give logits."""
         if self._is_still_short(sequence):
             return False
         shared, contents = self.known_prefix(sequence)
@@ -212,7 +203,6 @@ class KVCache:
         return True
 
     def has_room(self, sequence: Sequence) -> bool:
-        """Whether ``admit`` would give it blocks now. Changes nothing."""
         if self._is_still_short(sequence):
             return False
         if self._num_blocks_of(sequence) <= self.allocator.num_free:
@@ -231,8 +221,8 @@ class KVCache:
         return -(-len(sequence.token_ids) // self.block_tokens)
 
     def _is_enough_beside(self, shared: list[int], sequence: Sequence) -> bool:
-        """Whether enough blocks are free for the tokens that ``shared`` does not hold. Blocks of
-        ``shared`` that no sequence uses count as free now and are taken once they are shared."""
+        """Blocks of ``shared`` that no sequence uses count as free now and are taken once
+        shared."""
         num_idle = sum(self.allocator.is_reusable(block_id) for block_id in shared)
         num_fresh = self._num_blocks_of(sequence) - len(shared)
         num_missing = num_fresh - (self.allocator.num_free - num_idle)
@@ -241,8 +231,8 @@ class KVCache:
         return num_missing <= 0
 
     def known_prefix(self, sequence: Sequence) -> tuple[list[int], list[int]]:
-        """Returns block ids and content ids of the longest known chain that leaves the last token,
-        and those still to be scored, to run. With recurrent layers the chain ends at a snapshot."""
+        """Returns block ids and content ids of the longest known chain without the last token and
+        those still to be scored. With recurrent layers the chain ends at a snapshot."""
         if sequence.num_tokens_to_score:
             return [], []
         tokens, size = sequence.token_ids, self.block_tokens
@@ -262,8 +252,7 @@ class KVCache:
         return block_ids, contents
 
     def grow(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Makes room for that many of the sequence's tokens, at most one block more than it has.
-        Returns ``False`` if it needs a block and none is free."""
+        """Adds at most one block. Returns ``False`` if none is free."""
         if num_tokens <= len(sequence.block_ids) * self.block_tokens:
             return True
         if self.allocator.num_free == 0:
@@ -284,11 +273,10 @@ class KVCache:
             self._drop_unseen(sequence, self.window)
 
     def _drop_unseen(self, sequence: Sequence, window: int) -> None:
-        """Releases the blocks that no later row sees. They stay in the prefix cache until another
-        sequence needs them.
+        """Released blocks stay in the prefix cache until another sequence needs them.
 
-            positions   0 ....... | num_computed - window + 1 ....... num_computed
-                        [ dropped, whole blocks ][ seen by the next row           ]
+        positions   0 ....... | num_computed - window + 1 ....... num_computed
+                    [ dropped, whole blocks ][ seen by the next row           ]
         """
         num_unseen = max(0, sequence.num_computed_tokens - window + 1) // self.block_tokens
         if num_unseen > sequence.num_dropped_blocks:
@@ -296,9 +284,9 @@ class KVCache:
             sequence.num_dropped_blocks = num_unseen
 
     def end_of_chunk(self, sequence: Sequence, start: int, end: int) -> int:
-        """Returns where a chunk of the sequence's tokens ends that could go up to ``end``. With
-        recurrent layers it ends at a block's end, so that a snapshot can be kept there, and at the
-        last one before the tokens with which the next prompt of a conversation will differ."""
+        """With recurrent layers a chunk ends at a block's end, so that a snapshot can be kept
+        there, and at the last one before the tokens with which a conversation's next prompt will
+        differ."""
         if self.states is None:
             return end
         size, num_tokens = self.block_tokens, len(sequence.token_ids)
@@ -309,8 +297,7 @@ class KVCache:
         return rounded if end < num_tokens and rounded > start else end
 
     def commit_states(self, sequences: Ordered[Sequence]) -> None:
-        """Advances the sequences' recurrent states after a step whose rows all count, once its
-        tokens are counted and its blocks registered, and keeps snapshots at the ends of blocks."""
+        """Call it once the step's tokens are counted and its blocks registered."""
         if self.states is None:
             return
         for sequence in sequences:
@@ -327,9 +314,8 @@ class KVCache:
                 self.states.keep(sequence, content_id)
 
     def invalidate_prefix(self, sequence: Sequence) -> None:
-        """Removes its blocks from the prefix cache, because its keys and values may be NaN: the
-        same prompt is computed again. Of the blocks that it released because no row sees them,
-        only those that still hold its content are removed; others may own the rest by now."""
+        """Its keys and values may be NaN. Of the blocks that it released because no row sees them,
+        only those that still hold its content are removed."""
         dropped = sequence.block_ids[: sequence.num_dropped_blocks]
         known, _ = self.known_prefix(sequence)
         own = [
@@ -356,8 +342,7 @@ class KVCache:
 
 
 def _content(sequence: Sequence, start: int, end: int) -> BlockContent:
-    """The content of the block of tokens [start, end), with the digests of its images, whose tokens
-    are all alike."""
+    """An image's tokens are all alike, so its digest is part of the content."""
     tokens = tuple(sequence.token_ids[start:end])
     if sequence.images is None:
         return tokens

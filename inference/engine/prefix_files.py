@@ -31,7 +31,6 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 def chain(root: bytes, blocks: Sequence[Sequence[int]]) -> list[str]:
-    """Returns the name of each block, which depends on the blocks before it."""
     names = []
     parent = root
     for tokens in blocks:
@@ -51,7 +50,7 @@ class PrefixFiles:
 
     def __init__(self, directory: Path, budget_bytes: int) -> None:
         self.problem = ""
-        """Why the cache is disabled, in words; empty while the disk works."""
+        """Empty while the disk works."""
         self._directory = directory
         self._budget_bytes = budget_bytes
         self._lock = threading.Lock()
@@ -73,7 +72,7 @@ class PrefixFiles:
         return name in self._sizes
 
     def read(self, names: Sequence[str]) -> list[Tensors]:
-        """Reads the first of them, up to one that is missing or damaged."""
+        """Stops at the first that is missing or damaged."""
         found: list[Tensors] = []
         try:
             for name in names:
@@ -104,7 +103,6 @@ class PrefixFiles:
             self._switch_off(error)
 
     def _write(self, path: Path, data: bytes) -> None:
-        """Raises ``OSError`` and leaves no file, if the disk lets it be deleted."""
         partial = path.with_suffix(".partial")
         try:
             partial.write_bytes(data)

@@ -108,7 +108,7 @@ def _data_dir() -> Path:
 
 
 def run(served: Served, messenger: Messenger) -> EngineExit:
-    """Serves until the neuron sends ``Shutdown``; does not return from a fault."""
+    """Does not return from a fault."""
     watchdog = StepWatchdog(
         STEP_TIMEOUT_S.read(os.environ) or None, lambda fault: _end_by_fault(fault, messenger)
     )

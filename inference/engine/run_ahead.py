@@ -39,7 +39,7 @@ class RunAhead:
         self._scheduler = scheduler
         self._launched: tuple[Schedule, LaunchedStep] | None = None
         self._pace: Pace | None = None
-        """The pace of the step that is scheduled now; steps ahead hold no more."""
+        """The pace of the step that is scheduled now; it also bounds the step ahead."""
 
     def next_schedule(self, pace: Pace) -> Schedule:
         """Returns the launched step's schedule while any of its sequences lives, else a new one."""
@@ -55,10 +55,9 @@ class RunAhead:
         return self._launched is not None
 
     def execute(self, schedule: Schedule) -> Sampled:
-        """Does what ``Executor.execute`` does. Launches the following step where ``schedule`` is a
-        whole step: a part of one that raised lacks running sequences, so no step can be scheduled
-        ahead of it. Where that launch raises and the device is sound, ``schedule`` is read all the
-        same: the next call of ``next_schedule`` tries the following step again by itself."""
+        """Launches the following step where ``schedule`` is a whole step: a part of one that raised
+        lacks running sequences. Where that launch raises and the device is sound, the next call of
+        ``next_schedule`` tries it again."""
         launched, self._launched = self._launched, None
         step = self.executor.launch(schedule) if launched is None else launched[1]
         following = self._launch_after(step, schedule)
@@ -127,7 +126,7 @@ class StepGroups:
         return self._begun[0].live if self._begun else Schedule()
 
     def execute(self, schedule: Schedule) -> Sampled:
-        """Does what ``Executor.execute`` does. A part of a step that raised runs by itself."""
+        """A part of a step that raised runs by itself."""
         if not self._begun or self._begun[0].live is not schedule:
             return self.executor.execute(schedule)
         begun = self._begun.popleft()
@@ -155,4 +154,3 @@ class StepGroups:
 
 
 StepsAhead: TypeAlias = RunAhead | StepGroups
-"""Stands between an engine and its executor."""

@@ -36,13 +36,11 @@ from inference.supervised_threads import SupervisedThread
 log = logging.getLogger(__name__)
 
 REAP_S = 5.0
-"""How long to wait for the end of a process that has closed its socket."""
 
 PR_SET_PDEATHSIG = 1
 """linux/prctl.h"""
 REPLY_TIMEOUT_S = 3600.0
-"""How long a part may take to open or build. A load that makes no progress is ended by its neuron
-before."""
+"""A load that makes no progress is ended by its neuron before."""
 
 
 class OutOfMemory(msgspec.Struct, frozen=True, kw_only=True, tag="out_of_memory"):
@@ -53,13 +51,11 @@ Reply = TypeVar("Reply", bound=msgspec.Struct)
 
 
 class ChildEnd(Protocol):
-    """The process at the other end of a child's connection."""
-
     @property
     def connection(self) -> socket.socket | Connection: ...
 
     def end_in_words(self) -> str:
-        """How it ended, in words that follow its name. May wait for its end."""
+        """In words that follow its name. May wait for its end."""
         ...
 
     def kill(self) -> None: ...
@@ -67,8 +63,7 @@ class ChildEnd(Protocol):
 
 class ChildProcess:
     def __init__(self, module: str, fds: Sequence[tuple[str, int]] = ()) -> None:
-        """``module`` is run with ``--fd``, ``--parent`` and ``fds``: options whose file descriptors
-        it inherits. Raises ``OSError`` where it cannot be started."""
+        """``fds``: options whose file descriptors it inherits. Raises ``OSError``."""
         self.connection, theirs = socket.socketpair()
         try:
             with theirs:
@@ -94,7 +89,7 @@ class ChildProcess:
 
 
 class Child:
-    """``received``: its messages and then ``None``, filled by its reader's thread."""
+    """``received``: its messages and then ``None``."""
 
     def __init__(
         self,
@@ -105,8 +100,7 @@ class Child:
         on_end: Callable[[Child], None],
         on_message: Callable[[Any], bool] = lambda _: True,
     ) -> None:
-        """``name``: in words. The callbacks are called by the reader's thread; ``on_message``
-        returns whether the message goes to ``received`` as well."""
+        """The reader calls back; ``on_message`` returns whether ``received`` gets the message."""
         self.name = name
         self.end = end
         self.received: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -187,8 +181,7 @@ def start_process(module: str, fds: Sequence[tuple[str, int]]) -> subprocess.Pop
 def begin_child(
     module: str, arguments: list[str] | None, decode: Callable[[bytes], Any], *sockets: str
 ) -> tuple[ParentLink, dict[str, socket.socket]]:
-    """The first call in a process that ``ChildProcess`` starts. Returns its link to the engine,
-    without which it ends at once, and those of ``sockets`` that it has, by their option."""
+    """Must come first in a process that ``ChildProcess`` starts: it ends with its engine."""
     parser = argparse.ArgumentParser(prog=f"python -m {module}")
     parser.add_argument("--fd", type=int, required=True, help="inherited socket to the engine")
     parser.add_argument("--parent", type=int, required=True, help="the engine's process id")
@@ -215,7 +208,7 @@ def _die_with_parent(parent_pid: int) -> None:
 
 
 class ParentLink:
-    """The child's end of its connection to the engine. Any thread may send."""
+    """Any thread may send."""
 
     def __init__(
         self, channel: Channel, decode: Callable[[bytes], Any], on_gone: Callable[[], object]
@@ -269,7 +262,6 @@ class Children:
         self._lost: StepFault | None = None
         self._on_lost: Callable[[StepFault], object] | None = None
         self.all: list[Child] = []
-        """Filled by whatever starts them."""
 
     def __len__(self) -> int:
         return len(self.all)

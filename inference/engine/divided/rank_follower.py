@@ -81,7 +81,7 @@ class Rank:
 
     @torch.inference_mode()
     def run(self) -> None:
-        """Serves until the engine's end of the socket closes. Raises what a step raises."""
+        """Raises what a step raises."""
         self._engine.start()
         store = file_store(Path(self._join.meeting), self._join.spec.tensor_parallel)
         self._group.join(store, self._join.timeout_s)
@@ -113,7 +113,6 @@ class Rank:
 
 
 def _build(join: Join, gauge: HostGauge, engine: ParentLink) -> Rank:
-    """Raises ``LoadError`` and ``ModelError``."""
     on_tensor = after_each_tensor(lambda _: None)
     opened = open_model(join.spec, Path(join.cache_dir), on_tensor, rank=join.rank)
     if not isinstance(opened, OpenedModel):

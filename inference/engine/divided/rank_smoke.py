@@ -127,7 +127,6 @@ def opened_model(spec: LoadSpec, folder: Path) -> OpenedModel:
 
 @torch.inference_mode()
 def logits_of(model: AnyModel) -> torch.Tensor:
-    """The logits of a prompt's tokens and of one that decodes after it."""
     kv = model.new_kv(NUM_TOKENS // BLOCK_TOKENS + 1, BLOCK_TOKENS)
     tokens = [token * 37 % model.config.vocab_size for token in range(NUM_TOKENS)]
     prompt = StepInput.of_sequence(tokens[:-1], BLOCK_TOKENS, logit_rows=ALL_ROWS)
