@@ -58,8 +58,8 @@ class RowLink:
         is_narrow: bool = False,
         max_rows: int = MOST_ROWS,
     ) -> None:
-        """``is_narrow``: ``send`` rounds float32 rows to bfloat16, which are half of the bytes.
-        ``max_rows``: of a step that ``receive`` accepts."""
+        """``is_narrow``: ``send`` rounds float32 to bfloat16. ``receive`` takes ``max_rows`` at
+        most."""
         self._connection = as_connection(connection)
         self._num_features = num_features
         self._is_narrow = is_narrow
@@ -78,13 +78,13 @@ class RowLink:
             self._send(data)
 
     def send_fault(self, number: int, fault: StepFault) -> None:
-        """Sends a fault in place of the step's rows. Raises ``ChannelClosedError``."""
+        """Raises ``ChannelClosedError``."""
         text = f"{type(fault).__name__}\n{fault}".encode()[:MOST_FAULT_BYTES]
         self._send(HEADER.pack(number, FAULT, len(text), 0) + text)
 
     def receive(self) -> Arrival:
-        """The next step's. Blocks. Raises ``ChannelClosedError``, and ``BadRowsError`` for what no
-        stage of this model sends."""
+        """Blocks. Raises ``ChannelClosedError``, and ``BadRowsError`` for rows that no stage
+        sends."""
         header = bytearray(HEADER.size)
         read_into(self._connection, memoryview(header), begins_frame=True)
         number, kind, num_rows, num_features = HEADER.unpack(header)
@@ -122,8 +122,7 @@ class RowLink:
 
 
 def narrowed(rows: torch.Tensor) -> torch.Tensor:
-    """``rows`` in two bytes a feature: float32 is rounded to the nearest bfloat16, and rows of two
-    bytes are themselves."""
+    """Rounds float32 to the nearest bfloat16; rows of two bytes a feature stay."""
     return rows.to(torch.bfloat16) if rows.dtype == torch.float32 else rows
 
 
@@ -142,17 +141,15 @@ class RowReader:
         *,
         max_arrivals: int = UNREAD_ARRIVALS,
     ) -> None:
-        """``on_end`` is called in that thread, once, when the link can be read no more.
-        ``max_arrivals``: while so many wait for ``next``, no more are read, and then their sender
-        waits."""
+        """``on_end`` is called once, in the reader's thread. While ``max_arrivals`` wait for
+        ``next``, no more are read, and then their sender waits."""
         self._link = link
         self._on_end = on_end
         self._arrived: queue.Queue[Arrival | None] = queue.Queue(max_arrivals)
         SupervisedThread(self._read, name=name, restarts=False).start()
 
     def next(self, timeout_s: float | None = None) -> Arrival | None:
-        """Returns the next arrival, in the order of sending. ``None``: nothing came within
-        ``timeout_s``, or nothing comes any more."""
+        """``None``: nothing came within ``timeout_s``, or nothing comes any more."""
         try:
             arrival = self._arrived.get(timeout=timeout_s)
         except queue.Empty:

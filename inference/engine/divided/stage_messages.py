@@ -41,8 +41,6 @@ ADAPTER_DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 
 class StagePeer(msgspec.Struct, frozen=True, kw_only=True):
-    """A stage of another host, to which a process of the engine's host opens links."""
-
     address: str
     certificate: str
     identity: LinkIdentity
@@ -53,11 +51,9 @@ class JoinStage(msgspec.Struct, frozen=True, kw_only=True, tag="join"):
     """The first frame: opens the stage's files, and builds nothing yet."""
 
     spec: LoadSpec
-    """The spec of the stage's one device, with a source that is on this host already; ``stages``
-    are all."""
+    """Its source is on this host already; ``stages`` are all."""
     stage: int
     cache_dir: str
-    """The folder in which the first stage has opened the model's files."""
     native_cache_dir: str
     num_threads: int
     before: StagePeer | None = None
@@ -68,7 +64,7 @@ class JoinStage(msgspec.Struct, frozen=True, kw_only=True, tag="join"):
 
 class MeetStage(msgspec.Struct, frozen=True, kw_only=True, tag="meet"):
     files_digest: str
-    """The digest of the first stage's files: the stage's is to be the same (``files_digest``)."""
+    """The first stage's; this stage's must be the same."""
     address_behind: str = ""
     """The address of the stage behind, where that is on another host too."""
 
@@ -119,8 +115,7 @@ class WakeUp(msgspec.Struct, frozen=True, kw_only=True, tag="wake"):
 
 
 class SettleStage(msgspec.Struct, frozen=True, kw_only=True, tag="settle"):
-    """Memory that the stage turned out to take, for its neuron, once the model is loaded. Sent to
-    stages of other hosts alone."""
+    """Only for stages of other hosts, whose neurons record the memory."""
 
     report: StageReport
     memory: DeviceMemory
@@ -151,7 +146,7 @@ class StageOpened(msgspec.Struct, frozen=True, kw_only=True, tag="opened"):
     """Tokens of a text that its memory can serve."""
     promised_bytes: int = 0
     memory_limit_bytes: int | None = None
-    """The bytes that its ``StageSpec`` has; a stage of another host has those of its own neuron."""
+    """For a stage of another host, its own neuron's."""
 
 
 class StageBuilt(msgspec.Struct, frozen=True, kw_only=True, tag="built"):
@@ -192,8 +187,7 @@ class Alive(msgspec.Struct, frozen=True, kw_only=True, tag="alive"):
 
 
 class LinkLost(msgspec.Struct, frozen=True, kw_only=True, tag="link_lost"):
-    """Rows come to the stage, or leave it, no more. The engine may not see this itself: the other
-    end is another stage."""
+    """The engine may not see it: the other end of the link of rows is another stage."""
 
     message: str
 
@@ -217,7 +211,7 @@ decode_from_stage = msgspec.msgpack.Decoder(FromStage).decode
 
 
 def checked_step(message: Step, rows: torch.Tensor, kv: NewKV, num_positions: int) -> StepInput:
-    """The step of ``message``, whose hidden rows are ``rows``. Raises ``StepInputFault``."""
+    """Raises ``StepInputFault``."""
     try:
         step = step_of(message)
     except (AttributeError, RuntimeError, TypeError, ValueError) as error:
@@ -230,8 +224,7 @@ def checked_step(message: Step, rows: torch.Tensor, kv: NewKV, num_positions: in
 
 
 def check_step(step: StepInput, kv: NewKV, num_positions: int) -> None:
-    """``num_positions``: that the stage was built for. Raises ``StepInputFault`` naming the
-    array or number at fault."""
+    """Raises ``StepInputFault`` naming the array or number at fault."""
     num_rows, num_seqs = _length(step.positions), _length(step.context_lens)
     _require(num_rows > 0 and num_seqs > 0, "it has no rows")
     _require(step.block_tokens == kv.block_tokens, "its blocks have another size")
@@ -303,7 +296,6 @@ def _length(array: Ints) -> int:
 
 
 def _within(array: npt.NDArray[np.integer[Any]], first: int, last: int, name: str) -> None:
-    """Each in ``[first, last)``."""
     if array.size and not (first <= int(array.min()) and int(array.max()) < last):
         raise StepInputFault(f"a step of this stage: its {name} are not all in [{first}, {last})")
 
@@ -323,8 +315,7 @@ def message_of_adapter(number: int, weights: AdapterWeights) -> AddAdapter:
 
 
 def adapter_of(message: AddAdapter, config: ModelConfig) -> AdapterWeights:
-    """``config``: of the stage's layers. Raises ``UnsupportedAdapterError`` for what no adapter of
-    this stage is."""
+    """``config``: of the stage's layers. Raises ``UnsupportedAdapterError``."""
     shapes = adaptable_shapes(config)
     modules = {}
     for name, arrays in message.modules.items():
