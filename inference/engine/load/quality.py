@@ -66,8 +66,7 @@ letter changes every figure: all models are measured again."""
 log = logging.getLogger(__name__)
 
 MAX_TOKENS = 257
-"""How much of the text is used. Each token but the last is followed by one that was to be
-predicted."""
+"""Each token but the last is followed by one that was to be predicted."""
 FEWEST_TOKENS = 16
 COPIES_OF_A_LAYER = 2
 """A layer is held as its file has it, and as it is multiplied."""
@@ -97,12 +96,9 @@ def quality_in_words(
     cache_dir: Path,
     on_progress: OnProgress,
 ) -> str:
-    """Returns the quality figure for the load report; empty for a model whose weights are as its
-    files hold them.
-
-    ``execution``: in words, what runs the model; other kernels have another figure. Blocks for one
-    pass over the dense weights where no earlier load has measured. Raises ``LoadError``.
-    """
+    """Empty for a model whose weights are as its files hold them. ``execution``: in words, what
+    runs the model; other kernels have another figure. Without an earlier figure it blocks for one
+    pass over the dense weights. Raises ``LoadError``."""
     dense = opened.unquantized
     if dense is None:
         return ""
@@ -211,7 +207,7 @@ def model_logits(model: AnyModel, token_ids: list[int]) -> torch.Tensor:
 
 
 def _prompt(token_ids: list[int], block_tokens: int) -> StepInput:
-    """The whole of one sequence; logits of every token that another one follows."""
+    """Wants logits of every token that another one follows."""
     return StepInput.of_sequence(token_ids, block_tokens, logit_rows=slice(None, -1))
 
 

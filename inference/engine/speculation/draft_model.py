@@ -78,8 +78,6 @@ class Drafter(Protocol):
 
 @dataclass(slots=True)
 class _Reading:
-    """Kept with a sequence."""
-
     acceptance: Acceptance
     block_ids: list[int] = field(default_factory=list)
     """The sequence's list of blocks that the numbers below count; a preempted one gets another."""
@@ -159,7 +157,6 @@ class DraftModelSpeculator(Origin):
         return spent_s
 
     def _able(self, sequences: list[Sequence]) -> list[Sequence]:
-        """The sequences that it can draft for: without images, and within its own context."""
         if len(sequences) > MOST_SEQUENCES or self._num_failures >= MOST_FAILURES:
             return []
         room = self._drafter.num_positions - self._most_tokens
@@ -222,7 +219,6 @@ class DraftModelSpeculator(Origin):
         return len(sequence.block_ids) * self._kv_cache.block_tokens - num_tokens
 
     def _note(self, sequence: Sequence, reading: _Reading) -> None:
-        """Notes the blocks that are read whole and that the prefix cache knows."""
         num_full = reading.num_read // self._kv_cache.block_tokens
         for index in range(reading.num_noted, min(num_full, sequence.num_registered_blocks)):
             block_id = sequence.block_ids[index]
@@ -242,7 +238,6 @@ class DraftModelSpeculator(Origin):
         return reading
 
     def _num_known(self, sequence: Sequence) -> int:
-        """Counts the leading blocks that it has read for another sequence."""
         content_of = self._kv_cache.allocator.content_of
         for index in range(sequence.num_registered_blocks):
             block_id = sequence.block_ids[index]

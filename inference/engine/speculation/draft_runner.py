@@ -1,6 +1,4 @@
-"""Runs what makes drafts: a second model, or the model's own predictor. The only file of drafting
-that knows tensors; it knows no sampling.
-"""
+"""Runs what makes drafts: a second model, or the model's own predictor. Knows no sampling."""
 
 from __future__ import annotations
 
@@ -64,7 +62,7 @@ class DraftRunner:
 
     @torch.inference_mode()
     def draft(self, rows: Ordered[DraftRow]) -> list[list[int]]:
-        """Drafts as many tokens for each row as its ``length``. Waits for the device once."""
+        """Waits for the device once."""
         drafts = _drafts(rows, self._chain)
         return [drafts[row.sequence] for row in rows]
 
@@ -110,8 +108,7 @@ class DraftRunner:
 def _drafts(
     rows: Ordered[DraftRow], chain: Callable[[list[DraftRow]], list[torch.Tensor]]
 ) -> dict[Sequence, list[int]]:
-    """``chain`` gets the longest drafts first, so that those that are done leave at the end, and
-    returns the likeliest tokens after each forward."""
+    """``chain`` gets the longest drafts first, and returns the likeliest tokens of each forward."""
     ordered = sorted(rows, key=lambda row: -row.length)
     drafts: dict[Sequence, list[int]] = {row.sequence: [] for row in ordered}
     for token_ids in read_back(chain(ordered)):
@@ -165,7 +162,6 @@ class PredictorRunner:
         self._kept.pop(sequence.sequence_id, None)
 
     def follow(self, schedule: Schedule, hidden: torch.Tensor) -> None:
-        """Runs the predictor over the rows of the model's step and their ``hidden`` states."""
         if self._has_failed or self._rests:
             return
         started_s = self._clock()
@@ -207,8 +203,7 @@ class PredictorRunner:
 
     @torch.inference_mode()
     def draft(self, rows: Ordered[DraftRow]) -> list[list[int]]:
-        """Drafts as many tokens for each row as its ``length``; none for one whose last step it
-        missed. Waits for the device once."""
+        """A row whose last step it missed gets none. Waits for the device once."""
         ready = [row for row in rows if self._is_ready(row.sequence)]
         drafts = _drafts(ready, self._chain) if ready else {}
         return [drafts.get(row.sequence, []) for row in rows]
@@ -272,8 +267,7 @@ class _FollowedRows:
     def _add(
         self, sequence: Sequence, start: int, tokens: list[int], total: int, *, decodes: bool
     ) -> None:
-        """A sequence with images is not followed, nor one that decodes and was not followed
-        before: its earlier keys and values are missing."""
+        """Skips images, and decoding sequences not followed before: their earlier KV is missing."""
         first_row, self._num_rows = self._num_rows, self._num_rows + len(tokens)
         kept = self.kept.get(sequence.sequence_id)
         if sequence.images is not None or (decodes and kept is None):

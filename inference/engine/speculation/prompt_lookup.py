@@ -63,8 +63,7 @@ class PromptLookup:
         self._num_indexed = 0
 
     def propose(self, text: list[int], most: int) -> Proposal | None:
-        """Proposes at most ``most`` tokens to follow ``text``, which begins with that of the last
-        call; ``None`` without a match."""
+        """``text`` begins with that of the last call."""
         self._index(text)
         if self._num_indexed < len(text) - 1 or len(text) <= SHORTEST_MATCH or most < 1:
             return None
@@ -97,8 +96,7 @@ class PromptLookup:
         self._num_indexed = max(first, last)
 
     def _best_place(self, text: list[int]) -> tuple[int, int]:
-        """Returns where the longest match ends, the last of equals, and its length, which is 0
-        without a match."""
+        """Returns (end, length) of the longest match, the last of equals; length 0: none."""
         key = (self._key << TOKEN_BITS | text[-1]) & _LONG_MASK
         if len(text) >= LONG_MATCH and (end := self._latest_long.get(key)):
             return end, _match_length(text, end)
@@ -130,8 +128,6 @@ the answer's first token.
 
 @dataclass(slots=True)
 class _Lookup:
-    """Kept with a sequence."""
-
     acceptance: Acceptance
     head: list[int]
     """The tokens put before the sequence's own text: its client's prediction, or nothing."""
@@ -142,8 +138,6 @@ class _Lookup:
 
 
 class LookupSpeculator(Origin):
-    """Drafts from the sequence's own text, and from its client's prediction."""
-
     name = "prompt lookup"
 
     def __init__(self, most_tokens: int = DEFAULT_DRAFT_TOKENS) -> None:
