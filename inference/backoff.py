@@ -14,5 +14,4 @@ class Backoff:
     max_s: float
 
     def wait_s(self, num_failures: int) -> float:
-        """``num_failures``: in a row, ≥ 1."""
         return min(self.first_s * 2.0 ** min(num_failures - 1, _MAX_DOUBLINGS), self.max_s)

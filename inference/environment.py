@@ -72,8 +72,7 @@ def child_environment(role: Role) -> dict[str, str]:
 
 
 def named_secrets(environment: Mapping[str, str]) -> tuple[frozenset[str], frozenset[str]]:
-    """Tokens of sources, and keys of bench targets. A wrong setting gives none: the process refuses
-    it at its start."""
+    """A wrong setting gives none: the process refuses it at its start."""
     from inference.settings.setting import SettingError  # these import SECRET_NAMES from here
     from inference.settings.storage import BENCH_VARIABLES, SOURCES
 

@@ -14,9 +14,8 @@ from typing import Literal
 from inference.protocol.load import LinkIdentity
 
 Purpose = Literal["control", "rows", "rows-back"]
-"""A link's content. ``control``: frames of the engine and the stage. ``rows``: a step's rows,
-from the end that dials to the stage that listens. ``rows-back``: the last stage's rows, from the
-stage that listens to the engine that dials."""
+"""``rows``: a step's rows, from the end that dials to the stage that listens. ``rows-back``: the
+last stage's, from the stage that listens to the engine that dials."""
 
 NOT_BEFORE = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
 NOT_AFTER = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)

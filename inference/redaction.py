@@ -42,8 +42,7 @@ class Redactor:
 
 
 def secrets_of(environment: Mapping[str, str]) -> frozenset[str]:
-    """Addresses are left out: their passwords are masked by pattern, and a reader needs the
-    rest."""
+    """Addresses are left out: their passwords are masked by pattern."""
     return frozenset(environment[name] for name in PLAIN_SECRETS if name in environment)
 
 

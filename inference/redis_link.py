@@ -76,8 +76,7 @@ def _refusal_noted() -> Iterator[None]:
 
 @cache
 def _log_once(problem: str) -> None:
-    """Redis before 7 lacks the command: it closes no large connection, and no host can be
-    invited."""
+    """Redis before 7 lacks the command, and no host can be invited."""
     logger.info(
         "Redis may close this process' connections where clients hold too much: %s", problem
     )
@@ -142,8 +141,7 @@ class RedisLink:
     async def run(
         self, script: LuaScript, *, keys: Sequence[str], args: Sequence[bytes | str | int]
     ) -> Any:
-        """Sends the text only if Redis does not know it. Raises ``redis.RedisError`` or
-        ``OSError``."""
+        """Sends the text only if Redis lacks it. Raises ``redis.RedisError`` or ``OSError``."""
         try:
             return await self.command("EVALSHA", script.sha1, len(keys), *keys, *args)
         except redis.ResponseError as error:

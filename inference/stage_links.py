@@ -80,8 +80,7 @@ class SecureConnection:
         self._is_closed = False
 
     def sendall(self, data: bytes | bytearray | memoryview) -> None:
-        """Raises ``OSError``: ``TimeoutError`` if the other end takes nothing for the stall
-        timeout."""
+        """Raises ``OSError``: ``TimeoutError`` if the other end stops taking."""
         view = memoryview(data).cast("B")
         sent = 0
         while sent < len(view):
@@ -237,8 +236,7 @@ class LinkListener:
         *,
         stall_timeout_s: float = STALL_TIMEOUT_S,
     ) -> None:
-        """``expected``: the certificate of each link's other end. Raises ``OSError`` and, for
-        unusable credentials, ``ValueError``."""
+        """``expected``: each other end's certificate. Raises ``OSError`` and ``ValueError``."""
         self._expected = {
             protocol_of(purpose): (purpose, certificate_der(peer))
             for purpose, peer in expected.items()
@@ -256,8 +254,7 @@ class LinkListener:
         self._made: dict[Purpose, SecureConnection] = {}
 
     def accept(self, purpose: Purpose, timeout_s: float) -> SecureConnection:
-        """Continues to listen for the others. Raises ``LinkTimeoutError`` after closing all
-        links."""
+        """Still listens for the others. Raises ``LinkTimeoutError`` after closing all links."""
         self._accept_until([purpose], timeout_s)
         return self._made[purpose]
 

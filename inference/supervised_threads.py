@@ -33,7 +33,7 @@ Result = TypeVar("Result")
 
 
 class BrokenJobError(Exception):
-    """A job of a pool raised something that is no ``Exception``, which is the cause."""
+    pass
 
 
 class FailureRecord:
@@ -126,8 +126,7 @@ class SupervisedThread:
 
 
 class SupervisedPool(ThreadPoolExecutor):
-    """Jobs fail with an ``Exception`` whatever they raise, so threads and loops that wait
-    survive."""
+    """Jobs fail with an ``Exception`` whatever they raise, so threads that wait survive."""
 
     def submit(
         self,

@@ -23,8 +23,7 @@ from typing import Any
 from inference.environment import Role, environment_for
 
 VERSION = "0.2.0"
-"""Its one place: ``pyproject.toml``, the packages and every process read it here;
-``scripts/release`` changes it."""
+"""Its one place; ``scripts/release`` changes it."""
 
 HERE = Path(__file__).resolve().parent
 BUILD_FILE = HERE / "build.json"

@@ -37,7 +37,6 @@ class _Slot:
     future: Future[LoadedAdapter]
     loaded: LoadedAdapter | None = None
     users: set[str] = field(default_factory=set)
-    """Sequences that have it or wait for it to load."""
     waiting: list[Sequence] = field(default_factory=list)
     is_dropped: bool = False
 
@@ -80,14 +79,12 @@ class Adapters:
             self._without_slot = [w for w in self._without_slot if w[0] is not sequence]
 
     def drop(self, name: str) -> None:
-        """Unloads the adapters of that name once no sequence uses them."""
         for slot in [slot for slot in self._slots.values() if slot.spec.name == name]:
             slot.is_dropped = True
             if not slot.users:
                 self._remove(slot)
 
     def wait(self, timeout_s: float) -> bool:
-        """Returns whether one is loading."""
         futures = [slot.future for slot in self._slots.values() if slot.waiting]
         if futures:
             wait(futures, timeout_s, FIRST_COMPLETED)
@@ -125,8 +122,7 @@ class Adapters:
         return f"the adapter {name} cannot be loaded; the neuron's log has the details"
 
     def _give_slots(self) -> None:
-        """Gives slots in order of arrival; sequences whose adapter has a slot pass those
-        without."""
+        """In order of arrival; sequences whose adapter has a slot pass those without."""
         still: list[tuple[Sequence, AdapterSpec]] = []
         for sequence, spec in self._without_slot:
             slot = self._slots.get(spec)

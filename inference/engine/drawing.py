@@ -25,8 +25,7 @@ log = logging.getLogger(__name__)
 TOP_CANDIDATES = 1024
 """Enough to hold the nucleus of most distributions: cheaper to find than to sort a vocabulary."""
 MOST_SCORES_AT_ONCE = 2**23
-"""The most scores that one operation works on, 32 MiB as float32 (55 rows of 152,000 tokens):
-intermediate results take several times as much."""
+"""32 MiB of float32: intermediate results take several times as much."""
 Bits = npt.NDArray[np.uint8]
 
 
@@ -45,9 +44,8 @@ class Drawer(Protocol):
         ...
 
     def likeliest(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Each row's token with the largest score, the first of equals, (num_rows,) int64; and
-        whether its scores are numbers and the largest is finite, bool; where not the token means
-        nothing."""
+        """Each row's first token with the largest score, (num_rows,) int64; and whether its scores
+        are numbers and the largest is finite, bool: where not, the token means nothing."""
         ...
 
     def forbid(self, scores: torch.Tensor, rows: list[int], bits: Bits) -> None:
@@ -185,9 +183,8 @@ def byte_biases() -> torch.Tensor:
 
 
 def filter_probabilities(probabilities: torch.Tensor, params: list[SamplingParams]) -> torch.Tensor:
-    """Zeroes the tokens that top_k, top_p and min_p exclude: (num_rows, vocab_size), not
-    renormalised. Filters apply in that order, top_p to the distribution that top_k left. The most
-    likely token always stays."""
+    """(num_rows, vocab_size), not renormalised. Filters apply in the order top_k, top_p (to what
+    top_k left), min_p. The most likely token always stays."""
     filtered, is_short = filter_among(probabilities, params, TOP_CANDIDATES)
     if bool(is_short.any()):
         filtered, _ = filter_among(probabilities, params, probabilities.shape[-1])

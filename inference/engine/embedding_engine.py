@@ -54,13 +54,11 @@ class EmbeddingBounds:
     vocab_size: int
     dimensions: int
     step_tokens: int
-    """Most token rows of one forward, padding included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingLimits(QueueLimits):
     max_started: int = 256
-    """The most jobs of which some inputs are done and some are not."""
 
 
 class EmbeddingJob:
@@ -150,8 +148,7 @@ class EmbeddingQueue:
         return [one for one in self._jobs if one.deadline_s is not None and one.deadline_s <= now_s]
 
     def take_batch(self, max_tokens: int) -> list[Row]:
-        """Longest first, at least one if any job has an open input. Their jobs have started
-        then."""
+        """Longest first; at least one if any job has an open input."""
         runnable = self._runnable()
         if not runnable:
             return []

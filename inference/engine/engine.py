@@ -35,12 +35,9 @@ from inference.protocol.engine import (
 )
 
 COMPILE_WAIT_S = 0.005
-"""How long a step waits for a grammar when it has nothing else to do."""
 
 
 class Executor(Protocol):
-    """The tensor half of a step."""
-
     def execute(self, schedule: Schedule) -> Sampled:
         """Samples one token per sequence of ``schedule.sampled``. If it raises, no state has
         changed: the rows can be run again, together or apart, with the same results."""

@@ -87,7 +87,6 @@ class TensorExecutor:
         return LaunchedStep(schedule, logits, unread)
 
     def is_settled(self, sequence: Sequence) -> bool:
-        """Whether the device alone can sample its next token and the one after."""
         return self.sampler.is_settled(sequence)
 
     def recover(self, error: Exception) -> StepFault:

@@ -154,8 +154,6 @@ Result = TypeVar("Result")
 
 @dataclass(slots=True)
 class Outcome(Generic[Part, Result]):
-    """A step's parts, in its own order."""
-
     done: list[tuple[Part, Result]] = field(default_factory=list)
     failed: list[tuple[Part, StepFault]] = field(default_factory=list)
     faults: list[StepFault] = field(default_factory=list)
@@ -168,8 +166,7 @@ def isolate_faults(
     recover: Callable[[Exception], StepFault],
     divide: Callable[[Part, StepFault], list[Part]],
 ) -> Outcome[Part, Result]:
-    """``divide``: smaller parts to try instead; none: the part is to fail. Raises ``StepFault``
-    where the device is not sound."""
+    """``divide`` returns no parts for one that is to fail. Raises an unsound device's fault."""
     outcome: Outcome[Part, Result] = Outcome()
     open_parts = [whole]
     while open_parts:
@@ -228,8 +225,7 @@ def halves(items: list[Item]) -> list[list[Item]]:
 
 
 SUSPICIOUS_STEPS = 8
-"""Each ends every sequence that it samples, so it takes as many requests, all of them failing and
-none between them that succeeds."""
+"""Each ends every sequence that it samples: so many requests fail and none succeeds between."""
 
 
 class NumericalWatch:

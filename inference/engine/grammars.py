@@ -42,10 +42,9 @@ NUM_COMPILING = 2
 
 
 class GrammarState:
-    """The position of one sequence in its grammar. It follows sampled tokens only, so that
-    recomputing a preempted sequence leaves it alone. An exception of llguidance becomes its
-    ``problem``: its sequence fails, and the others, which have followed their tokens, must not
-    follow them again."""
+    """It follows sampled tokens only, so that recomputing a preempted sequence leaves it alone. An
+    exception of llguidance becomes its ``problem`` and fails its sequence alone: the others have
+    followed their tokens, and must not follow them again."""
 
     def __init__(
         self, matcher: LLMatcher, end_ids: tuple[int, ...], starts_after: int | None
@@ -135,7 +134,7 @@ class GrammarCompiler:
         return self._compiled.get(text, lambda text: self._pool.submit(_compile, text, tokenizer))
 
     def wait_ready(self) -> str | None:
-        """Blocks until the tokenizer is read; why it cannot be used with grammars, if it cannot."""
+        """Blocks until the tokenizer is read. Returns why it cannot be used, if so."""
         error = self._tokenizer_read().exception()
         return None if error is None else str(error)
 

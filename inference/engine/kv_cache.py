@@ -55,7 +55,6 @@ class BlockAllocator:
         """How many blocks have ever become free or known. A sequence that lacks n blocks finds them
         after n more at the earliest."""
         self.on_forgotten: Callable[[int], None] | None = None
-        """Called with each content id that leaves the prefix cache."""
 
     @property
     def num_free(self) -> int:
@@ -221,8 +220,7 @@ class KVCache:
         return -(-len(sequence.token_ids) // self.block_tokens)
 
     def _is_enough_beside(self, shared: list[int], sequence: Sequence) -> bool:
-        """Blocks of ``shared`` that no sequence uses count as free now and are taken once
-        shared."""
+        """Idle blocks of ``shared`` count as free now, and are taken once they are shared."""
         num_idle = sum(self.allocator.is_reusable(block_id) for block_id in shared)
         num_fresh = self._num_blocks_of(sequence) - len(shared)
         num_missing = num_fresh - (self.allocator.num_free - num_idle)
@@ -284,9 +282,8 @@ class KVCache:
             sequence.num_dropped_blocks = num_unseen
 
     def end_of_chunk(self, sequence: Sequence, start: int, end: int) -> int:
-        """With recurrent layers a chunk ends at a block's end, so that a snapshot can be kept
-        there, and at the last one before the tokens with which a conversation's next prompt will
-        differ."""
+        """With recurrent layers it is a block's end, for a snapshot, and the last one before the
+        tokens with which a conversation's next prompt will differ."""
         if self.states is None:
             return end
         size, num_tokens = self.block_tokens, len(sequence.token_ids)

@@ -60,7 +60,6 @@ logger = logging.getLogger(__name__)
 SEND_WITHIN_S = 0.02
 """How long a token may be held for the next ones: less than a reader sees."""
 STATS_INTERVAL_S = 1.0
-"""The longest time without a message to the neuron."""
 FINAL_MESSAGE_TIMEOUT_S = 2.0
 CHECKS_PER_TIMEOUT = 4
 MAX_CHECK_INTERVAL_S = 1.0
@@ -86,8 +85,7 @@ class OutputBatcher:
         self._last_sent_s = 0.0
 
     def add(self, outputs: StepOutputs, *, now_s: float, next_step_s: float = 0.0) -> None:
-        """Sends at once if an output is a first token or an end, or if waiting would take too
-        long."""
+        """Sends at once a first token or an end, or if waiting would take too long."""
         if outputs.outputs:
             self._held.append(outputs)
             would_be_held_s = now_s + next_step_s - self._last_sent_s
@@ -139,7 +137,6 @@ class Messenger:
         self._outbox.put(message)
 
     def flush(self, timeout_s: float = 5.0) -> None:
-        """Writes the queued messages and stops writing."""
         self._outbox.put(None)
         self._writer.join(timeout_s)
 
@@ -164,7 +161,6 @@ def _end(_error: BaseException) -> None:
 
 
 def logging_ends(send: Callable[[EngineMessage], None]) -> Callable[[StepOutputs], None]:
-    """Also adds the bytes held on the device to the timing."""
 
     def log_and_send(outputs: StepOutputs) -> None:
         if any(map(_has_ended, outputs.outputs)):
@@ -207,9 +203,8 @@ def held_bytes() -> int:
 
 class StepWatchdog:
     """Notices a step that does not come back: a collective whose peer is gone, an endless kernel.
-    If the stuck call holds the interpreter lock, only the neuron can notice. Loading is not
-    watched, because a download may take any time. ``on_hang`` runs once, in the watchdog's
-    thread."""
+    If the call holds the interpreter lock, only the neuron can. A download may take any time, so
+    loading is not watched. ``on_hang`` runs once, in the watchdog's thread."""
 
     def __init__(self, timeout_s: float | None, on_hang: Callable[[HangFault], object]) -> None:
         self._timeout_s = timeout_s

@@ -155,7 +155,6 @@ class _Rows:
         self.scored_rows += [first_row + position - chunk.start for position in chunk.scored]
 
     def wanted(self, schedule: Schedule) -> list[int] | None:
-        """``None``: all rows."""
         if not schedule.prefills and len(self.logit_rows) == len(self.token_ids):
             return None
         return self.logit_rows + self.scored_rows

@@ -59,8 +59,7 @@ REFITTED_EVERY = 8
 """Decode steps between two fits, after the first ``ALWAYS_REFITTED``: a fit costs some 30 µs."""
 ALWAYS_REFITTED = 32
 SCALED_ROWS, SCALED_TOKENS = 64, 512
-"""The rows and tokens of a typical large step. Terms are divided by them, so that coefficients are
-of one magnitude."""
+"""A typical large step. Terms are divided by it, so that coefficients are of one magnitude."""
 STIFFNESS = (0.02, 0.001, 0.02, 0.001)
 """How firmly each coefficient keeps its value while steps do not separate them: a time is explained
 by the cost of a row or token before a fixed cost."""
@@ -69,17 +68,13 @@ LEAST_HOLD = 1e-9
 UNTRIED_ROW_SHARE = 0.04
 """A row's share of a step of one row, before steps of several sizes have been timed."""
 DIFFERENT = 0.2
-"""Decode steps whose rows vary by less, relative to their mean, do not separate a row's cost from
-that of the step."""
+"""Decode steps whose rows vary by less do not separate a row's cost from that of the step."""
 FORGETTING = 0.001
-"""How far each decode step among steps of one size moves the row's share to
-``UNTRIED_ROW_SHARE``, so that drafts that did not pay long ago are tried again."""
+"""How far each step of one size moves the row's share back, so that drafts are tried again."""
 SHORTEST_S = 1e-5
 
 
 class StepTimeModel:
-    """Starts from assumed costs of a row and a token. No cost is negative."""
-
     def __init__(self, *, row_s: float, token_s: float) -> None:
         self._coefficients = [0.0, row_s * SCALED_ROWS, 0.0, token_s * SCALED_TOKENS]
         self._squares = [[0.0] * 4 for _ in range(4)]
@@ -200,13 +195,11 @@ MEMORY_STEPS = 256
 GAIN = 0.25
 """How far one step moves the running limit: one slow step is noise, five are a change."""
 UNIFORM = 0.06
-"""Chunks whose sizes vary by less, relative to their mean, do not separate a token's cost from that
-of a step with prompts."""
+"""Chunks whose sizes vary by less do not separate a token's cost from that of a prompt step."""
 PROBE = 1.3
 """The relative length of a chunk that separates them: one in some ten."""
 ROW_TARGETS = 1.5
-"""A step of decoding rows alone may take so many times the target: rows share a read of the
-weights, and who does not decode waits."""
+"""Decode steps may take so many times the target: rows share one read of the weights."""
 UNTRIED_TARGET_S = 0.1
 MOST_TARGETS = 5
 """A step may take so many times the target so that a prompt's chunk is worth its fixed cost."""
@@ -220,7 +213,6 @@ class StepPacer:
         self._max_running = max_running
         self._max_prefill_tokens = max_prefill_tokens
         self._fitting_tokens = max_prefill_tokens
-        """Prompt tokens of one step that are known to fit the memory."""
         self._num_steps_that_fit = 0
         self._target_s = target_s
         self._running_limit = float(min(MIN_RUNNING, max_running))

@@ -34,7 +34,6 @@ COPIED_PER_STEP = 8
 MOST_SENT_BYTES = 64 * 1024**2
 TRANSFER_ALIGNMENT = 16
 MOST_WRITING = 32
-"""The most steps whose blocks wait in memory for the disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +52,6 @@ class _Unwritten:
 
 @dataclass(frozen=True, slots=True)
 class _CopiedBlocks:
-    """Blocks in the host's memory, one after the other, copied in one transfer."""
-
     names: list[str]
     layouts: list[dict[str, tuple[torch.dtype, torch.Size]]]
     data: torch.Tensor
@@ -161,7 +158,6 @@ class PrefixDisk:
             self._copy_some()
 
     def wait(self, timeout_s: float) -> bool:
-        """Returns whether it is at work."""
         if self._readings:
             wait([r.future for r in self._readings], timeout_s, FIRST_COMPLETED)
         elif len(self._writes) >= MOST_WRITING:

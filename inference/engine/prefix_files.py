@@ -50,7 +50,6 @@ class PrefixFiles:
 
     def __init__(self, directory: Path, budget_bytes: int) -> None:
         self.problem = ""
-        """Empty while the disk works."""
         self._directory = directory
         self._budget_bytes = budget_bytes
         self._lock = threading.Lock()

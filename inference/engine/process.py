@@ -87,7 +87,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _load(spec: LoadSpec, messenger: Messenger) -> LoadedEngine | None:
-    """``None`` when it failed; the failure was sent to the neuron."""
     data_dir = _data_dir()
     try:
         configure_threads()
@@ -108,7 +107,6 @@ def _data_dir() -> Path:
 
 
 def run(served: Served, messenger: Messenger) -> EngineExit:
-    """Does not return from a fault."""
     watchdog = StepWatchdog(
         STEP_TIMEOUT_S.read(os.environ) or None, lambda fault: _end_by_fault(fault, messenger)
     )

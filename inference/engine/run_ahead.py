@@ -90,7 +90,6 @@ class _Begun:
     """The schedule without the sequences that have ended since."""
     step: BegunStep | None
     error: Exception | None = None
-    """Raised by ``begin`` for the same sequences."""
 
 
 class StepGroups:

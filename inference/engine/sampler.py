@@ -50,8 +50,7 @@ class _SampledRows:
     """Row indices into ``scores``, which are the step's logits where nothing adjusts them."""
     masked: MaskedRows
     num_ahead: int
-    """The number of earlier tokens of each sequence that are not among its ``token_ids`` yet: on
-    the device alone, or accepted drafts."""
+    """A sequence's tokens not in its ``token_ids`` yet: on the device, or accepted drafts."""
     tensors: tuple[torch.Tensor, ...] = ()
     """Token ids, (num_rows,); where any were drawn also whether each row had too few candidates."""
 
@@ -213,8 +212,7 @@ class Sampler:
     def _follow(
         self, sequences: list[Sequence], token_ids: list[int], masked: MaskedRows
     ) -> set[int]:
-        """Returns rows whose grammar is complete; adds those whose token violates it to
-        ``masked``."""
+        """Returns rows whose grammar is complete; adds violating ones to ``masked``."""
         complete: set[int] = set()
         self._counts.add(sequences, token_ids)
         for row, (sequence, token_id) in enumerate(zip(sequences, token_ids, strict=True)):
@@ -303,8 +301,7 @@ class RandomStream:
 def token_logprobs(
     logits: torch.Tensor, token_ids: Ordered[int], num_top: Ordered[int], *, ranks: bool = False
 ) -> list[TokenLogprob]:
-    """``logits`` (num_rows, vocab_size) float32. ``ranks``: each token's rank in the vocabulary
-    too."""
+    """``logits`` (num_rows, vocab_size) float32. ``ranks``: also ranks in the vocabulary."""
     logprobs = torch.log_softmax(logits, dim=-1)
     top = logprobs.topk(min(max(num_top), logprobs.shape[-1]), dim=-1)
     top_values, top_ids = top.values.tolist(), top.indices.tolist()

@@ -132,8 +132,7 @@ class Scheduler:
 
     @property
     def _num_free_slots(self) -> int:
-        """Ignores the pace's limit: a slow machine refuses no request that has a configured
-        slot."""
+        """Ignores the pace: a slow machine refuses no request that has a configured slot."""
         return 0 if self._short_of_blocks else self.limits.max_running - len(self.running)
 
     @property
@@ -261,8 +260,7 @@ class Scheduler:
         return True
 
     def _schedule_chunk(self, schedule: Schedule, sequence: Sequence, budget: int) -> int:
-        """Returns the used part of the budget: all of it where the prompt continues, even if its
-        even share is less; the rest would only begin another prompt with a few rows."""
+        """A prompt that continues uses up the budget: the rest would be few rows of another."""
         start = sequence.num_computed_tokens
         if sequence.num_tokens_to_score:
             budget = min(budget, SCORED_TOKENS_PER_STEP - schedule.num_scored_tokens)
@@ -352,7 +350,6 @@ class Scheduler:
         sequence.move_to(SequenceState.ENDED)
 
     def end_many(self, sequences: list[Sequence]) -> None:
-        """For running sequences; passes over the queue once."""
         if not sequences:
             return
         for sequence in sequences:

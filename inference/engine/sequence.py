@@ -59,7 +59,6 @@ class Sequence:
     deadline_s: float | None
     """On the engine's clock: when it must have started. ``None`` once it has."""
     submitted_s: float = 0.0
-    """On the engine's clock, as all times."""
     same_prompt_as: Sequence | None = None
     """The sequence whose prompt blocks this one waits to share. ``None`` once it has started."""
     account: str = ""
@@ -80,7 +79,6 @@ class Sequence:
     admission: int = 0
     """Counts first admissions: the higher, the newer. 0 before it."""
     adapter: Any = None
-    """As the model prepared it."""
     awaits_adapter: bool = False
     awaits_prefix: bool = False
     grammar: GrammarState | None = None
@@ -96,8 +94,7 @@ class Sequence:
     """Prompt tokens that the prefix cache held at the first admission."""
     block_ids: list[int] = field(default_factory=list)
     num_dropped_blocks: int = 0
-    """Leading blocks released because no layer sees them. Their ids stay in ``block_ids``,
-    unread."""
+    """Released leading blocks, which no layer sees. Their ids stay in ``block_ids``."""
     num_registered_blocks: int = 0
     """Leading blocks whose content the prefix cache knows."""
     parent_content: int | str = field(init=False)
@@ -111,7 +108,6 @@ class Sequence:
     snapshot: int | None = None
     """Content id of the latest state that it kept for later prompts while decoding."""
     drafting: dict[str, object] = field(default_factory=dict)
-    """The record of each origin of drafts, by the origin's name."""
 
     def __post_init__(self, context_tokens: int) -> None:
         self.token_ids = list(self.token_ids)
@@ -168,7 +164,6 @@ class Sequence:
         return 1000 * (now_s - self.started_s)
 
     def timing(self, now_s: float) -> SequenceTiming:
-        """``now_s``: when its last token came."""
         assert self.started_s is not None, "an output token without a step"
         return SequenceTiming(
             prefill_ms=1000 * (self.first_token_s - self.started_s),

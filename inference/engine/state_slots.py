@@ -30,7 +30,6 @@ class StateSlots:
     """Hands out slots 1 … num_slots - 1. Sets the two slots of a ``Sequence``."""
 
     def __init__(self, num_slots: int) -> None:
-        """Slots beyond two for each running sequence hold snapshots."""
         self.num_slots = num_slots
         self._free = list(range(num_slots - 1, EMPTY_SLOT, -1))
         self._references = [0] * num_slots

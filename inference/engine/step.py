@@ -97,7 +97,6 @@ class Schedule:
 
     @property
     def has_long_queries(self) -> bool:
-        """Whether a decoding sequence has several rows."""
         if self.drafts:
             return True
         if not self.decodes or self.decodes[0].state_slot is None:
@@ -175,7 +174,6 @@ class Sampled:
     prompt_logprobs: dict[str, list[TokenLogprob]] = field(default_factory=dict)
     """By sequence id."""
     accepted: dict[int, AcceptedDrafts] = field(default_factory=dict)
-    """The accepted drafts before a row's token."""
 
     @property
     def num_accepted_drafts(self) -> int:
@@ -328,7 +326,6 @@ class PrefillAverage:
         self.speed = start
 
     def record(self, spans: Iterable[tuple[int, int]], step_s: float) -> None:
-        """``spans``: the ``[start, end)`` of each prompt in a step of nothing else."""
         num_tokens, expected_s = 0, 0.0
         for start, end in spans:
             num_tokens += end - start

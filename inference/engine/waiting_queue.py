@@ -165,7 +165,6 @@ class QueueLimits:
 class SchedulerLimits(QueueLimits):
     max_running: int = 256
     prefill_tokens_per_step: int = 512
-    """The most prompt rows of one step, beside its decode rows."""
     target_step_s: float | None = None
     """The intended time of a step: see ``inference.engine.pace``."""
 
@@ -216,7 +215,6 @@ class WaitingQueue:
             self._line_up(sequence)
 
     def next(self) -> Sequence | None:
-        """Returns the next sequence without removing it; ``None`` if none can start."""
         return self._preempted[0] if self._preempted else self._fair.head()
 
     def take(self) -> Sequence:

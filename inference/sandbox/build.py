@@ -162,9 +162,8 @@ def _call_parts(job: BuildGrammar, schemas: _Schemas) -> list[dict[str, Any]]:
 
 
 NUM_TOKENS = 16
-"""The number of tokens of a grammar that are tried. An engine compiles the grammar in its own
-process, so a worker does the same before: with the same tokens and limits on half the stack.
-Computing the first masks is dearest."""
+"""Tokens of a grammar that are tried. An engine compiles it in its own process, so a worker does
+the same before: over the same tokens, with the same limits, on half the stack."""
 ALLOWED = b"\xc8"
 """How ``compute_logit_bias`` marks a token that may come next."""
 
@@ -184,8 +183,7 @@ def forget_tokenizers_but(digests: Iterable[str]) -> None:
 
 
 class _Vocabulary:
-    """A tokenizer for ``TokenizerWrapper``. It is greedy: the model's own merges decide nothing
-    about what compiles."""
+    """Tokenizes greedily: the model's own merges decide nothing about what compiles."""
 
     bos_token_id = None
 

@@ -69,7 +69,6 @@ class BuildGrammar(msgspec.Struct, frozen=True, kw_only=True):
     markers: ReasoningMarkers | None = None
     end_token_ids: list[int] = []
     tokenizer: str = ""
-    """The digest of the model's ``TokenizerFacts``."""
 
     @property
     def path(self) -> str | None:
@@ -92,7 +91,6 @@ Job = BuildGrammar | RenderChat
 class Built(msgspec.Struct, frozen=True, kw_only=True, tag="built"):
     grammar: Grammar
     not_enforced: list[str] = []
-    """The places in schemas of the client's body that the grammar leaves out."""
 
 
 class Rendered(msgspec.Struct, frozen=True, kw_only=True, tag="rendered"):
@@ -111,7 +109,6 @@ class Broken(msgspec.Struct, frozen=True, kw_only=True, tag="broken"):
 
     reason: LossReason
     where: str = ""
-    """The exception and its line, for the log."""
 
 
 Result = Built | Rendered | Refused | Broken

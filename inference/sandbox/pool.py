@@ -72,7 +72,6 @@ class WorkerPool:
         self._control: socket.socket | None = None
         self._tokenizers: WeakValueDictionary[str, jobs.TokenizerFacts] = WeakValueDictionary()
         self._sent: set[str] = set()
-        """Digests of the tokenizers that the fork server has."""
         self._num_tokenizers = 0
         self._is_closed = False
 
@@ -92,8 +91,7 @@ class WorkerPool:
         return kept
 
     def run(self, job: jobs.Job, is_wanted: Callable[[], bool] = lambda: True) -> jobs.Result:
-        """Polls ``is_wanted``. Raises ``SandboxError``, and ``RecursionError`` for a job nested too
-        deeply."""
+        """Polls ``is_wanted``. Raises ``SandboxError``, and ``RecursionError`` for a deep job."""
         frame = jobs.encode_job(job)
         worker = self._idle_one() or self._forked()
         try:
@@ -169,7 +167,6 @@ class WorkerPool:
         raise jobs.NoWorkerError("none could be started")
 
     def _fork(self, theirs: socket.socket) -> int:
-        """Returns the new worker's pidfd."""
         control = self._control or self._start()
         channel, kept = Channel(control), dict(self._tokenizers)
         for digest in kept.keys() - self._sent:

@@ -95,7 +95,6 @@ def open_later(
 
 
 def _taken_bytes(spec: LoadSpec, first: OpenedModel, others: StageProcesses) -> int:
-    """Bytes that the stages before need of the device of ``spec``."""
     device = choose_device(spec)
     taken_bytes = first.need.required_bytes if first.weights.device == device else 0
     here = zip(spec.stages[1:], others.opened, strict=False)  # as many as are open
@@ -143,7 +142,6 @@ def build_stages(
 class DevicePart:
     device: AnyDevice
     promised_bytes: int
-    """The bytes of the device that its neuron promised to others."""
     limit_bytes: int | None
     config: ModelConfig
     kv_format: KVFormat
@@ -186,7 +184,6 @@ def later_gauges(model: StagedModel) -> list[tuple[AnyDevice, MemoryGauge]]:
 
 
 def device_parts(model: StagedModel) -> Iterator[DevicePart]:
-    """The first stage's device comes first."""
     for device in dict.fromkeys(one.device for one in model.stages):
         here = [index for index, one in enumerate(model.stages) if one.device == device]
         stages = [model.stages[index] for index in here]
@@ -229,8 +226,7 @@ def with_stages(
 
 
 def settle_stages(model: StagedModel, trial: Trial, plan: KVPlan) -> None:
-    """What several stages take of one device is the first one's, so that its neuron counts it
-    once."""
+    """Stages of one device report to its first stage, so that its neuron counts them once."""
     stages = stage_reports(model, plan)
     memory = _memory_by_device(stages, model, trial)
     settled = {}
@@ -246,7 +242,6 @@ def settle_stages(model: StagedModel, trial: Trial, plan: KVPlan) -> None:
 def _memory_by_device(
     stages: Sequence[StageReport], model: StagedModel, trial: Trial
 ) -> dict[AnyDevice, DeviceMemory]:
-    """The engine's device comes first."""
     kv_bytes: Counter[AnyDevice] = Counter()
     for fact, stage in zip(model.stages, stages, strict=True):
         kv_bytes[fact.device] += stage.kv_bytes

@@ -89,8 +89,6 @@ class ChildProcess:
 
 
 class Child:
-    """``received``: its messages and then ``None``."""
-
     def __init__(
         self,
         name: str,
@@ -213,7 +211,6 @@ class ParentLink:
     def __init__(
         self, channel: Channel, decode: Callable[[bytes], Any], on_gone: Callable[[], object]
     ) -> None:
-        """``on_gone`` is called by the thread that notices that the engine is gone."""
         self._channel = channel
         self._decode = decode
         self._on_gone = on_gone
@@ -284,7 +281,7 @@ class Children:
             on_lost(lost)
 
     def lose(self, fault: StepFault) -> None:
-        """The model cannot continue. Any thread; the first fault is kept."""
+        """Any thread; the first fault is kept."""
         with self._lock:
             if self._is_closed or self._lost is not None:
                 return

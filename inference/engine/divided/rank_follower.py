@@ -81,7 +81,6 @@ class Rank:
 
     @torch.inference_mode()
     def run(self) -> None:
-        """Raises what a step raises."""
         self._engine.start()
         store = file_store(Path(self._join.meeting), self._join.spec.tensor_parallel)
         self._group.join(store, self._join.timeout_s)

@@ -47,18 +47,13 @@ ENDLESS_S = 24 * 3600.0
 
 
 class Join(msgspec.Struct, frozen=True, kw_only=True, tag="join"):
-    """The first frame."""
-
     spec: LoadSpec
-    """Its source is on this host already."""
     rank: int
     meeting: str
-    """A file that all ranks find each other by."""
     cache_dir: str
     num_threads: int
     context_tokens: int
     timeout_s: float
-    """How long each collective may take."""
 
 
 class Built(msgspec.Struct, frozen=True, kw_only=True, tag="built"):
@@ -67,8 +62,6 @@ class Built(msgspec.Struct, frozen=True, kw_only=True, tag="built"):
 
 
 class RankMemory(msgspec.Struct, frozen=True, kw_only=True, tag="measured"):
-    """The reply to the second ``NewKV``: the memory that the steps until then took."""
-
     load_bytes: int
     """All but keys and values, the largest step's numbers included."""
     process_bytes: int
@@ -120,14 +113,12 @@ class RankedModel(PlainBackend):
         self.tower = model.tower
         self.followers = followers
         self.built = built
-        """The other ranks' reports, in order."""
         self._model = model
         self._group = group
         self._timeout_s = timeout_s
         self._kv: PagedKV | None = None
         self._num_kv = 0
         self.memory: list[RankMemory] = []
-        """Memory of the other ranks; the second storage fills it."""
         followers.watch(lambda _: group.drop())  # which ends a collective that this rank waits in
 
     @property
@@ -153,8 +144,7 @@ class RankedModel(PlainBackend):
         raise UnsupportedAdapterError("a model that several devices share takes no adapters")
 
     def forward(self, step: StepInput, kv: PagedKV) -> torch.Tensor:
-        """Raises ``DeviceFault`` or ``HangFault``, whatever was raised: other ranks are
-        mid-step."""
+        """Raises ``DeviceFault`` or ``HangFault`` for any error: other ranks are mid-step."""
         assert kv is self._kv, "the other ranks have another one"
         self.followers.send(message_of(step))
         try:
@@ -223,7 +213,6 @@ def follower_spec(spec: LoadSpec, opened: OpenedModel) -> LoadSpec:
 
 
 def with_ranks(report: LoadReport, model: RankedModel, cache_bytes: int) -> LoadReport:
-    """``cache_bytes``: keys and values of each rank."""
     ranks = [
         RankReport(
             rank=0,

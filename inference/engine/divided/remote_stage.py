@@ -71,10 +71,8 @@ from inference.supervised_threads import SupervisedThread
 log = logging.getLogger(__name__)
 
 ENGINE_TIMEOUT_S = 120.0
-"""How long a stage waits for its engine's control link."""
 NEIGHBOUR_TIMEOUT_S = 3600.0
-"""For rows' links while the engine opens files. Its neuron and the control end stuck loads
-sooner."""
+"""For rows' links. Its neuron and the control end loads that are stuck sooner."""
 LINKS_TIMEOUT_S = 30.0
 """For rows' links, which are made before the engine has any stage built."""
 
@@ -148,7 +146,6 @@ class _Holder:
         self._behind: SecureConnection | None = None
 
     def load(self, gauge: HostGauge) -> StageRunner | None:
-        """``None``: the engine has gone."""
         SupervisedThread(self._accept, name="stage-links", restarts=False).start()
         join = JoinStage(
             spec=spec_of_stage(self._spec, self._index),

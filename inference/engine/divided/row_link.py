@@ -34,9 +34,7 @@ MOST_ROWS = 1 << 17
 UNREAD_ARRIVALS = 64
 """The most steps whose rows wait to be taken from a link: more than are ever under way."""
 ROWS_IN, ROWS_OUT = "--rows-in", "--rows-out"
-"""The options by which a stage's process inherits sockets to neighbours on its host."""
 JOINED_BYTES = 1 << 16
-"""Up to so many bytes of rows are sent with their header in one call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +56,7 @@ class RowLink:
         is_narrow: bool = False,
         max_rows: int = MOST_ROWS,
     ) -> None:
-        """``is_narrow``: ``send`` rounds float32 to bfloat16. ``receive`` takes ``max_rows`` at
-        most."""
+        """``is_narrow``: ``send`` rounds float32 to bfloat16."""
         self._connection = as_connection(connection)
         self._num_features = num_features
         self._is_narrow = is_narrow
@@ -83,8 +80,7 @@ class RowLink:
         self._send(HEADER.pack(number, FAULT, len(text), 0) + text)
 
     def receive(self) -> Arrival:
-        """Blocks. Raises ``ChannelClosedError``, and ``BadRowsError`` for rows that no stage
-        sends."""
+        """Raises ``ChannelClosedError``, and ``BadRowsError`` for rows that no stage sends."""
         header = bytearray(HEADER.size)
         read_into(self._connection, memoryview(header), begins_frame=True)
         number, kind, num_rows, num_features = HEADER.unpack(header)

@@ -44,12 +44,9 @@ class StagePeer(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     certificate: str
     identity: LinkIdentity
-    """The engine's: its host is one end to the others."""
 
 
 class JoinStage(msgspec.Struct, frozen=True, kw_only=True, tag="join"):
-    """The first frame: opens the stage's files, and builds nothing yet."""
-
     spec: LoadSpec
     """Its source is on this host already; ``stages`` are all."""
     stage: int
@@ -57,16 +54,14 @@ class JoinStage(msgspec.Struct, frozen=True, kw_only=True, tag="join"):
     native_cache_dir: str
     num_threads: int
     before: StagePeer | None = None
-    """The stage that its rows come from, where it is on another host."""
+    """``None``: on this host."""
     behind: StagePeer | None = None
-    """The stage that its rows go to, where it is on another host."""
 
 
 class MeetStage(msgspec.Struct, frozen=True, kw_only=True, tag="meet"):
     files_digest: str
     """The first stage's; this stage's must be the same."""
     address_behind: str = ""
-    """The address of the stage behind, where that is on another host too."""
 
 
 class BuildStage(msgspec.Struct, frozen=True, kw_only=True, tag="build"):
@@ -99,7 +94,7 @@ class RunStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
 
 
 class WatchMemory(msgspec.Struct, frozen=True, kw_only=True, tag="watch"):
-    """Sent before the largest steps."""
+    pass
 
 
 class MeasureMemory(msgspec.Struct, frozen=True, kw_only=True, tag="measure"):
@@ -153,9 +148,7 @@ class StageBuilt(msgspec.Struct, frozen=True, kw_only=True, tag="built"):
     kv_format: KVFormat
     copies_context: bool
     execution: str
-    """A sentence for people: which code computes it."""
     weights: str
-    """A sentence for people: how the weights are held."""
     estimated_bytes: int
     """The bytes without keys and values."""
     process_bytes: int
@@ -306,7 +299,6 @@ def _require(holds: bool, otherwise: str) -> None:
 
 
 def message_of_adapter(number: int, weights: AdapterWeights) -> AddAdapter:
-    """``weights``: by the stage's own names."""
     modules = {
         name: LowRankArrays(array_of(one.down), array_of(one.up), one.scale)
         for name, one in weights.modules.items()

@@ -93,7 +93,6 @@ class StageProcesses(Children):
         self._on_progress: list[OnProgress] = []
         self._adding = threading.Lock()
         self._answers: dict[int, Future[str]] = {}
-        """By the number of an adapter that is being added."""
         self._num_adapters = 0
         self._silent_checks = [0] * (len(spec.stages) - 1)
         """A message that arrives during a check may be lost: the next one counts."""
@@ -155,8 +154,7 @@ class StageProcesses(Children):
         return dial_stage(peer, purpose)
 
     def open(self, frame: JoinStage | MeetStage, on_progress: OnProgress) -> StageOpened:
-        """``on_progress`` runs in the calling thread. Raises ``PartFailedError``,
-        ``DeviceFault``."""
+        """``on_progress`` runs in this thread. Raises ``PartFailedError`` and ``DeviceFault``."""
         child = self.all[len(self.opened)]
         self._on_progress.append(on_progress)
         child.send(frame)
@@ -164,7 +162,6 @@ class StageProcesses(Children):
         return self.opened[-1]
 
     def begin_build(self, context_tokens: int, *, has_images: bool) -> None:
-        """Does not wait."""
         self._send_all(BuildStage(context_tokens=context_tokens, has_images=has_images))
 
     def wait_built(self) -> None:

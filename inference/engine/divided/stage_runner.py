@@ -86,7 +86,6 @@ ALIVE_INTERVAL_S = 1.0
 LOST_LINK_S = 1.0
 
 OnEvent = Callable[[EngineMessage], object]
-"""Reports of a stage of another host to its own neuron."""
 RowEnds = tuple[Connection, Connection]
 """Rows come from the first, and go to the second."""
 
@@ -365,7 +364,6 @@ def serve(engine: ParentLink, rows: Mapping[str, socket.socket]) -> EngineExit:
 
 
 def _row_end(peer: StagePeer | None, purpose: Purpose, own: socket.socket | None) -> Connection:
-    """``own``: the socket to a neighbour on this host."""
     if peer is not None:
         return dial_stage(peer, purpose)
     assert own is not None, "the engine passes it to each neighbour on its host"

@@ -101,8 +101,6 @@ def spec_of_stage(spec: LoadSpec, stage: int) -> LoadSpec:
 
 
 class StageOfOtherHost:
-    """``children.ChildEnd`` of a process that its own neuron has started."""
-
     def __init__(self, connection: SecureConnection) -> None:
         self.connection = connection
 
@@ -126,7 +124,6 @@ def are_narrow(spec: LoadSpec, index: int) -> bool:
 
 
 def expected_links(spec: LoadSpec) -> dict[Purpose, str]:
-    """The links that this stage waits for, each with the certificate of its other end."""
     assert spec.stage_of is not None
     index, engine = spec.stage_of.index, spec.stage_of.engine_certificate
     expected: dict[Purpose, str] = {"control": engine}
@@ -155,7 +152,6 @@ def check_links(spec: LoadSpec) -> None:
 
 
 def stage_peer(spec: LoadSpec, stage: StageSpec) -> StagePeer | None:
-    """``None``: it is on this host."""
     if not stage.neuron:
         return None
     assert spec.link_identity is not None, "it was checked"

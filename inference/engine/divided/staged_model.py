@@ -41,7 +41,6 @@ from inference.protocol.load import StageSpec
 @dataclass(frozen=True, slots=True)
 class StageFacts:
     spec: StageSpec
-    """The spec with the memory that its neuron promised to others, and its limit there."""
     layers: LayerRange
     device: AnyDevice
     weight_bytes: int
@@ -214,7 +213,6 @@ class StagedExecutor:
 
     @torch.inference_mode()
     def begin(self, schedule: Schedule) -> BegunStep:
-        """Computes the first stage and waits for no other."""
         runner = self._executor.runner
         number = self._model.begin(runner.step_input(schedule), runner.kv)
         return BegunStep(number, _owners(schedule))
@@ -233,7 +231,6 @@ class StagedExecutor:
 
 
 def _owners(schedule: Schedule) -> list[Sequence]:
-    """In the order of the logits' rows: see ``ModelRunner.run``."""
     drafts, chunks = schedule.drafts, schedule.prefills
     owners = [s for s in schedule.decodes for _ in range(1 + len(drafts.get(s, ())))]
     owners += [chunk.sequence for chunk in chunks if chunk.is_last]

@@ -25,8 +25,6 @@ class ImageArrays(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="step"):
-    """A ``StepInput`` without its adapters; ``arrays`` by field."""
-
     arrays: dict[str, Array]
     block_tokens: int
     num_decodes: int

@@ -68,7 +68,6 @@ class BuiltDraftModel:
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of its keys and values in each of the answering model's blocks."""
         return kv_bytes_per_block(self.model.config, DEFAULT_BLOCK_TOKENS, self.model.kv_format)
 
 
@@ -82,7 +81,6 @@ class BuiltModel:
     limits: SchedulerLimits
     trial: Trial
     quality: str
-    """A sentence for people: the loss by quantising."""
     draft: BuiltDraftModel | None
     predictor: AnyPredictor | None
     num_positions: int | None
@@ -98,7 +96,6 @@ class BuiltModel:
 
     @property
     def draft_block_bytes(self) -> int:
-        """Bytes of each block for keys and values that only drafts need."""
         if self.predictor is not None:
             return self.predictor.block_bytes(DEFAULT_BLOCK_TOKENS)
         return 0 if self.draft is None else self.draft.block_bytes
@@ -114,8 +111,7 @@ def build_model(
     host_gauge: HostGauge,
     later_stages: StageProcesses | None = None,
 ) -> BuiltModel:
-    """``later_stages``: behind ``opened``. Raises ``LoadError``, ``EngineError``,
-    ``ModelError``."""
+    """Raises ``LoadError``, ``EngineError``, ``ModelError``."""
     wanted = min(opened.config.max_positions, spec.max_context_tokens or MOST_POSITIONS)
     context_tokens = min(wanted, _most_positions(spec, opened, later_stages))
     model, execution = _choose_model(
@@ -227,7 +223,6 @@ def _scheduler_limits(spec: LoadSpec, model: AnyModel) -> SchedulerLimits:
 
 
 def drafts_problem(spec: LoadSpec, config: ModelConfig) -> str:
-    """Why drafts that were asked for are impossible; empty if they are not."""
     if spec.speculation == "draft_model" and not takes_draft_model(config):
         return "blocks that this model's sliding window has passed are not there to be drafted from"
     if spec.speculation == "mtp" and not config.has_predictor:
@@ -297,7 +292,6 @@ def open_draft_model(
 def build_draft_model(
     spec: LoadSpec, opened: OpenedModel, context_tokens: int, native_cache_dir: Path
 ) -> BuiltDraftModel:
-    """``context_tokens``: of the model that answers."""
     num_positions = min(context_tokens, opened.config.max_positions)
     model, _ = build_fastest_model(
         opened.config, opened.weights, num_positions, native_cache_dir, wanted_kv_format(spec)

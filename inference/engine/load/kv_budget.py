@@ -1,6 +1,5 @@
-"""How many blocks and state slots a built model gets of the memory that is left on its devices.
-Blocks have the same ids on all stages, so the device with the least room decides.
-"""
+"""How many blocks and state slots a built model gets. Blocks have the same ids on all stages, so
+the device with the least room decides."""
 
 from __future__ import annotations
 

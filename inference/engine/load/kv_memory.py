@@ -39,23 +39,19 @@ FEW_CONTEXTS = 4
 TOKENS_PER_SEQUENCE = 1024
 """Room for so many tokens of every sequence that may run at once, where that is more."""
 ADAPTERS_SHARE = 1 / 8
-"""The largest share of KV memory that is kept free for adapters: a model that serves no adapter
-requests must not lose its context to them."""
+"""A model that serves no adapter requests must not lose its context to them."""
 POSITIONS_MARGIN = 1.25
 TABLE_COPIES = 3 * 4
-"""Bytes of each rotated feature of a position: cosines, sines, and the native decoder's halves of
-both, float32."""
+"""Bytes of a rotated feature: cosines, sines, and the native decoder's halves, float32."""
 GROWTH_BYTES = 4
 """Bytes of each position of a model whose queries grow."""
 KEPT_PER_WEIGHT_BYTE = 2
-"""Bytes of host memory that past prompts may make keys and values grow to, per byte of weights:
-the more weights, the longer it takes to compute them again."""
+"""Bytes of cached prefixes in host memory per byte of weights: large models recompute slowly."""
 SNAPSHOTS_PER_SEQUENCE = 2
 """Kept for later prompts, where there is room: the end of a prompt and that of an answer."""
 LARGEST_SHARE = 0.5
 """The share of the memory that states may take: without blocks they are of no use."""
 SHARE_THAT_LEAVES_ROOM = 0.25
-"""The share that states may take where no setting claims all of the memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +81,6 @@ class ContextBounds:
 
     @property
     def unbound_by_kv_tokens(self) -> int:
-        """The context for which KV memory is wanted."""
         wanted = min(self.model_tokens, self.operator_tokens or self.model_tokens)
         return wanted if self.prefill is None else self.prefill.tokens(wanted)
 
@@ -259,9 +254,8 @@ def shared_budget(budget_bytes: int, *, context_bytes: int, sequences_bytes: int
 
 
 def positions_that_fit(config: ModelConfig, free_bytes: int, kv_format: KVFormat) -> int:
-    """A quarter more than ``free_bytes`` hold, since memory may be freed before keys and values are
-    sized. A declared context is a claim, and no table of angles is made for positions that no
-    memory can serve."""
+    """A quarter more than ``free_bytes`` hold: memory may be freed before KV is sized. No table of
+    angles is made for positions that no memory can serve."""
     num_tables = len(ATTENTION_KINDS.intersection(config.mixer_kinds) - {"unrotated"})
     angle_bytes = num_tables * TABLE_COPIES * (config.rotary_dim or config.head_dim)
     return int(POSITIONS_MARGIN * free_bytes) // (

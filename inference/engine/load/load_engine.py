@@ -167,7 +167,6 @@ def _engine_builder(
     *,
     check_when_idle: bool,
 ) -> Callable[[Sequence[int]], Engine]:
-    """Builds the engine after the load and after each sleep. It holds nothing of the files."""
     draft, config = built.draft, opened.config
     loader = AdapterLoader(built.model, data_dir / "models") if built.ranked is None else None
     fingerprint = prefix_fingerprint(opened, built.model, built.execution)
@@ -218,7 +217,6 @@ def _sleeper(built: BuiltModel, build: Callable[[], Engine]) -> Sleeper:
 
 
 def _as_text_model(opened: OpenedModel, reason: str) -> OpenedModel:
-    """Without its tower the faster text path can run it."""
     words = "; ".join(filter(None, [opened.left_out, reason]))
     return replace(opened, config=replace(opened.config, vision=None), left_out=words)
 

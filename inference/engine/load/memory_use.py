@@ -49,7 +49,6 @@ class HostGauge:
         release_freed_memory()
         self.process_bytes = anonymous_bytes()
         self.free_card_bytes = free_card_bytes()
-        """Free bytes of each card at that time, by its UUID."""
 
     def watch(self) -> None:
         release_freed_memory()

@@ -207,7 +207,6 @@ def model_logits(model: AnyModel, token_ids: list[int]) -> torch.Tensor:
 
 
 def _prompt(token_ids: list[int], block_tokens: int) -> StepInput:
-    """Wants logits of every token that another one follows."""
     return StepInput.of_sequence(token_ids, block_tokens, logit_rows=slice(None, -1))
 
 

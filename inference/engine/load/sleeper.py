@@ -33,12 +33,9 @@ from inference.protocol.load_report import AsleepBytes
 log = logging.getLogger(__name__)
 
 COPIED_TOGETHER_BYTES = 1 << 30
-"""How much is copied back before the device is waited for."""
 
 
 class Sleeps(Protocol):
-    """A model, a stage of one, or the layer that drafts for one."""
-
     @property
     def device(self) -> torch.device: ...
 
@@ -59,7 +56,6 @@ class RestingModels:
 
     @property
     def problem(self) -> str:
-        """Why sleeping and waking is slow; empty: no reason."""
         return self._away.problem
 
     def fall_asleep(self) -> AsleepBytes:
@@ -91,8 +87,6 @@ class RestingModels:
 
 
 class Sleeper:
-    """Owns the models while they sleep; the engine's owner drops its reference."""
-
     def __init__(
         self,
         models: Sequence[Sleeps],
@@ -111,7 +105,6 @@ class Sleeper:
         self._captures = captures
         self._loaded_captures: list[str] | None = None
         self.capture_problem = ""
-        """The decode steps that the load captured and waking did not, as text; empty: none."""
 
     def fall_asleep(self) -> AsleepBytes:
         """Call it once the last reference to the engine is gone. Raises where the host has no
@@ -143,8 +136,6 @@ class Sleeper:
 
     @property
     def warnings(self) -> list[str]:
-        """The reasons, as text, why sleeping and waking are slower than they could be, and the
-        model after it woke."""
         return [problem for problem in (self._own.problem, self.capture_problem) if problem]
 
     def _captures_in_words(self) -> list[str]:
@@ -158,7 +149,6 @@ class Sleeper:
 
 
 def asleep_together(parts: Sequence[tuple[str, AsleepBytes]]) -> AsleepBytes:
-    """``parts``: each part's device and the memory it still holds."""
     by_device: Counter[str] = Counter()
     for device, part in parts:
         by_device[device] += part.device_bytes
@@ -186,15 +176,12 @@ class AwayWeights:
         self._away: list[tuple[torch.UntypedStorage, torch.Tensor]] = []
         self._locked: list[torch.Tensor] = []
         self.problem = ""
-        """Empty where nothing was refused."""
 
     @property
     def num_bytes(self) -> int:
-        """The bytes that the weights take in the host's memory."""
         return sum(buffer.nbytes for _, buffer in self._away)
 
     def take(self) -> None:
-        """Raises ``RuntimeError`` and ``MemoryError`` where the host has no memory."""
         assert not self._away
         for storage in storages_of(self._model, self._device):
             if not storage.nbytes() or not storage.resizable():
@@ -206,7 +193,6 @@ class AwayWeights:
             self._away.append((storage, buffer))
 
     def restore(self) -> None:
-        """Raises ``RuntimeError`` where the device has no memory."""
         copied_bytes = 0
         for storage, buffer in self._away:
             storage.resize_(buffer.nbytes)

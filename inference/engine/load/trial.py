@@ -306,7 +306,6 @@ def _mixed_step(num_rows: int, num_tokens: int, context_tokens: int) -> StepInpu
 
 
 def _decode_step(num_rows: int, num_context: int) -> StepInput:
-    """Rows at the end of a context whose blocks are all the first."""
     return _step(
         starts=[num_context - 1] * num_rows,
         query_lens=[1] * num_rows,

@@ -55,7 +55,6 @@ OF_A_MODEL = 1
 class DraftRow:
     sequence: Sequence
     start: int
-    """The first position that the drafting model has not read."""
     length: int
     """Tokens to draft, at least 1. There are blocks for them."""
 
@@ -82,7 +81,6 @@ class _Reading:
     block_ids: list[int] = field(default_factory=list)
     """The sequence's list of blocks that the numbers below count; a preempted one gets another."""
     num_read: int = 0
-    """Tokens whose keys and values it has."""
     num_noted: int = 0
     draft: list[int] = field(default_factory=list)
     length_then: int = 0
@@ -163,7 +161,6 @@ class DraftModelSpeculator(Origin):
         return [s for s in sequences if s.images is None and len(s.token_ids) < room]
 
     def _candidates(self, able: list[Sequence]) -> list[tuple[int, float]]:
-        """Returns the most tokens to draft for each, and the chance of each of them."""
         return [
             (most, self._reading_of(sequence).acceptance.rates[OF_A_MODEL])
             for sequence in able

@@ -239,8 +239,7 @@ class PredictorRunner:
 
 @dataclass(slots=True)
 class _FollowedRows:
-    """A step's rows one position earlier, each with the hidden row before it. The first row of a
-    sequence has one only where the step before kept it."""
+    """A step's rows one position earlier, each with the hidden row before it."""
 
     kept: dict[str, _Kept]
     token_ids: list[int] = field(default_factory=list)

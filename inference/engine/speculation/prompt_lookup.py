@@ -45,12 +45,9 @@ _PAIR_MASK = (1 << TOKEN_BITS * SHORTEST_MATCH) - 1
 class Proposal:
     token_ids: list[int]
     match_length: int
-    """Tokens before it that are the same, ``LONGEST_MATCH`` at most."""
 
 
 class PromptLookup:
-    """An index of one text, which only grows. A proposal costs microseconds at any length."""
-
     def __init__(self) -> None:
         self._latest: dict[int, int] = {}
         """Two tokens -> the end of the last place, but the text's end, at which they stood."""
@@ -59,7 +56,6 @@ class PromptLookup:
         self._earlier: list[int] = []
         """A place's end -> the end of the place before with the same two tokens; 0: none."""
         self._key = 0
-        """The last ``LONG_MATCH`` indexed tokens."""
         self._num_indexed = 0
 
     def propose(self, text: list[int], most: int) -> Proposal | None:
@@ -130,7 +126,6 @@ the answer's first token.
 class _Lookup:
     acceptance: Acceptance
     head: list[int]
-    """The tokens put before the sequence's own text: its client's prediction, or nothing."""
     text: list[int]
     index: PromptLookup = field(default_factory=PromptLookup)
     proposal: Proposal | None = None

@@ -34,8 +34,7 @@ until it has caught up, which takes one step."""
 
 class Speculator(Protocol):
     def drafts(self, sequences: list[Sequence]) -> dict[Sequence, list[int]]:
-        """All of ``sequences`` decode next. No draft reaches past a sequence's last allowed
-        token."""
+        """``sequences`` decode next. No draft reaches past a sequence's last allowed token."""
         ...
 
     def expects_drafts(self, sequences: list[Sequence]) -> bool:
@@ -46,9 +45,7 @@ class Speculator(Protocol):
         """``sampled``: the step's tokens, about to be added to the sequence."""
         ...
 
-    def weigh_by(self, step_time: StepTimeModel) -> None:
-        """The engine fits it."""
-        ...
+    def weigh_by(self, step_time: StepTimeModel) -> None: ...
 
     @property
     def status(self) -> str:
@@ -65,7 +62,6 @@ class Offer:
     worth: float
     """The expected speed-up: tokens for a step's time, against a step without drafts."""
     is_trial: bool
-    """Whether they are made only to measure how many come true."""
     make: Callable[[], dict[Sequence, list[int]]]
 
 
@@ -115,7 +111,6 @@ class Acceptance:
         self.rates: list[float] = list(parent.rates if parent is not None else PRIORS)
 
     def record(self, of_class: int, proposed: Ordered[int], sampled: Ordered[int]) -> None:
-        """``sampled``: the model's own tokens at those places, as far as they are known."""
         for guess, token_id in zip(proposed, sampled, strict=False):
             is_right = guess == token_id
             self._move(of_class, is_right)
@@ -156,14 +151,12 @@ def best_length(
 def worth_of(
     length: int, num_rows: int, candidates: Ordered[tuple[int, float]], costs: Costs
 ) -> float:
-    """The expected speed-up by drafts of ``length`` tokens at most: see ``Offer.worth``."""
     drafted = sum(min(length, own) for own, _ in candidates)
     gained = sum(_expected(min(length, own), rate) for own, rate in candidates)
     return (num_rows + gained) / num_rows / costs.ratio(num_rows + drafted, num_rows)
 
 
 def _expected(length: int, rate: float) -> float:
-    """The expected number of right tokens before the first that is not."""
     if rate >= 1.0:
         return float(length)
     return rate * (1.0 - rate**length) / (1.0 - rate)
@@ -174,7 +167,6 @@ IDLE_STEPS = 512
 REST_STEPS = 8192
 """So many steps later it follows new sequences and is tried again."""
 STATUS_STEPS = 256
-"""The status describes so many steps, and is written after as many."""
 STATUS_PERCENT = 10
 """Shares in the status are rounded to this, so that it changes seldom."""
 
