@@ -2,10 +2,6 @@
 model on another host, for both of its ends.
 
     [ length: 4 bytes, little-endian ][ msgpack of that many bytes ]
-
-They cross a local socket, or a secure connection between two hosts (``inference.stage_links``).
-Knows connections and framing; what a frame means is ``inference.protocol.engine``. Imports no
-torch.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@
       own files, clients           clients, refused      kept for the database,
                                    with an answer        Redis and files
 
-The kernel gives a new connection the lowest free number, so that number is about how many are in
-use.
+The kernel gives a new connection the lowest free number, so it tells how many are in use.
 """
 
 from __future__ import annotations

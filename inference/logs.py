@@ -6,8 +6,7 @@ What clients sent may be in a record, and forges nothing.
     2026-11-22 10:00:00,123 INFO gateway helexa.requests: one line, whatever is in it
         Traceback (most recent call last):       each further line is indented
 
-``configure_logging`` is the one set-up, by HELEXA_LOG_FORMAT and HELEXA_LOG_LEVEL. Standard library
-only: what runs before anything is installed logs by it too.
+Standard library only: what runs before anything is installed logs by it too.
 """
 
 from __future__ import annotations

@@ -1,19 +1,16 @@
 """Connections to Redis, and one for what the gateway does with every request and every token.
 
-Redis bounds what all connections hold together (``maxmemory-clients``) and closes the largest. An
-invited host may hold much of that, so those of gateways and controls are exempt: ``CLIENT
-NO-EVICT``. The user of an invited host may not ask for it.
+Redis closes the largest of connections that together hold too much (``maxmemory-clients``). An
+invited host may hold much, so those of gateways and controls are exempt (``CLIENT NO-EVICT``); the
+user of an invited host may not ask for it.
 
-``RedisLink`` connects and signs in as redis-py does; then the connection is its own. A command is
-written as it stands and its reply is read out of what came in, both without a task, a pool, a lock
-or a timer of its own: with redis-py's client one small reply costs the gateway as much as all that
-it does for the token in it.
+``RedisLink`` connects as redis-py does, and then uses no task, pool, lock or timer for a command:
+with redis-py's client one small reply costs the gateway as much as all else for its token.
 
     command ─▶ transport ─▶ Redis ─▶ data_received ─▶ the oldest waiting future
     script ─▶ EVALSHA ─ NOSCRIPT ─▶ EVAL
 
-Replies come in the order of commands, so any number may be under way. Raises redis-py's errors.
-The protocol is at https://redis.io/docs/latest/develop/reference/protocol-spec.
+Raises redis-py's errors. Protocol: https://redis.io/docs/latest/develop/reference/protocol-spec.
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
-"""Connections between the stages of one replica on several hosts: authenticated both ways,
-encrypted, and open only as long as that replica. The host of a later stage listens until all of its
-links are made; the engine and earlier stages dial.
+"""Connections between the stages of one replica on several hosts, authenticated both ways. The host
+of a later stage listens until all of its links are made; the engine and earlier stages dial.
 
     control makes an identity for each end ──load job──▶ its host
 
     anyone ── connects ──▶ handshake ── certificate and purpose expected? ──▶ a link
                               └── too slow, too many, not expected: closed, nothing is read
 
-Each handshake has a thread, so that a slow stranger keeps no expected end out. Knows TLS and
-purposes; frames are ``inference.channel``'s. Imports no torch.
+Each handshake has a thread, so that a slow stranger keeps no expected end out. Imports no torch.
 """
 
 from __future__ import annotations

@@ -4,9 +4,8 @@
     SupervisedPool     job ─ raises a BaseException ─▶ logged; its future has a BrokenJobError
     thread_problems    recent failures, as sentences for the health page
 
-A BaseException that is no Exception (``SystemExit``, a panic in Rust, which PyO3 raises as
-``PanicException``) passes every ``except Exception`` and ends a plain thread, and with it whatever
-only that thread does. Standard library only.
+A BaseException that is no Exception (``SystemExit``, or a panic in Rust, which PyO3 raises as
+``PanicException``) passes every ``except Exception`` and ends a plain thread.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""The release of helexa, and the source that this copy was made of: for ``manage.py version``,
-``/version`` and the neurons' reports.
+"""The release of helexa, and the source that this copy was made of.
 
     a package     inference/build.json, written when it was built
     a checkout    git, asked once

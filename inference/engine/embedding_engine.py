@@ -10,7 +10,7 @@ the step's tokens:
     turn order   job A | job B | job C        longest of A: 200 tokens
     the batch    A 200, C 190, A 180, B 120   (rows * 200 <= max_tokens; none shorter than 100)
 
-So a large request holds up a small one for one round at most, and little is padding.
+So a large request holds up a small one for one round at most.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""The tensor half of a step, from a schedule to sampled tokens: ``ModelRunner`` computes the logits
-that the sampler draws from.
+"""The tensor half of a step, from a schedule to sampled tokens.
 
 Rows of a step with drafts are sampled as if the tokens before each had come one by one:
 
@@ -7,8 +6,7 @@ Rows of a step with drafts are sampled as if the tokens before each had come one
                         token      a          b    x           a and b were right, x is new
 
 A row counts only if all drafts before it are accepted, and uses the same random number as without
-drafts: greedy or not, a draft changes no answer, only the number of steps. This is rejection
-sampling for proposals of probability 1: a draft is accepted with the model's own probability of it.
+drafts, so a draft changes no answer. This is rejection sampling for proposals of probability 1.
 
 Rows whose token is the largest logit's are verified all at once, others one round after the other:
 a token that a grammar, a penalty or a thinking budget decides depends on the one before.

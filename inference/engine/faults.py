@@ -1,11 +1,9 @@
 """Which fault an exception of the tensor half is, and what a load that raised is reported as.
 
-torch distinguishes little by type, so the texts decide: those of torch, CUDA's runtime and driver,
-cuBLAS, NCCL, gloo and Triton. With an unknown text the device counts as sound, because a wrong
-guess is cheap: the step is tried again in parts, and an unsound device raises again.
+torch distinguishes little by type, so the texts decide. With an unknown text the device counts as
+sound: the step is tried again in parts, and an unsound device raises again.
 
-``isolate_faults`` finds the rows that make a step raise, by bisection: it runs the step again in
-smaller and smaller parts until those that raise cannot be divided any more.
+``isolate_faults`` finds the rows that make a step raise, by bisection:
 
     decodes a b c d, chunk e ─raises─▶ a b c d ─runs
                                        chunk e ─raises─▶ first half of e ─runs: the rest is next

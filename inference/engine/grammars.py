@@ -3,8 +3,7 @@ by token.
 
     text ──compile, in a pool──▶ CompiledGrammar ──start, for each sequence──▶ GrammarState
 
-Owns llguidance's view of the model's tokenizer and the compiled grammars. Knows no tensors: which
-tokens a state allows becomes a mask in ``inference.engine.logits_processors``.
+Owns llguidance's view of the model's tokenizer. Knows no tensors: ``logits_processors`` has masks.
 """
 
 from __future__ import annotations

@@ -10,14 +10,12 @@ the tensors are elsewhere (``inference.models.paged_kv``).
 
 Untouched blocks were never in use: on a CPU the system has given them no memory yet. They are
 allocated before reusable ones until ``kept_blocks`` have been touched, so that prefixes are kept;
-beyond that only where nothing else is free, so that memory grows by what sequences need at once and
-not by how many prompts have passed.
+beyond that only where nothing else is free, so that memory grows by what sequences need.
 
-The prefix cache is keyed by (content id of the parent block, the block's tokens). A dict hashes
-that key and then compares it, so two prompts can share a block only when every token from the
-start is equal: a hash collision costs time, never correctness. Content ids are never used twice.
-The first block's parent is the sequence's salt, which is its account's. So two accounts never share
-blocks, and the time to a prompt's answer reveals nothing of other accounts' prompts.
+The prefix cache is keyed by (content id of the parent block, the block's tokens), which a dict
+compares: a hash collision costs time, never correctness. Content ids are never used twice. The
+first block's parent is its account's salt, so the time to an answer reveals nothing of other
+accounts' prompts.
 """
 
 from __future__ import annotations

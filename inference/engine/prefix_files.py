@@ -3,10 +3,8 @@
     name       SHA-256 of the model's fingerprint, the salt and every token up to the block's end
     metadata   the name again, and the SHA-256 of what the tensors hold
 
-A file that does not match its name and its metadata is deleted and counts as missing. The least
-recently used file is deleted for room. A disk that fails, is full or was remounted read-only
-disables the cache: nothing is read or written any more, and ``problem`` names the reason. Knows no
-sequences and no blocks.
+A file that does not match its name and its metadata is deleted. A disk that fails, is full or was
+remounted read-only disables the cache, and ``problem`` names the reason.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Asynchronous scheduling: steps that are under way before their turn. ``RunAhead`` keeps a GPU
-busy, ``StepGroups`` the stages of a model. A sequence that ends meanwhile leaves a row that is
-computed for nothing; its block may belong to another sequence by then, whose step comes after.
-Imports no torch.
-"""
+"""Asynchronous scheduling: ``RunAhead`` keeps a GPU busy, ``StepGroups`` the stages of a model. A
+sequence that ends meanwhile leaves a row that is computed for nothing; its block may belong to
+another sequence by then, whose step comes after. Imports no torch."""
 
 from __future__ import annotations
 

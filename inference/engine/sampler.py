@@ -1,10 +1,7 @@
-"""Chooses one token per row of logits, on their device, and waits for the device once: to read the
-tokens. Two things cost a second wait: a token that a grammar refuses, and log probabilities. Where
-nothing does, the next step can start from the tokens on the device, before they are read.
+"""Chooses one token per row of logits, on their device, and waits for the device once. A token that
+a grammar refuses and log probabilities cost a second wait.
 
-A row's token depends on its own logits, parameters and random stream, never on its batch mates:
-every operation works along the vocabulary, and one uniform number per token, from the sequence's
-own generator, is looked up in the cumulative distribution.
+A row's token depends on its own logits, parameters and random stream, never on its batch mates.
 
     logits ─ penalties ─ logit_bias ─ grammar ─ min_tokens ─▶ scores ─ temperature, filters ─▶ token
 """

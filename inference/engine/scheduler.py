@@ -1,11 +1,9 @@
 """Checks new sequences, and schedules the next step. Plain Python over ints: no tensors, no clock
 (times are arguments).
 
-One step's rows: every decoding sequence (one token each), and prompt chunks up to a token budget,
-oldest sequence first. New sequences are admitted up to the running limit (of the step's ``Pace``)
-while blocks are free, by fair queueing over accounts (``waiting_queue``). When a decoding sequence
-needs a block and none is free, the newest running sequence is preempted; it is the first to run
-again, recomputed.
+New sequences are admitted while blocks are free, by fair queueing over accounts
+(``waiting_queue``). When a decoding sequence needs a block and none is free, the newest running
+sequence is preempted; it is the first to run again, recomputed.
 
     running (oldest … newest)      waiting (preempted, oldest first; then the others in turns)
 

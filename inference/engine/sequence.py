@@ -1,9 +1,8 @@
 """One request in the engine: its tokens, how far they are computed, and the blocks that hold them.
-Knows no tensors.
 
-    WAITING ──admit──▶ PREFILLING ──last prompt row──▶ DECODING ──▶ ENDED
-       ▲                    │                             │
-       └────── preempt ─────┴─────────────────────────────┘       any state may go to ENDED
+WAITING ──admit──▶ PREFILLING ──last prompt row──▶ DECODING ──▶ ENDED
+   ▲                    │                             │
+   └────── preempt ─────┴─────────────────────────────┘       any state may go to ENDED
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """The slots of recurrent states: reference counts, and snapshots that later prompts start from.
 Only integers; the tensors are elsewhere (``inference.models.paged_kv``).
 
-A written slot is never written again while it has references. A running sequence holds two slots:
-each step reads one and writes the other, and they are swapped when the step is committed. So a
-failed step has changed nothing and can be run again, and a snapshot costs no copy: it is one more
-reference to a committed slot.
+A written slot is never written again while it has references. A running sequence holds two: each
+step reads one and writes the other, and a commit swaps them. So a failed step has changed nothing,
+and a snapshot costs no copy: it is one more reference.
 
     step      reads  writes          commit
     prompt    0      7               7 is the state, 4 is written next

@@ -3,8 +3,7 @@ speeds of the last steps.
 
     Schedule ─run, sample─▶ Sampled ─emit_step─▶ PendingOutputs ─▶ the neuron
 
-The rows are one or more of each decoding sequence, and chunks of prompts. Long prompts are cut, so
-that steps stay short.
+Long prompts are cut into chunks, so that steps stay short.
 """
 
 from __future__ import annotations

@@ -15,8 +15,6 @@ each account's first item has a start on a virtual clock, and the earliest start
     added to an account with nothing waiting: it starts now, or where the account's last item ended
 
 Anonymous callers have a clock of their own and are taken only while no known account waits.
-
-For one thread. Plain Python over ints; times are arguments.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Forks workers: ``python -m inference.sandbox.fork_server FD``. It runs no job itself, has one
 thread, and ends when the other end of its socket closes, as its workers do.
 
-A worker does one job after the other until its socket closes. It sets each one's limits of
-processor time, memory and output for itself, so that they hold without anybody watching; the pool
-watches the clock beside them. They grow with the job's frame: a long conversation may take longer
-than a short one.
+A worker sets each job's limits of processor time, memory and output for itself, so that they hold
+without anybody watching; the pool watches the clock. They grow with the job's frame.
 """
 
 from __future__ import annotations

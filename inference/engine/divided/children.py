@@ -4,8 +4,7 @@ ends by itself ends the model, and none outlives its engine.
     engine   Child  ── frames ──▶  ParentLink   the part's process
                     ◀── frames ──               a reader thread at each end; end of file: it is gone
 
-A process is this one's child, or another host's at the end of a connection. Knows connections and
-processes; no tensors.
+A process is this one's child, or another host's at the end of a connection. Knows no tensors.
 """
 
 from __future__ import annotations

@@ -1,11 +1,6 @@
 """The process of one rank but the first:
 ``python -m inference.engine.divided.rank_follower --fd N``.
 
-    reader thread ──frames──▶ inbox ──▶ main thread: build, then replay each step
-         │ end of file
-         ▼
-    os._exit: no rank outlives its engine
-
 It schedules and samples nothing: its logits are thrown away, its part of every sum is not. A step
 that raises ends the process, and with it the model.
 """

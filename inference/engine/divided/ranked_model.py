@@ -1,9 +1,5 @@
 """Rank 0's ``Model``: sends each step to the other ranks, and computes its own part of it.
 
-    open_model ─▶ start followers ─▶ build ─▶ all have built ─▶ first sum ─▶ RankedModel
-
-    forward ─▶ Step to all followers ─▶ own part, sums with theirs ─▶ logits
-
 A step that goes well has no reply: its collectives are one. One that raises on any rank ends the
 model, as a rank that dies does. The frames:
 

@@ -3,10 +3,9 @@
     [ number of the step │ kind │ rows │ features ][ the numbers, row by row ]
                            fault: bytes  0          [ its class and text ]
 
-Within a host numbers cross as they are, in the sender's dtype, byte for byte; a sender to another
-host may round float32 to bfloat16. Every header is checked before memory is allocated for what it
-announces. ``send`` blocks while the other end does not read; each end that receives has a thread
-that does. Knows connections, and no stages.
+A sender to another host may round float32 to bfloat16. Every header is checked before memory is
+allocated for what it announces. ``send`` blocks while the other end does not read; each end that
+receives has a thread that does.
 """
 
 from __future__ import annotations

@@ -6,13 +6,10 @@ Rows cross links of their own (``row_link``).
                   └────────────────┴ LoadFailedMessage: the process ends    Alive, every second ─▶
 
 A stage of another host has its load spec from its own neuron, and gets ``MeetStage`` in place of
-``JoinStage``. What the engine asks for is answered in its order. A step has no answer here: its
-rows are one. End of file ends a stage.
+``JoinStage``. Answers come in the engine's order; a step's answer are its rows.
 
-A step and an adapter are checked before a stage computes with them: backends use a step's indices
-and an adapter's matrices as they are. An index too high would read or write memory that is not the
-stage's, and native code reads matrices without looking at their shapes. The engine may be another
-host's.
+Steps and adapters are checked, since the engine may be another host's: an index too high would read
+or write memory that is not the stage's, and native code does not look at matrices' shapes.
 """
 
 from __future__ import annotations

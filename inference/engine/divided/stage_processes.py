@@ -3,9 +3,8 @@
     engine ─ rows ─▶ stage 2 ─ rows ─▶ … ─ rows ─▶ last stage ─ rows ─▶ engine
        └─ control ─▶ each of them
 
-Some may be on other hosts, in any order: links are sockets within the host, and ``stage_links`` to
-others (``stage_specs``). A stage that ends, or sends nothing for a while, ends the model. Knows
-processes, messages and rows; which layers a stage has is ``staged_model``'s business.
+Links are sockets within the host, and ``stage_links`` to others (``stage_specs``). A stage that
+ends, or sends nothing for a while, ends the model.
 """
 
 from __future__ import annotations

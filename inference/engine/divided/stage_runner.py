@@ -5,11 +5,8 @@ that, then it runs what the engine sends, in its order.
     rows-in ──reader thread──▶ rows  ──▶      │
                                               └──▶ rows-out: the next stage, or the engine
 
-It schedules and samples nothing. Rows that come no more are the engine's business: whichever
-process is gone, the engine sees it and ends the others.
-
-``main`` is the process of a stage on the engine's host. Control's end of file ends it at once: no
-stage outlives its engine. That of a stage on another host is ``remote_stage``.
+Whichever process is gone, the engine sees it and ends the others. ``main`` is for a stage on the
+engine's host, and ``remote_stage`` for one on another.
 """
 
 from __future__ import annotations

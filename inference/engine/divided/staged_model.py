@@ -5,9 +5,8 @@ the others have processes of their own.
                  ▲                                        │
     logits ◀─ head (stage 1) ◀─ hidden rows of logit_rows ┘
 
-Blocks and state slots have the same ids on all stages. ``begin`` computes the first stage of a step
-and ``finish`` waits for the others, so that several steps may be under way; every stage computes
-them in the order of ``begin``.
+Blocks and state slots have the same ids on all stages. Several steps may be under way; every stage
+computes them in the order of ``begin``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The model of a load, built from opened files and tried out: its memory and its speed are
 measured. Keys and values are allocated afterwards from the memory that is left.
 
-Which drafts it gets is decided here too, and in words why none. A draft model is opened and
-compared with the one that answers before either is built.
+Decides too which drafts it gets. A draft model is compared with the answering one before either is
+built.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """How much memory keys, values and states may take, from measurements, and how long a prompt and
 its answer may be together: the least of what bounds it, and why.
 
-The context is found once, when the model is loaded, and stays while its engine lives: the load
-report carries it, the gateway advertises it from there, and the neuron and the engine enforce the
-same one. A live average never moves it under a client; the next load, which starts from that
-average, may find another. The arithmetic is pure; the functions at the end measure.
+The context is found once and stays while its engine lives: the gateway advertises it, and the
+neuron and the engine enforce it. The next load, which starts from a live average, may find another.
 """
 
 from __future__ import annotations

@@ -3,9 +3,8 @@ gauge for each kind of device:
 
     open_gauge ─▶ … load weights … ─▶ watch ─▶ largest steps ─▶ used_bytes
 
-On a CPU anonymous memory counts (swapped out or not): heap and mappings that no file stands behind.
-Pages of the weight files and of libraries are the page cache's, which the system takes back when
-memory is short.
+On a CPU anonymous memory counts, swapped out or not. Pages of files are the page cache's, which the
+system takes back when memory is short.
 """
 
 from __future__ import annotations

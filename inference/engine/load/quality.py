@@ -1,8 +1,7 @@
 """The loss by quantising while loading: the finished model against the same files' dense weights.
 
-Both run over one fixed text. The dense weights never lie in memory together: they are read layer by
-layer, and only their log-probabilities of the text are kept. A figure is kept on disk, by files,
-weights and kernels, so that a second load does not measure again.
+Dense weights are read layer by layer, and only their log-probabilities are kept. A figure is kept
+on disk, by files, weights and kernels.
 
     text ─▶ dense, layer by layer ─▶ log-probabilities, float16 ─┐
         └─▶ the model as it will serve ──────────────────────────┴─▶ KL divergence, perplexities

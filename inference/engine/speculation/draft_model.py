@@ -4,9 +4,8 @@
     answering     [ keys and values in blocks ......... ]
     drafting      [ in the same blocks ..... ) num_read      ─▶ fill ─▶ draft ▏a b c
 
-It reads a sequence behind the model that answers, and only while drafts pay: before it drafts it
-reads the unread tokens, a bounded number a step. Blocks of shared prefixes that it has read for one
-sequence serve the others. Wrong keys and values cost drafts, never an answer. Knows no tensors.
+It reads a sequence behind the model that answers, and only while drafts pay. Blocks of shared
+prefixes that it has read serve other sequences. Wrong keys and values cost drafts, never an answer.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@ and proposes the tokens that followed there.
 
     text   … the quick brown fox … the quick brown ▏
              [  match      ] ─▶ fox …  is proposed
-
-``PromptLookup`` searches one text, ``LookupSpeculator`` the text of each sequence. Plain integers.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""The interface of drafting, the number of drafts that pay, by the share of right proposals of a
-sequence and by the cost of more rows on this device, and the choice between two origins.
+"""The interface of drafting, the number of drafts that pay, and the choice between two origins.
 
-    schedule ─▶ propose ─▶ as long as it pays ─▶ drafts, verified in the step
-    commit   ◀─ the tokens, compared with the proposal, also where it was not run
-
-Knows no tensors.
+schedule ─▶ propose ─▶ as long as it pays ─▶ drafts, verified in the step
+commit   ◀─ the tokens, compared with the proposal, also where it was not run
 """
 
 from __future__ import annotations
