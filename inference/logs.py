@@ -168,7 +168,6 @@ def _set_levels(default: int, wanted: LogLevel) -> None:
 
 
 def _silence_other_handlers() -> None:
-    """Records of libraries with handlers of their own go through ours."""
     for found in list(logging.root.manager.loggerDict.values()):
         if isinstance(found, logging.Logger) and found.handlers:
             found.handlers.clear()

@@ -312,7 +312,6 @@ class LinkListener:
             log.warning("a connection to this stage was closed: %s", problem)
 
     def _add(self, connection: ssl.SSLSocket) -> str:
-        """Returns why the connection is refused, or an empty text."""
         purpose, peer = self._expected.get(connection.selected_alpn_protocol() or "", (None, None))
         if self._is_closed or purpose is None or connection.getpeercert(binary_form=True) != peer:
             return "this link is not its"

@@ -122,7 +122,6 @@ class Adapters:
         return f"the adapter {name} cannot be loaded; the neuron's log has the details"
 
     def _give_slots(self) -> None:
-        """In order of arrival; sequences whose adapter has a slot pass those without."""
         still: list[tuple[Sequence, AdapterSpec]] = []
         for sequence, spec in self._without_slot:
             slot = self._slots.get(spec)

@@ -74,7 +74,6 @@ class EmbeddingJob:
         self.open_inputs = sorted((len(p), index) for index, p in enumerate(self.prompts))
         self.vectors: dict[int, bytes] = {}
         self.deadline_s: float | None = deadline_s
-        """``None`` once it has started."""
 
     @property
     def has_started(self) -> bool:
@@ -107,7 +106,6 @@ class EmbeddingQueue:
     def __init__(self, limits: EmbeddingLimits) -> None:
         self.limits = limits
         self._jobs: deque[EmbeddingJob] = deque()
-        """The jobs of one account are in the order of their turns."""
         self._num_tokens = 0
         self._now = 0
         self._given: dict[str, int] = {}
@@ -179,7 +177,6 @@ class EmbeddingQueue:
         return runnable
 
     def _in_turns(self) -> Iterator[EmbeddingJob]:
-        """Yields each account's first job, then each account's second …"""
         jobs_of: dict[tuple[bool, str], list[EmbeddingJob]] = {}
         for job in self._jobs:
             jobs_of.setdefault((job.is_anonymous, job.account), []).append(job)

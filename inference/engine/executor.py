@@ -168,7 +168,6 @@ def _take(
 
 
 def _is_plain(sequence: Sequence) -> bool:
-    """Whether its tokens are the largest logits of its rows, whatever the ones before were."""
     return (
         sequence.grammar is None
         and sequence.params.top_logprobs is None

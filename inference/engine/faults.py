@@ -79,7 +79,7 @@ def classify(error: BaseException, device_type: str) -> type[StepFault]:
     if isinstance(error, RuntimeError) and OUT_OF_MEMORY.search(text):
         return OutOfMemoryFault
     if device_type != "cpu" and "INTERNAL ASSERT FAILED" in text:
-        # torch's own books do not agree, and they are what the device's memory is shared out by.
+        # torch's state is inconsistent, and its allocator shares out the device's memory.
         return DeviceFault
     return StepInputFault
 
@@ -136,7 +136,6 @@ def load_failure(error: BaseException, what: str) -> LoadFailure:
 
 
 def _unforeseen(error: BaseException) -> LoadFailure:
-    """Out of memory, or of disk: both were free when the load was checked."""
     if is_out_of_memory(error, "cpu"):
         message = "the device ran out of memory while the model was loaded"
         return LoadFailure(code="does_not_fit", message=message)
@@ -155,7 +154,6 @@ class Outcome(Generic[Part, Result]):
     done: list[tuple[Part, Result]] = field(default_factory=list)
     failed: list[tuple[Part, StepFault]] = field(default_factory=list)
     faults: list[StepFault] = field(default_factory=list)
-    """The fault of every attempt, also of those whose parts then ran."""
 
 
 def isolate_faults(

@@ -301,7 +301,6 @@ def _work(engine: AnyEngine, batcher: OutputBatcher, watchdog: StepWatchdog) -> 
 
 
 def _take_commands(served: Served, messenger: Messenger, batcher: OutputBatcher) -> bool:
-    """Waits if there is nothing else to do. ``False`` after ``Shutdown``."""
     timeout_s = 0.0 if served.has_work else STATS_INTERVAL_S
     while True:
         try:

@@ -4,8 +4,7 @@ sampling.
     rows    [ one of each decoding sequence ][ chunk of a prompt ][ chunk ... ]
     drafts  [ its last token ][ its drafts ][ the next one's ... ]
 
-The tower's rows of images are cached by content. A step gets its part of them: which of its rows
-are an image's, by what they are rotated and how far they see.
+The tower's rows of images are cached by content.
 """
 
 from __future__ import annotations
@@ -112,7 +111,7 @@ class ModelRunner:
 
 @dataclass(slots=True)
 class _Rows:
-    """The queries of a step: decoding sequences come first, and their logits too.
+    """Decoding sequences come first, and their logits too.
 
     decode   [ tokens that the state lags behind ][ last token ][ drafts ... ]
                                                   [ logits are wanted        ]

@@ -9,13 +9,11 @@
     seconds = fixed + rows · row + (prompt + tokens · token, where there are prompt tokens)
 
 ``fixed`` is the cost of every step (reading the weights, launches), ``prompt`` that of having
-prompts, however short: packed weights are unpacked for each chunk. One model of an engine serves
-the pace of prompts, the running limit and drafts.
+prompts, however short: packed weights are unpacked for each chunk.
 
 Cancellations take effect between steps, and are to free their sequence within 200 ms: so a step
-should take a tenth of a second, one that only decodes half as long again, however many rows that is
-on this machine. On a GPU the operator's whole limit fits; on two CPU cores a step of 256 rows takes
-0.4 s, and a few dozen rows reach the same tokens per second.
+should take a tenth of a second, one that only decodes half as long again. On two CPU cores a step
+of 256 rows takes 0.4 s, and a few dozen rows reach the same tokens per second.
 """
 
 from __future__ import annotations
@@ -168,7 +166,7 @@ class StepTimeModel:
         """Gaussian elimination of a symmetric positive definite system, which needs no pivots."""
         rows = []
         for i in free:
-            # Relative to the data: as firm on any device, for prompts as for the steps between.
+            # Relative to the data, so that it is as firm on any device.
             hold = STIFFNESS[i] * self._squares[i][i] + LEAST_HOLD
             row = [self._squares[i][j] + (hold if i == j else 0.0) for j in free]
             rows.append([*row, self._sums[i] + hold * self._coefficients[i]])

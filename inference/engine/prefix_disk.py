@@ -4,8 +4,8 @@ the same beginning is computed.
     submitted ─▶ in memory? ─▶ on disk? ─▶ held while it is read ─▶ blocks, known to the cache
     prompt computed ─▶ copied, some blocks a step ─▶ written in a thread
 
-Blocks that were read are cached and unreferenced, as after a prompt that has ended, so the next
-admission finds them. For the engine's thread; files are read and written in others.
+Blocks that were read are cached and unreferenced, so the next admission finds them. For the
+engine's thread; files are read and written in others.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
     if loaded.children is not None:
         loaded.children.watch(lambda fault: _end_by_fault(fault, messenger))
     served = Served(loaded)
-    del loaded  # an engine that sleeps is to be gone
+    del loaded  # else it would keep an engine that sleeps
     return run(served, messenger)
 
 

@@ -22,14 +22,12 @@ log = logging.getLogger(__name__)
 
 
 class RunAhead:
-    """Launches a step before the tokens of the one before it are read: it starts from them on the
-    device. At most one step is launched and not read.
+    """Launches a step before the tokens of the one before it are read; at most one is unread.
 
     device   [ step 1 ][ step 2 ][ step 3 ]
     host     launch 2 │ read 1, commit, emit, launch 3 │ read 2, commit, …
 
-    That needs a step that can be scheduled ahead: whatever tokens come, the same sequences
-    continue, and none of them needs the host to choose its next token.
+    Whatever tokens come, the same sequences must continue, without the host choosing a token.
     """
 
     def __init__(self, executor: TensorExecutor, scheduler: Scheduler) -> None:
@@ -85,21 +83,18 @@ class RunAhead:
 @dataclass(slots=True)
 class _Begun:
     live: Schedule
-    """The schedule without the sequences that have ended since."""
     step: BegunStep | None
     error: Exception | None = None
 
 
 class StepGroups:
-    """Keeps the stages of a model at work side by side: sequences take part in as many groups as
-    there are stages, and each group's next step begins when its tokens are known.
+    """Keeps the stages of a model at work side by side, in as many groups of sequences.
 
     stage 1   [ A ][ B ][ A ][ B ]…      A begins its next step once its last stage is done
     stage 2        [ A ][ B ][ A ]…      and its tokens are sampled
 
-    A group is the sequences of one step: none of them is in another step that is under way. It has
-    an even share of the decoding sequences, so groups stay alike as sequences come and end. All
-    stages compute steps in the order in which they began.
+    A group has an even share of the decoding sequences, so groups stay alike as sequences come and
+    end. All stages compute steps in the order in which they began.
     """
 
     def __init__(self, executor: StagedExecutor, scheduler: Scheduler, num_groups: int) -> None:
@@ -107,7 +102,6 @@ class StepGroups:
         self._scheduler = scheduler
         self._num_groups = num_groups
         self._begun: deque[_Begun] = deque()
-        """The oldest first."""
         self.is_ahead = False
 
     def next_schedule(self, pace: Pace) -> Schedule:

@@ -163,7 +163,6 @@ class Sampler:
         return masked
 
     def _draw_over(self, token_ids: torch.Tensor, choice: _SampledRows) -> tuple[torch.Tensor, ...]:
-        """``token_ids`` are the likeliest; rows with a temperature get drawn ones."""
         indices = [i for i, s in enumerate(choice.sequences) if not s.params.is_greedy]
         if not indices:
             return (token_ids,)

@@ -232,7 +232,6 @@ class Scheduler:
         return True
 
     def _preempt_newest(self) -> Sequence:
-        """Never preempts another, so that the oldest always gets to its end."""
         sequence = self.running.pop()
         self.kv_cache.release(sequence)
         sequence.move_to(SequenceState.WAITING)
@@ -241,7 +240,6 @@ class Scheduler:
         return sequence
 
     def _admit(self, sequence: Sequence) -> bool:
-        """Returns whether there were blocks for it."""
         if not self.kv_cache.admit(sequence):
             return False
         self.waiting.take()

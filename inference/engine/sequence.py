@@ -82,7 +82,6 @@ class Sequence:
     awaits_prefix: bool = False
     grammar: GrammarState | None = None
     started_s: float | None = None
-    """When the first step with a part of its prompt began."""
     first_token_s: float = 0.0
     num_computed_tokens: int = 0
     num_prefilled_tokens: int = 0
@@ -95,7 +94,6 @@ class Sequence:
     num_dropped_blocks: int = 0
     """Released leading blocks, which no layer sees. Their ids stay in ``block_ids``."""
     num_registered_blocks: int = 0
-    """Leading blocks whose content the prefix cache knows."""
     parent_content: int | str = field(init=False)
     """Prefix cache's content id of the last registered block; the salt before the first."""
     state_slot: int | None = None

@@ -298,7 +298,6 @@ class TokenRates:
         return self._num_prefill / self._prefill_s if self._prefill_s > 0 else 0.0
 
     def _add(self, step_s: float, num_decode: int, num_prefill: int) -> None:
-        """A mixed step's time counts for both."""
         if num_decode:
             self._decode_s += step_s
             self._num_decode += num_decode

@@ -204,7 +204,6 @@ class _Holder:
         self._engine.send(LoadProgressed(progress=progress))
 
     def _end(self) -> NoReturn:
-        """The main thread may compute, so the thread that notices it ends the process."""
         os._exit(_release(self._messenger, "its engine has gone"))
 
 

@@ -6,7 +6,7 @@ Rows cross links of their own (``row_link``).
                   └────────────────┴ LoadFailedMessage: the process ends    Alive, every second ─▶
 
 A stage of another host has its load spec from its own neuron, and gets ``MeetStage`` in place of
-``JoinStage``. Answers come in the engine's order; a step's answer are its rows.
+``JoinStage``. Answers come in the engine's order; the answer to a step is its rows.
 
 Steps and adapters are checked, since the engine may be another host's: an index too high would read
 or write memory that is not the stage's, and native code does not look at matrices' shapes.
@@ -45,7 +45,6 @@ class StagePeer(msgspec.Struct, frozen=True, kw_only=True):
 
 class JoinStage(msgspec.Struct, frozen=True, kw_only=True, tag="join"):
     spec: LoadSpec
-    """Its source is on this host already; ``stages`` are all."""
     stage: int
     cache_dir: str
     native_cache_dir: str
@@ -135,7 +134,6 @@ class StageOpened(msgspec.Struct, frozen=True, kw_only=True, tag="opened"):
     """The bytes that the device must have, with a short context's keys and values."""
     weight_bytes: int
     num_positions: int
-    """Tokens of a text that its memory can serve."""
     promised_bytes: int = 0
     memory_limit_bytes: int | None = None
     """For a stage of another host, its own neuron's."""

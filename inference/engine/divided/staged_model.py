@@ -64,7 +64,6 @@ class StagedModel(PlainBackend):
         stages: list[StageFacts],
         processes: StageProcesses,
     ) -> None:
-        """``config``: of the whole model. ``stages``: all, in order."""
         assert len(stages) == 1 + len(processes)
         self.config = config
         self.first = first
@@ -76,7 +75,6 @@ class StagedModel(PlainBackend):
         self._num_rows: dict[int, int] = {}
         """Rows that the last stage is to send, by the number of each awaited step."""
         self._early: dict[int, Arrival] = {}
-        """Steps that arrived while an older one was waited for, and are waited for still."""
 
     @property
     def num_stages(self) -> int:

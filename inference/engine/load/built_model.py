@@ -62,7 +62,6 @@ NO_PREDICTOR = "the model's files bring no layer of multi-token prediction that 
 class BuiltDraftModel:
     model: AnyModel
     num_positions: int
-    """Longer texts it does not read."""
     weight_bytes: int
     estimated_load_bytes: int
 
@@ -177,7 +176,6 @@ def build_model(
 
 
 def _most_positions(spec: LoadSpec, first: OpenedModel, others: StageProcesses | None) -> int:
-    """No more than memory can serve; of several stages the smallest decides."""
     found = [positions_of_part(spec_of_stage(spec, 0), first)]
     found += [] if others is None else [one.num_positions for one in others.opened]
     least, scaling = SHORTEST_USEFUL_CONTEXT, first.config.rope_scaling

@@ -127,7 +127,7 @@ def _budget_bytes(
         moment_bytes += sum(one.captured_bytes(spec.max_concurrent_sequences) for one in models)
     free_bytes = memory.free_bytes - part.promised_bytes - kept_bytes
     if part.device.type == "cuda":
-        # All for keys and values, but for what the largest step takes beside what the model holds.
+        # KV gets all but what the largest step takes beside the model.
         budget_bytes = max(0, free_bytes - moment_bytes - CUDA_MARGIN_BYTES)
     else:
         budget_bytes = int(max(0, free_bytes) * cpu_kv_share())
@@ -212,6 +212,5 @@ def smallest_plan(plans: Sequence[PartPlan]) -> KVPlan:
 
 
 def _unit_bytes(part: DevicePart) -> tuple[int, int]:
-    """Bytes of a block, and of a state slot."""
     block_bytes = kv_bytes_per_block(part.config, DEFAULT_BLOCK_TOKENS, part.kv_format)
     return block_bytes, cache_layout(part.config).state_bytes_per_slot

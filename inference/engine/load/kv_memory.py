@@ -156,7 +156,6 @@ class KVPlan:
     num_blocks: int
     kv_bytes: int
     kept_blocks: int
-    """See ``inference.engine.kv_cache``."""
     context_tokens: int
     context_reason: str
     states: StatePlan

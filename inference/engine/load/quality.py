@@ -157,7 +157,7 @@ def compare(reference: torch.Tensor, logits: torch.Tensor, next_ids: torch.Tenso
     kl_nats, dense_nats, quantized_nats = 0.0, 0.0, 0.0
     for first in range(0, len(next_ids), KL_ROWS):
         rows = slice(first, first + KL_ROWS)
-        # float16 rounds each number by itself; the sum is made 1 again.
+        # Renormalizes: rounding to float16 changed the sum of the probabilities.
         expected = reference[rows].float().log_softmax(dim=-1)
         actual = logits[rows].float().log_softmax(dim=-1)
         came = next_ids[rows].unsqueeze(1)

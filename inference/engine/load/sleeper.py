@@ -6,8 +6,7 @@ of its engine is freed and built again.
       │                                            │  on CUDA AwayWeights take the weights
       └──wake── warmed up ◀── engine built again ◀─┘
 
-The prefix cache is lost with its blocks, except for the part that is on disk. For the engine's
-thread, while nothing runs.
+Of the prefix cache only the part on disk survives. For the engine's thread, while nothing runs.
 """
 
 from __future__ import annotations

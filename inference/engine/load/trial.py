@@ -1,10 +1,8 @@
 """Measures a freshly built model on its device, beside the estimate: the memory of its largest
 steps, image and sampling, and how fast prompts go. Knows no engine and no requests.
 
-Steps run over blocks of their own, released afterwards, so that nothing of them is left in the KV
-cache. What depth costs is measured on blocks that are zero, or are another part of the context as
-well: attention reads them all the same. No step is longer than the context that the model was built
-for.
+Steps run over blocks of their own, released afterwards. What depth costs is measured on blocks that
+are zero or used twice: attention reads them all the same.
 """
 
 from __future__ import annotations
@@ -185,7 +183,6 @@ def run_largest_image(model: AnyModel) -> None:
 
 
 def block_weights(vision: VisionConfig) -> int:
-    """How many weights of the tower's blocks a patch is multiplied with."""
     return (
         vision.depth * vision.hidden_size * (4 * vision.hidden_size + 2 * vision.intermediate_size)
     )
@@ -202,7 +199,7 @@ def run_largest_sampling(model: AnyModel, drawer: Drawer, limits: SchedulerLimit
     )
     logits = torch.cat([decoded, scored])
     del decoded, scored
-    # Rows are drawn some at a time: more than those take no more memory, and longer.
+    # Rows are drawn in batches: a second batch would take time and no more memory.
     num_drawn = min(limits.max_running, rows_at_once(vocab_size))
     sequences = [_sequence(row, row < num_drawn) for row in range(limits.max_running)]
     Sampler(vocab_size, drawer).sample(sequences, logits[: len(sequences)])
@@ -233,7 +230,7 @@ def measure_prefill(
         first_s = run_s(start, end)
         if model.has_own_threads and first_s > TRIAL_STEP_S:
             return first_s  # native code compiles nothing, and has run its largest step before
-        # The first may pay for first times.
+        # The first run may include one-time costs.
         return min(first_s, run_s(start, end))
 
     smallest = min(SMALLEST_CHUNK, context_tokens)
@@ -277,7 +274,6 @@ def synchronize(device: torch.device) -> None:
 
 
 def _chunk(start: int, end: int, num_blocks: int | None = None) -> StepInput:
-    """``num_blocks``: its blocks are these, over and over."""
     blocks = np.arange(_num_blocks(end), dtype=np.int32)
     return _step(
         starts=[start],

@@ -24,14 +24,12 @@ FOLLOWING_GAIN = 0.1
 
 
 class DraftRunner:
-    """A ``Drafter`` that runs a second model over the answering model's blocks, in a storage of its
-    own.
+    """Runs a second model over the answering model's blocks, in a storage of its own.
 
     fill      positions [start, end) of a sequence ─▶ their keys and values
     draft     each sequence's last tokens ─▶ the likeliest next one, and so on: one forward a token
 
-    Keys and values at a position depend on the tokens up to there alone, so sequences can share
-    blocks.
+    KV at a position depends on the tokens up to there alone, so sequences can share blocks.
     """
 
     follows = False
@@ -127,9 +125,7 @@ class _Kept:
 
 
 class PredictorRunner:
-    """A ``Drafter`` that runs the model's own predictor (``inference.models.backend``). It follows
-    each step, so that it has keys and values of all computed tokens, and drafts on from the last
-    row.
+    """Follows each step, so that the predictor has keys and values of all computed tokens.
 
     step     rows at      p     p + 1  …  q          hidden rows
     follow   rows at  p - 1     p      …  q - 1      token of each row, hidden row before it

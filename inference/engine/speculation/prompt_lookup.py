@@ -113,8 +113,7 @@ def _match_length(text: list[int], end: int) -> int:
 
 
 HEAD_TOKENS = 8
-"""So many tokens of the prompt's end are put before a client's prediction, so that it is found with
-the answer's first token.
+"""Put before a client's prediction, so that it is found with the answer's first token.
 
     [ prompt's end ][ prediction ][ prompt ............. end ][ answer ]
 """
