@@ -44,7 +44,6 @@ def used_of(rows: QuerySet[Any]) -> Used:
 
 @contextmanager
 def quota_locked(kind: str, owner: str, using: str = "default") -> Iterator[None]:
-    """Locks this owner's objects of one ``kind`` until the transaction ends."""
     connection = connections[using]
     with transaction.atomic(using=using):
         if connection.vendor == "postgresql":

@@ -22,7 +22,6 @@ RANDOM_BITS = (0xFFF << 64) | ((1 << 62) - 1)
 
 
 def new_request_id(unix_s: float | None = None) -> str:
-    """Returns 32 hexadecimal digits."""
     unix_ms = time.time_ns() // 1_000_000 if unix_s is None else int(unix_s * 1000)
     drawn = int.from_bytes(os.urandom(NUM_RANDOM_BYTES)) & RANDOM_BITS
     return f"{(unix_ms << 80) | VERSION | drawn | VARIANT:032x}"

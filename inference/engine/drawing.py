@@ -144,8 +144,6 @@ class NativeDrawer:
 
 
 class TritonDrawer:
-    """Imports triton."""
-
     is_exact = True
 
     def __init__(self, device: torch.device) -> None:

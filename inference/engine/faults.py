@@ -162,7 +162,7 @@ def isolate_faults(
     recover: Callable[[Exception], StepFault],
     divide: Callable[[Part, StepFault], list[Part]],
 ) -> Outcome[Part, Result]:
-    """``divide`` returns no parts for one that is to fail. Raises an unsound device's fault."""
+    """``divide``: no parts where one is to fail. Raises ``StepFault`` of an unsound device."""
     outcome: Outcome[Part, Result] = Outcome()
     open_parts = [whole]
     while open_parts:

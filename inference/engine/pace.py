@@ -66,7 +66,7 @@ LEAST_HOLD = 1e-9
 UNTRIED_ROW_SHARE = 0.04
 """A row's share of a step of one row, before steps of several sizes have been timed."""
 DIFFERENT = 0.2
-"""Decode steps whose rows vary by less do not separate a row's cost from that of the step."""
+"""Decode steps whose rows vary by a smaller share do not separate a row's cost from the step's."""
 FORGETTING = 0.001
 """How far each step of one size moves the row's share back, so that drafts are tried again."""
 SHORTEST_S = 1e-5
@@ -193,7 +193,7 @@ MEMORY_STEPS = 256
 GAIN = 0.25
 """How far one step moves the running limit: one slow step is noise, five are a change."""
 UNIFORM = 0.06
-"""Chunks whose sizes vary by less do not separate a token's cost from that of a prompt step."""
+"""Chunks whose sizes vary by a smaller share do not separate a token's cost from the step's."""
 PROBE = 1.3
 """The relative length of a chunk that separates them: one in some ten."""
 ROW_TARGETS = 1.5

@@ -140,7 +140,6 @@ class StateSlots:
             raise IntegrityError("not every running sequence holds state slots")
 
     def check_known(self, content_ids: Set[int]) -> None:
-        """Raises ``IntegrityError``."""
         if not self._snapshots.keys() <= content_ids:
             raise IntegrityError("a snapshot is of a prefix that nobody can find")
 

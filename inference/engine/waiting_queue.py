@@ -193,7 +193,6 @@ class WaitingQueue:
         yield from self._never_started
 
     def num_of(self, account: str) -> int:
-        """How many of the account never started."""
         return sum(sequence.account == account for sequence in self._never_started)
 
     def add(self, sequence: Sequence) -> None:

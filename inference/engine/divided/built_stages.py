@@ -226,7 +226,7 @@ def with_stages(
 
 
 def settle_stages(model: StagedModel, trial: Trial, plan: KVPlan) -> None:
-    """Stages of one device report to its first stage, so that its neuron counts them once."""
+    """Memory of several stages on a device is the first one's, so its neuron counts it once."""
     stages = stage_reports(model, plan)
     memory = _memory_by_device(stages, model, trial)
     settled = {}

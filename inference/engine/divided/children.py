@@ -39,7 +39,7 @@ REAP_S = 5.0
 PR_SET_PDEATHSIG = 1
 """linux/prctl.h"""
 REPLY_TIMEOUT_S = 3600.0
-"""A load that makes no progress is ended by its neuron before."""
+"""The neuron ends a load that makes no progress sooner."""
 
 
 class OutOfMemory(msgspec.Struct, frozen=True, kw_only=True, tag="out_of_memory"):
@@ -226,7 +226,7 @@ class ParentLink:
             self._note_gone()
 
     def receive(self) -> Any:
-        """``None``: the engine is gone, or sends what no engine does."""
+        """``None``: the engine is gone, or sent an invalid frame."""
         try:
             return self._decode(self._channel.receive())
         except (ChannelError, msgspec.MsgspecError) as error:

@@ -72,13 +72,12 @@ log = logging.getLogger(__name__)
 
 ENGINE_TIMEOUT_S = 120.0
 NEIGHBOUR_TIMEOUT_S = 3600.0
-"""For rows' links. Its neuron and the control end loads that are stuck sooner."""
+"""For rows' links. The engine's neuron and the control end stuck loads sooner."""
 LINKS_TIMEOUT_S = 30.0
 """For rows' links, which are made before the engine has any stage built."""
 
 
 def hold_stage(spec: LoadSpec, data_dir: Path, messenger: Messenger) -> EngineExit:
-    """Most ends exit the process at once; otherwise returns its exit status."""
     SupervisedThread(lambda: _obey(messenger), name="stage-commands", restarts=False).start()
     gauge, holder = HostGauge(), None
     try:

@@ -72,7 +72,7 @@ from inference.supervised_threads import SupervisedThread
 STAGE = "inference.engine.divided.stage_runner"
 POLL_S = 0.2
 ROWS_END_S = 1.0
-"""How long the end of a stage's process may follow on the end of its rows."""
+"""How long a stage's process may take to end after its rows have ended."""
 CHECK_INTERVAL_S = 1.0
 SILENT_CHECKS = 8
 """A stage that sends nothing in more checks in a row is stopped or stuck: it sends every second.
@@ -293,7 +293,7 @@ class StageProcesses(Children):
         return True
 
     def _note_rows_end(self, error: ChannelError) -> None:
-        """A stage that has ended is reported with how, where its own socket closes too."""
+        """Waits, because a stage whose own socket closes too is reported with how it ended."""
         self.all[-1].has_ended.wait(ROWS_END_S)
         self.lose(DeviceFault(f"the rows of the last stage: {error}"))
 

@@ -57,7 +57,7 @@ WARMUP_CONCURRENCY = (1, 4)
 NATIVE_CONCURRENCY = (1,)
 """The native decoder compiles nothing in its steps, and has run its largest."""
 AWAKENING_CONCURRENCY = (1,)
-"""After a sleep: kernels are compiled, and threads know their work."""
+"""After a sleep kernels are compiled already."""
 WARMUP_OUTPUT_TOKENS = 3
 LAYOUT = 1
 """The version of how blocks are laid out: raised when the same numbers come to lie elsewhere."""

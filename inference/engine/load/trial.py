@@ -64,7 +64,7 @@ class DeviceTrial:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
     devices: tuple[DeviceTrial, ...]
-    """The model's, the one where it samples first."""
+    """The device where the model samples comes first."""
     prefill_speed: PrefillSpeed
     bound: PrefillBound
 
