@@ -69,6 +69,7 @@ class BuildGrammar(msgspec.Struct, frozen=True, kw_only=True):
     markers: ReasoningMarkers | None = None
     end_token_ids: list[int] = []
     tokenizer: str = ""
+    """The digest of the model's ``TokenizerFacts``."""
 
     @property
     def path(self) -> str | None:

@@ -85,8 +85,8 @@ def threads_of_stage(num_threads: int, spec: LoadSpec, stage: int) -> int:
 
 
 def spec_of_stage(spec: LoadSpec, stage: int) -> LoadSpec:
-    """What earlier loads took of one device stands for no part of the model, and what keys and
-    values may take is shared out over the stages later."""
+    """Clears ``earlier_loads``, which measured a whole model, and ``kv_memory_bytes``, which the
+    stages share later."""
     if not spec.stages:
         return spec
     own = spec.stages[stage]
