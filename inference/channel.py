@@ -2,10 +2,6 @@
 model on another host, for both of its ends.
 
     [ length: 4 bytes, little-endian ][ msgpack of that many bytes ]
-
-They cross a local socket, or a secure connection between two hosts (``inference.stage_links``).
-Knows connections and framing; what a frame means is ``inference.protocol.engine``. Imports no
-torch.
 """
 
 from __future__ import annotations
@@ -19,11 +15,11 @@ class ChannelError(Exception): ...
 
 
 class ChannelClosedError(ChannelError):
-    """End of file, or the connection was reset."""
+    pass
 
 
 class FrameTooLargeError(ChannelError):
-    """More than ``MAX_FRAME_BYTES``: the stream is out of step."""
+    pass
 
 
 class Connection(Protocol):
@@ -34,16 +30,14 @@ class Connection(Protocol):
         ...
 
     def read_into(self, view: memoryview, *, begins_frame: bool) -> None:
-        """Fills ``view``. ``begins_frame``: nothing may come for as long as it likes. Raises
-        ``EOFError`` and ``OSError``."""
+        """``begins_frame``: it may wait without limit. Raises ``EOFError``, ``OSError``."""
         ...
 
     def close(self) -> None: ...
 
 
 class LocalConnection:
-    """A connection to a process of this host, which is as trusted as this one: a frame that it has
-    begun may take its time."""
+    """It has no timeouts: a process of this host is as trusted as this one."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
@@ -83,7 +77,6 @@ class Channel:
     def __init__(
         self, connection: socket.socket | Connection, *, max_frame_bytes: int = MAX_FRAME_BYTES
     ) -> None:
-        """``max_frame_bytes``: of frames in both directions."""
         self._connection = as_connection(connection)
         self._max_frame_bytes = max_frame_bytes
 
@@ -99,7 +92,7 @@ class Channel:
             raise ChannelClosedError(f"the other end is gone: {error}") from error
 
     def receive(self) -> bytes:
-        """The next frame's payload. Blocks. Raises both channel errors."""
+        """Blocks. Raises both channel errors."""
         header = bytearray(HEADER.size)
         read_into(self._connection, memoryview(header), begins_frame=True)
         (length,) = HEADER.unpack(header)

@@ -4,8 +4,7 @@
       own files, clients           clients, refused      kept for the database,
                                    with an answer        Redis and files
 
-The kernel gives a new connection the lowest free number, so that number is about how many are in
-use.
+The kernel gives a new connection the lowest free number, so it tells how many are in use.
 """
 
 from __future__ import annotations
@@ -36,9 +35,7 @@ def raise_descriptor_limit() -> int:
 class DescriptorMarks:
     limit: int
     refuse_from: int
-    """A connection with this number or a higher one is refused."""
     stop_from: int
-    """The number from which on no connection is accepted until others have been closed."""
 
     @classmethod
     def of_limit(cls, limit: int) -> DescriptorMarks:

@@ -17,37 +17,33 @@ REDIS = frozenset({"REDIS_URL"})
 SIGNING = frozenset({"HELEXA_SECRET_KEY"})
 API_KEY = frozenset({"HELEXA_API_KEY", "HELEXA_SERVE_KEY"})
 HUGGINGFACE = frozenset({"HF_TOKEN", "HF_TOKEN_PATH", "HUGGING_FACE_HUB_TOKEN"})
-"""Loads download: see ``inference.loading.sources.huggingface``."""
 COLLECTOR_HEADERS = frozenset({"OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS"})
 COLLECTOR = COLLECTOR_HEADERS | {
     *("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"),
     *("OTEL_EXPORTER_OTLP_CLIENT_KEY", "OTEL_EXPORTER_OTLP_TRACES_CLIENT_KEY"),
 }
-"""The variables of a trace collector. Its address may have a password in it."""
+"""A collector's address may have a password in it."""
 
 PLAIN_SECRETS = (
     SIGNING | API_KEY | COLLECTOR_HEADERS | {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "PGPASSWORD"}
 )
-"""Whose whole value is secret."""
+"""Variables whose whole value is secret."""
 SECRET_NAMES = DATABASE | REDIS | SIGNING | API_KEY | HUGGINGFACE | COLLECTOR
 SECRET_NAME = re.compile(
     r"PASSW|SECRET|CREDENTIAL|(^|_)(AUTH|DSN|KEY|PAT|TOKEN)S?(_|$)", re.IGNORECASE
 )
-"""Secrets of other programs, which share an environment with ours more often than not."""
+"""Secrets of other programs, which often share our environment."""
 SECRET_URL = re.compile(r"://[^\s/@]*:[^\s/@]+@")
 URLS_OF_DOWNLOADS = re.compile(r"_PROXY$|^(PIP|UV)_", re.IGNORECASE)
-"""Proxies and package indexes: a download is made by them, passwords included."""
+"""Proxies and package indexes: downloads need them, passwords included."""
 
 
 class Role(Enum):
-    """A kind of process, and the secrets that it gets."""
-
     GATEWAY = DATABASE | REDIS | SIGNING | API_KEY | COLLECTOR
     SERVE = DATABASE | REDIS | SIGNING | {"HELEXA_SERVE_KEY"}  # for its control
     NEURON = REDIS | HUGGINGFACE  # which it hands on to its engines
     ENGINE = HUGGINGFACE
     OTHER = frozenset[str]()
-    """A program that needs no secrets: pip, a compiler, Redis, the guardian."""
 
 
 def is_secret(name: str, value: str) -> bool:
@@ -57,8 +53,6 @@ def is_secret(name: str, value: str) -> bool:
 
 
 def environment_for(role: Role, environment: Mapping[str, str]) -> dict[str, str]:
-    """``environment`` less the secrets that ``role`` has no use for. Processes that list or
-    download models get the tokens of named sources, and ``serve`` the keys of bench targets."""
     tokens, bench_keys = named_secrets(environment)
     kept = role.value if role is Role.OTHER else role.value | tokens
     if role is Role.SERVE:
@@ -71,8 +65,6 @@ def environment_for(role: Role, environment: Mapping[str, str]) -> dict[str, str
 
 
 def child_environment(role: Role) -> dict[str, str]:
-    """The environment of a process that this one starts: with the role's secrets alone, and with
-    these packages importable from any working directory."""
     package_dir = str(Path(__file__).resolve().parent.parent)
     paths = [package_dir, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     python_path = os.pathsep.join(dict.fromkeys(paths))
@@ -80,9 +72,7 @@ def child_environment(role: Role) -> dict[str, str]:
 
 
 def named_secrets(environment: Mapping[str, str]) -> tuple[frozenset[str], frozenset[str]]:
-    """The variables that ``HELEXA_SOURCES`` names as tokens, and those of
-    ``HELEXA_BENCH_VARIABLES``. Empty where the setting is wrong, for which a process refuses it at
-    its start."""
+    """A wrong setting gives none: the process refuses it at its start."""
     from inference.settings.setting import SettingError  # these import SECRET_NAMES from here
     from inference.settings.storage import BENCH_VARIABLES, SOURCES
 
@@ -95,6 +85,5 @@ def named_secrets(environment: Mapping[str, str]) -> tuple[frozenset[str], froze
 
 
 def forget_secrets(environment: MutableMapping[str, str], but_of: Role = Role.OTHER) -> None:
-    """This process needs no other secrets any more, and neither do programs that it starts."""
     for name in environment.keys() - environment_for(but_of, environment).keys():
         del environment[name]

@@ -1,11 +1,8 @@
-"""Python's garbage collector, made to look less at what a process keeps, and memory that is freed
-but kept by the allocator.
+"""Tunes Python's garbage collector, and returns freed memory to the system.
 
-A full collection looks at every object that there is. The modules that a gateway, a neuron or an
-engine imports are some 350,000 of them, and looking at those stops every thread for about 0.1 s,
-streams included. With the imports frozen, a full collection takes 2 ms in an engine with 400
-sequences.
-Imports no torch and no Django.
+A full collection visits every object. The imports of a gateway, a neuron or an engine are some
+350,000, and visiting those stops every thread for about 0.1 s. With the imports frozen, it takes 2
+ms in an engine with 400 sequences. Imports no torch and no Django.
 """
 
 from __future__ import annotations
@@ -17,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 FULL_COLLECTION_AFTER = 100
-"""How many collections of the middle generation come before a full one; Python's own is 10."""
+"""Collections of the middle generation before a full one; Python's default is 10."""
 
 _lock = threading.Lock()
 _is_done = False
@@ -36,8 +33,7 @@ def uncollected() -> Iterator[None]:
 
 
 def freeze_heap() -> None:
-    """Exempt all present objects from garbage collection: a gateway's or neuron's imports, an
-    engine's model as well. A second call does nothing, so that no garbage is kept."""
+    """Exempts all present objects from collection. A second call does nothing."""
     global _is_done
     with _lock:
         if _is_done:
@@ -48,8 +44,7 @@ def freeze_heap() -> None:
 
 
 def collect_all() -> None:
-    """Collect garbage among the exempt objects as well, and exempt all that remain. Nothing else
-    frees cycles of a model that falls asleep."""
+    """Collects exempt objects too, such as a sleeping model's cycles, and exempts what remains."""
     was_frozen = gc.get_freeze_count() > 0
     gc.unfreeze()
     gc.collect()
@@ -65,8 +60,7 @@ def make_full_collections_rare() -> None:
 
 
 def release_freed_memory() -> None:
-    """Returns the memory that glibc's allocator keeps to the system. Called after each tensor, it
-    bounds a load's memory by the model and one tensor."""
+    """Called after each tensor, this bounds a load's memory by the model and one tensor."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's alone
     if trim is not None:
         trim(0)

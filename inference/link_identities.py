@@ -1,5 +1,4 @@
-"""The proof of an end of a replica's links: a key of its own and a certificate that the
-other end knows by heart. Both are made for one load of one replica."""
+"""Keys and certificates of the two ends of a replica's links, made for one load of one replica."""
 
 from __future__ import annotations
 
@@ -15,9 +14,8 @@ from typing import Literal
 from inference.protocol.load import LinkIdentity
 
 Purpose = Literal["control", "rows", "rows-back"]
-"""A link's content. ``control``: frames of the engine and the stage. ``rows``: a step's rows,
-from the end that dials to the stage that listens. ``rows-back``: the last stage's rows, from the
-stage that listens to the engine that dials."""
+"""``rows``: a step's rows, from the end that dials to the stage that listens. ``rows-back``: the
+last stage's, from the stage that listens to the engine that dials."""
 
 NOT_BEFORE = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
 NOT_AFTER = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)
@@ -54,18 +52,17 @@ def new_identity() -> LinkIdentity:
 
 
 def certificate_der(certificate: str) -> bytes:
-    """The bytes by which two ends compare certificates. Raises ``ValueError``."""
+    """Raises ``ValueError``."""
     return ssl.PEM_cert_to_DER_cert(certificate)
 
 
 def protocol_of(purpose: Purpose) -> str:
-    """The name by which both ends agree on what the link carries (ALPN)."""
+    """The link's ALPN name."""
     return f"helexa-stage-{purpose}/1"
 
 
 def server_context(identity: LinkIdentity, peers: Iterable[str]) -> ssl.SSLContext:
-    """Accepts clients with one of the certificates ``peers``, which each purpose checks again.
-    Raises ``ValueError`` for credentials that are none."""
+    """Accepts any certificate of ``peers``; each purpose checks again. Raises ``ValueError``."""
     context = _context(ssl.PROTOCOL_TLS_SERVER, identity, peers)
     context.num_tickets = 0  # no client resumes, and one that only writes would never read them
     return context
@@ -91,8 +88,7 @@ def _context(side: int, identity: LinkIdentity, peers: Iterable[str]) -> ssl.SSL
 
 
 def _load_identity(context: ssl.SSLContext, identity: LinkIdentity) -> None:
-    """OpenSSL's binding reads keys from files only: a file that only this user may
-    read, deleted at once."""
+    """OpenSSL's binding reads keys from files only."""
     with tempfile.TemporaryDirectory(prefix="helexa-link-") as folder:
         path = Path(folder) / "identity.pem"
         opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -6,8 +6,7 @@ What clients sent may be in a record, and forges nothing.
     2026-11-22 10:00:00,123 INFO gateway helexa.requests: one line, whatever is in it
         Traceback (most recent call last):       each further line is indented
 
-``configure_logging`` is the one set-up, by HELEXA_LOG_FORMAT and HELEXA_LOG_LEVEL. Standard library
-only: what runs before anything is installed logs by it too.
+Standard library only: what runs before anything is installed logs by it too.
 """
 
 from __future__ import annotations
@@ -37,16 +36,13 @@ logger = logging.getLogger(__name__)
 INDENT = "    "
 MAX_THROTTLED_KEYS = 2000
 TALKATIVE = ("celery", "kombu", "asyncio", "httpx", "httpcore", "urllib3", "filelock", "fsspec")
-"""Libraries that would write of each request and each task; they warn and no more."""
 OWN_ATTRIBUTES = frozenset(
     {*vars(logging.LogRecord("", 0, "", 0, "", None, None)), "message", "asctime", "taskName"}
 )
-"""The attributes that every record has; others came as ``extra``."""
 
 
 def one_line(text: str) -> str:
-    """``text`` with its control characters, line ends and invisible characters escaped as Python
-    writes them."""
+    """Escapes control characters, line ends and invisible characters as Python writes them."""
     if text.isprintable():
         return text
     return "".join(
@@ -56,12 +52,11 @@ def one_line(text: str) -> str:
 
 
 def indented(text: str) -> str:
-    """Several lines, none of which can be taken for a record."""
+    """Indents each line, so that none can be taken for a record."""
     return "\n".join(INDENT + one_line(line) for line in text.split("\n"))
 
 
 def message_of(record: logging.LogRecord) -> str:
-    """Returns the record's text. A record whose arguments do not fit its text is not lost."""
     try:
         return record.getMessage()
     except Exception:  # noqa: BLE001 - whatever an argument's __str__ raises
@@ -69,15 +64,12 @@ def message_of(record: logging.LogRecord) -> str:
 
 
 class RecordFormatter(logging.Formatter):
-    """``role``: which of helexa's processes this is."""
-
     def __init__(self, role: str, redact: Redactor) -> None:
         super().__init__()
         self._role = role
         self._redact = redact
 
     def trace_of(self, record: logging.LogRecord) -> str:
-        """The exception's and the asked-for stack's lines; empty for most records."""
         parts = []
         if record.exc_info and record.exc_info[0] is not None:
             parts.append(self.formatException(record.exc_info))
@@ -98,9 +90,6 @@ class TextFormatter(RecordFormatter):
 
 
 class JsonFormatter(RecordFormatter):
-    """One object a line: ``ts``, ``level``, ``logger``, ``message``, ``role``, ``pid``, ``exc``
-    where there is one, and what came as ``extra`` under its own names."""
-
     def format(self, record: logging.LogRecord) -> str:
         when = datetime.fromtimestamp(record.created, UTC)
         entry: dict[str, Any] = {
@@ -154,9 +143,7 @@ def configure_logging(
     level: int = logging.INFO,
     environment: Mapping[str, str] = os.environ,
 ) -> None:
-    """Set up this process' logging to standard error as ``role``. Uncaught exceptions and Python's
-    warnings are logged too. ``level`` applies where the environment sets none. Raises
-    ``SettingError``."""
+    """``level`` applies where the environment sets none. Raises ``SettingError``."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter_for(role, environment))
     if logging.lastResort is not None:  # for loggers that are cut off from the root
@@ -181,8 +168,6 @@ def _set_levels(default: int, wanted: LogLevel) -> None:
 
 
 def _silence_other_handlers() -> None:
-    """Servers and libraries bring handlers and formats of their own: theirs go through ours. A
-    logger that was cut off without a handler stays so."""
     for found in list(logging.root.manager.loggerDict.values()):
         if isinstance(found, logging.Logger) and found.handlers:
             found.handlers.clear()
@@ -218,9 +203,8 @@ class _Interval:
 
 
 class ThrottledLog:
-    """For what others do over and over: a neuron's broken report, a disk that stays full. Logs for
-    each key at most ``max_messages`` different messages in an interval, each once. The first
-    message of the next interval gives the number that were left out. Belongs to one thread."""
+    """Logs for each key at most ``max_messages`` different messages in an interval, each once.
+    Belongs to one thread."""
 
     def __init__(
         self,
@@ -256,13 +240,10 @@ class ThrottledLog:
         self._logger.log(self._level, "%s%s", message, more)
 
     def forget(self, key: str) -> None:
-        """The next message of this key is logged."""
         self._intervals.pop(key, None)
 
 
 def phases(timing: SequenceTiming, num_output_tokens: int) -> str:
-    """`` queue_ms=1 prefill_ms=20 prefill_tokens=400 prefill_tokens_per_s=20000 …``, and the memory
-    of the device that the engine held at its end."""
     prefill_rate = _rate(timing.prefill_tokens, timing.prefill_ms)
     decode_rate = _rate(num_output_tokens - 1, timing.decode_ms)
     return (

@@ -17,20 +17,18 @@ from urllib.parse import urlsplit
 
 
 class UnsupportedProxyError(OSError):
-    """The environment names a proxy that helexa cannot use."""
+    pass
 
 
 def open_url(request: urllib.request.Request, timeout: float) -> Any:
-    """Returns the response, to be closed. Raises ``OSError``, which ``HTTPError`` and
-    ``UnsupportedProxyError`` are, and ``HTTPException``."""
+    """Raises ``OSError``, such as ``UnsupportedProxyError``, and ``HTTPException``."""
     proxy = proxy_for(request.full_url)
     handler = urllib.request.ProxyHandler({request.type: proxy} if proxy else {})
     return urllib.request.build_opener(handler).open(request, timeout=timeout)
 
 
 def proxy_for(url: str) -> str | None:
-    """The proxy's URL; ``None``: ``url`` is asked directly. Raises
-    ``UnsupportedProxyError``."""
+    """``None``: connect directly. Raises ``UnsupportedProxyError``."""
     parts, proxies = urlsplit(url), urllib.request.getproxies()
     host, netloc = parts.hostname or "", parts.netloc.rpartition("@")[2]
     kind = parts.scheme if parts.scheme in proxies else "all"
@@ -58,8 +56,7 @@ def _is_http(proxy: str) -> bool:
 
 
 def _is_direct(host: str, names: Sequence[str]) -> bool:
-    """Whether it is this machine, or one that a pattern or a network in NO_PROXY names, which the
-    standard library does not read."""
+    """The standard library reads no patterns and no networks in NO_PROXY."""
     if any(fnmatchcase(host, name) for name in ("localhost", "*.localhost", *names)):
         return True
     try:

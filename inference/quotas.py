@@ -1,9 +1,4 @@
-"""Quotas of the rows of one owner, such as an account: counted and added to in one transaction, one
-owner at a time.
-
-SQLite's transactions are immediate, so that one writes at a time; PostgreSQL gets a lock of the
-owner, which ends with the transaction.
-"""
+"""Quotas of one owner's rows, counted and added to in one transaction, one owner at a time."""
 
 from __future__ import annotations
 
@@ -19,8 +14,6 @@ LOCK_CLASS = 0x71756F74
 
 
 class QuotaFullError(Exception):
-    """Nothing was added."""
-
     def __init__(self, used: Used) -> None:
         super().__init__(f"{used.number} of {used.size_bytes} bytes")
         self.used = used
@@ -34,13 +27,11 @@ class Used:
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """The most that one account may keep; ``None`` does not limit the bytes."""
-
     number: int
     size_bytes: int | None = None
 
     def check(self, used: Used, num_more_bytes: int = 0) -> None:
-        """Whether one more fits. Raises ``QuotaFullError``."""
+        """Raises ``QuotaFullError`` if one more does not fit."""
         has_bytes = self.size_bytes is None or used.size_bytes + num_more_bytes <= self.size_bytes
         if used.number >= self.number or not has_bytes:
             raise QuotaFullError(used)
@@ -53,8 +44,6 @@ def used_of(rows: QuerySet[Any]) -> Used:
 
 @contextmanager
 def quota_locked(kind: str, owner: str, using: str = "default") -> Iterator[None]:
-    """A transaction that holds a lock on this owner's objects of one ``kind``: no other transaction
-    can add one."""
     connection = connections[using]
     with transaction.atomic(using=using):
         if connection.vendor == "postgresql":

@@ -21,7 +21,6 @@ class RecentResults(Generic[Result]):
     """The latest used results, up to ``max_bytes`` together. Any thread may ask."""
 
     def __init__(self, max_bytes: int, bytes_of: Callable[[str, Result], int]) -> None:
-        """``bytes_of`` a text and its result: what keeping the result takes, roughly."""
         self._max_bytes = max_bytes
         self._bytes_of = bytes_of
         self._lock = threading.Lock()
@@ -32,8 +31,7 @@ class RecentResults(Generic[Result]):
         return len(self._kept)
 
     def get(self, text: str, compute: Callable[[str], Result]) -> Result:
-        """``compute(text)``, or what it gave the last time. What it raises is not kept. Two threads
-        may compute the same at once."""
+        """What ``compute`` raises is not kept. Two threads may compute the same at once."""
         digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
         with self._lock:
             if (kept := self._kept.get(digest)) is not None:

@@ -27,8 +27,6 @@ MIN_SECRET_LENGTH = 8
 
 
 class Redactor:
-    """``values``: secrets that are hidden wherever they turn up, whatever they look like."""
-
     def __init__(self, values: frozenset[str] = frozenset()) -> None:
         known = sorted((value for value in values if len(value) >= MIN_SECRET_LENGTH), key=len)
         self._known = re.compile("|".join(map(re.escape, reversed(known)))) if known else None
@@ -44,8 +42,7 @@ class Redactor:
 
 
 def secrets_of(environment: Mapping[str, str]) -> frozenset[str]:
-    """Secrets of this process, which a log must not hold. An address is left out: its password is
-    hidden wherever it stands, and the rest is what a reader looks for."""
+    """Addresses are left out: their passwords are masked by pattern."""
     return frozenset(environment[name] for name in PLAIN_SECRETS if name in environment)
 
 
@@ -71,8 +68,7 @@ _DIGEST_KEY = os.urandom(32)
 
 
 def masked_body(text: str, redact: Redactor, max_characters: int = MAX_BODY_CHARACTERS) -> str:
-    """Masked before it is cut, since half a key is not found. ``redact`` knows the process's own
-    secrets."""
+    """Masks before it cuts, since half a key is not found."""
     text = _without_secrets(DATA_URL.sub(rf"\1{HIDDEN}", text), redact)
     if len(text) <= max_characters:
         return text
@@ -81,7 +77,6 @@ def masked_body(text: str, redact: Redactor, max_characters: int = MAX_BODY_CHAR
 
 
 def masked(text: str, redact: Redactor) -> str:
-    """The whole text, where data stand as their size and a digest."""
     text = DATA_URL.sub(lambda found: f"{found[1]}{_size_of(found[2])}", text)
     return _without_secrets(BASE64.sub(lambda found: _size_of(found[0]), text), redact)
 

@@ -1,25 +1,16 @@
 """Connections to Redis, and one for what the gateway does with every request and every token.
 
-Redis bounds what all connections hold together (``maxmemory-clients``) and closes the largest. An
-invited host may hold much of that, so those of gateways and controls are exempt: ``CLIENT
-NO-EVICT``. The user of an invited host may not ask for it.
+Redis closes the largest of connections that together hold too much (``maxmemory-clients``). An
+invited host may hold much, so those of gateways and controls are exempt (``CLIENT NO-EVICT``); the
+user of an invited host may not ask for it.
 
-``RedisLink`` connects and signs in as redis-py does; then the connection is its own. A command is
-written as it stands and its reply is read out of what came in, both without a task, a pool, a lock
-or a timer of its own: with redis-py's client one small reply costs the gateway as much as all that
-it does for the token in it.
+``RedisLink`` connects as redis-py does, and then uses no task, pool, lock or timer for a command:
+with redis-py's client one small reply costs the gateway as much as all else for its token.
 
     command ─▶ transport ─▶ Redis ─▶ data_received ─▶ the oldest waiting future
     script ─▶ EVALSHA ─ NOSCRIPT ─▶ EVAL
 
-Replies come in the order of commands, so any number may be under way. Raises redis-py's errors.
-The protocol is at https://redis.io/docs/latest/develop/reference/protocol-spec.
-
-``RedisOutage`` is how long Redis has not answered, with the moment from which requests stop waiting
-for it:
-
-    answered ─▶ unanswered … ─┬─ answered       nothing was lost
-                              └─ after limit_s  on_given_up, once
+Raises redis-py's errors. Protocol: https://redis.io/docs/latest/develop/reference/protocol-spec.
 """
 
 from __future__ import annotations
@@ -48,11 +39,10 @@ logger = logging.getLogger(__name__)
 
 MAX_REPLY_BYTES = 64 * 1024 * 1024
 MAX_VALUE_BYTES = 4 * 1024 * 1024
-"""The longest argument of a command, and so the longest value: ``proto-max-bulk-len``. Chat
-templates in load messages are the largest; requests and images go in pieces."""
+"""``proto-max-bulk-len``. Chat templates in load messages are the largest values."""
 MAX_CLIENTS_BYTES = 24 * 1024 * 1024
-"""The memory of all connections together: ``maxmemory-clients``. A client that asks and does not
-read would take all memory otherwise. An honest neuron's take a few MiB, whatever it is sent."""
+"""``maxmemory-clients``, for all connections together. Without it a client that does not read takes
+all memory; an honest neuron's connections take a few MiB."""
 NO_EVICT = ("CLIENT", "NO-EVICT", "ON")
 
 
@@ -65,7 +55,6 @@ def connect_exempt(connection: Any) -> None:
 
 
 async def connect_exempt_async(connection: Any) -> None:
-    """Does what ``connect_exempt`` does, for a connection of ``redis.asyncio``."""
     await connection.on_connect()
     await connection.send_command(*NO_EVICT)
     with _refusal_noted():
@@ -84,8 +73,7 @@ def _refusal_noted() -> Iterator[None]:
 
 @cache
 def _log_once(problem: str) -> None:
-    """Logs the problem once. Before Redis 7 nothing is closed for its size, and no host can be
-    invited."""
+    """Redis before 7 lacks the command, and no host can be invited."""
     logger.info(
         "Redis may close this process' connections where clients hold too much: %s", problem
     )
@@ -96,8 +84,7 @@ def redis_client(url: str, timeout_s: float) -> redis.asyncio.Redis:
 
 
 def connection_options(timeout_s: float) -> dict[str, Any]:
-    """Options of ``redis.asyncio`` connections. They never repeat a command by themselves: only the
-    caller knows whether it may come twice."""
+    """They never repeat a command: only the caller knows whether it may come twice."""
     return {
         "socket_timeout": timeout_s,
         "socket_connect_timeout": timeout_s,
@@ -108,12 +95,10 @@ def connection_options(timeout_s: float) -> dict[str, Any]:
 
 
 class ReplyTooLargeError(redis.ConnectionError):
-    """A reply has more bytes than this link accepts; the connection was closed while it came in."""
+    pass
 
 
 class LuaScript:
-    """A script's text, and the hash by which Redis knows it once it has run."""
-
     __slots__ = ("sha1", "text")
 
     def __init__(self, text: str) -> None:
@@ -122,9 +107,8 @@ class LuaScript:
 
 
 class RedisLink:
-    """Connects when it is first used, and again after a loss; commands that were under way fail.
-    ``timeout_s``: without a reply for so long the connection is given up. ``max_reply_bytes``: the
-    most that is kept of replies that have not come in whole. Belongs to one event loop."""
+    """Connects when it is first used, and again after a loss; commands under way then fail. Closes
+    the connection after ``timeout_s`` without a reply. Belongs to one event loop."""
 
     def __init__(
         self, url: str, *, timeout_s: float, max_reply_bytes: int = MAX_REPLY_BYTES
@@ -137,13 +121,12 @@ class RedisLink:
         self._protocol: LinkProtocol | None = None
         self._connecting = asyncio.Lock()
         self._connect_failure: redis.ConnectionError | None = None
-        """The failure of the last attempt to connect, if it failed; it is never raised itself, so
-        it holds no frames."""
+        """It is never raised itself, so it holds no frames."""
 
     async def xread(
         self, streams: dict[str, str], *, count: int, block: int
     ) -> list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]:
-        """Reads streams as redis-py does. ``block`` must be shorter than the timeout."""
+        """``block``, in milliseconds, must be shorter than the timeout."""
         reply = await self.command(
             *("XREAD", "COUNT", count, "BLOCK", block, "STREAMS"), *streams, *streams.values()
         )
@@ -155,8 +138,7 @@ class RedisLink:
     async def run(
         self, script: LuaScript, *, keys: Sequence[str], args: Sequence[bytes | str | int]
     ) -> Any:
-        """The script's reply. Its text is sent only where Redis does not know it. Raises
-        ``redis.RedisError`` or ``OSError``."""
+        """Sends the text only if Redis lacks it. Raises ``redis.RedisError`` or ``OSError``."""
         try:
             return await self.command("EVALSHA", script.sha1, len(keys), *keys, *args)
         except redis.ResponseError as error:
@@ -165,8 +147,7 @@ class RedisLink:
         return await self.command("EVAL", script.text, len(keys), *keys, *args)
 
     async def command(self, *arguments: bytes | str | int) -> Any:
-        """Sends a command and returns its reply. Raises ``redis.RedisError`` or ``OSError``. A
-        caller that stops waiting leaves the connection as it is."""
+        """Cancelling leaves the connection as it is. Raises ``redis.RedisError`` or ``OSError``."""
         protocol = self._protocol
         if protocol is None or protocol.is_lost:
             protocol = await self._connect()
@@ -252,7 +233,6 @@ class LinkProtocol(asyncio.Protocol):
         self.close(redis.ConnectionError(f"the connection to Redis was lost: {exc or 'closed'}"))
 
     def close(self, error: redis.RedisError) -> None:
-        """Commands that are under way fail with ``error``."""
         self.is_lost = True
         self._transport.abort()
         if self._timer is not None:
@@ -264,7 +244,6 @@ class LinkProtocol(asyncio.Protocol):
                 waiter.set_exception(error)
 
     def _look(self) -> None:
-        """Whether the oldest command has waited for too long. One timer serves many commands."""
         self._timer = None
         if not self._waiting:
             return
@@ -280,12 +259,8 @@ def _as_dict(fields: list[bytes]) -> dict[bytes, bytes]:
 
 
 class ReplyBuffer:
-    """Replies of RESP2 as they come in, cut anywhere. Pure.
-
-    Bulk strings and statuses are bytes, arrays lists, integers ``int``; nothing is ``None``; an
-    error is a ``redis.ResponseError``, given like any other reply. hiredis parses each byte once,
-    however a reply is cut.
-    """
+    """Parses replies of RESP2, cut anywhere: bulk strings and statuses are bytes, null is ``None``,
+    and an error is a ``redis.ResponseError`` that is yielded, not raised."""
 
     def __init__(self) -> None:
         self.num_bytes = 0
@@ -306,7 +281,7 @@ class ReplyBuffer:
 
 
 STOOD_STILL_S = 1.0
-"""A timer that fires so late: the process stood still."""
+"""A timer that fires later than this shows that this process stood still."""
 
 
 class RedisOutage:
@@ -356,8 +331,7 @@ REDIS_BACKOFF = Backoff(first_s=0.1, max_s=1.0)
 
 
 async def until_answered(ask: Callable[[], Awaitable[object]], *, give_up_s: float) -> None:
-    """Repeats ``ask`` while Redis does not answer, until ``give_up_s`` on the event loop's clock.
-    Raises ``redis.RedisError`` or ``OSError``."""
+    """``give_up_s`` is on the event loop's clock. Raises ``redis.RedisError`` or ``OSError``."""
     loop, num_failures = asyncio.get_running_loop(), 0
     while True:
         try:

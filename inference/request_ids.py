@@ -1,8 +1,7 @@
 """The ids of requests.
 
-They are UUIDs of version 7 (RFC 9562, section 5.7): 48 bits of the time in milliseconds, then 74
-random ones. Ids of the same second lie side by side in an index, so a batch of rows changes a few
-pages of it. Random ids change one page each, which costs a database more than the rest of the row.
+They are UUIDs of version 7 (RFC 9562, section 5.7). Ids of the same second lie side by side in an
+index; random ids change a page each, which costs a database more than the rest of the row.
 
     019ac3f2 4b1d 7 c0e 9 2f3a5b6c7d8e9fa
     unix ms       │     └ variant 10, and 2 random bits
@@ -23,7 +22,6 @@ RANDOM_BITS = (0xFFF << 64) | ((1 << 62) - 1)
 
 
 def new_request_id(unix_s: float | None = None) -> str:
-    """Returns 32 hexadecimal digits. ``unix_s``: of when; ``None``: of now."""
     unix_ms = time.time_ns() // 1_000_000 if unix_s is None else int(unix_s * 1000)
     drawn = int.from_bytes(os.urandom(NUM_RANDOM_BYTES)) & RANDOM_BITS
     return f"{(unix_ms << 80) | VERSION | drawn | VARIANT:032x}"

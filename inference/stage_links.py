@@ -1,14 +1,12 @@
-"""Connections between the stages of one replica on several hosts: authenticated both ways,
-encrypted, and open only as long as that replica. The host of a later stage listens until all of its
-links are made; the engine and earlier stages dial.
+"""Connections between the stages of one replica on several hosts, authenticated both ways. The host
+of a later stage listens until all of its links are made; the engine and earlier stages dial.
 
     control makes an identity for each end ──load job──▶ its host
 
     anyone ── connects ──▶ handshake ── certificate and purpose expected? ──▶ a link
                               └── too slow, too many, not expected: closed, nothing is read
 
-Each handshake has a thread, so that a slow stranger keeps no expected end out. Knows TLS and
-purposes; frames are ``inference.channel``'s. Imports no torch.
+Each handshake has a thread, so that a slow stranger keeps no expected end out. Imports no torch.
 """
 
 from __future__ import annotations
@@ -41,8 +39,7 @@ ENCRYPTED_AT_ONCE_BYTES = 1 << 16
 KEEPALIVE_IDLE_S = 2
 KEEPALIVE_INTERVAL_S = 1
 KEEPALIVE_PROBES = 5
-"""A host that is gone without a word (power, cable) is noticed after some seven seconds, also on a
-link that carries nothing."""
+"""A host without power or cable is noticed after some seven seconds, also on an idle link."""
 MAX_PORT = 65535
 HANDSHAKE_TIMEOUT_S = 5.0
 MAX_HANDSHAKES = 32
@@ -57,20 +54,16 @@ class StageLinkError(Exception):
 
 
 class LinkRefusedError(StageLinkError):
-    """The other end is not the one whose certificate the load job names. Trying again changes
-    nothing."""
+    """The other end lacks the certificate that the load job names. Retrying changes nothing."""
 
 
 class LinkTimeoutError(StageLinkError):
-    """Not all links were made in time."""
+    pass
 
 
 class SecureConnection:
-    """A connection whose ends have proved themselves. One thread may read while another writes.
-
-    OpenSSL allows one call at a time for a connection. Calls are therefore made under a lock on a
-    socket that never blocks, and threads wait outside the lock, each for at most the stall timeout.
-    """
+    """One thread may read while another writes. OpenSSL allows one call at a time for a connection:
+    calls are made under a lock on a socket that never blocks, and threads wait outside the lock."""
 
     def __init__(
         self, connection: ssl.SSLSocket, *, stall_timeout_s: float = STALL_TIMEOUT_S
@@ -85,8 +78,7 @@ class SecureConnection:
         self._is_closed = False
 
     def sendall(self, data: bytes | bytearray | memoryview) -> None:
-        """Blocks while the other end does not read. Raises ``OSError``: ``TimeoutError`` where it
-        has taken nothing for the stall timeout."""
+        """Raises ``OSError``: ``TimeoutError`` if the other end stops taking."""
         view = memoryview(data).cast("B")
         sent = 0
         while sent < len(view):
@@ -94,8 +86,7 @@ class SecureConnection:
             sent += self._call(partial(self._socket.send, part), self._stall_timeout_s)
 
     def read_into(self, view: memoryview, *, begins_frame: bool) -> None:
-        """Fills ``view``. Blocks for as long as nothing comes where it ``begins_frame``. Raises
-        ``EOFError`` and ``OSError``: ``TimeoutError`` where a frame stopped coming."""
+        """Raises ``EOFError`` and ``OSError``: ``TimeoutError`` if a frame stops coming."""
         received = 0
         while received < len(view):
             is_idle = begins_frame and not received
@@ -173,7 +164,6 @@ def _notice_silence(connection: socket.socket) -> None:
 
 
 def address_in_words(host: str, port: int) -> str:
-    """``10.0.0.5:7400``, ``[2001:db8::5]:7400``: as load specs have it."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -194,9 +184,8 @@ def dial(
     timeout_s: float,
     stall_timeout_s: float = STALL_TIMEOUT_S,
 ) -> SecureConnection:
-    """Opens a link to the stage with the certificate ``peer``, which may begin to listen later.
-    Raises ``LinkRefusedError``, ``LinkTimeoutError`` and, for credentials that are none,
-    ``ValueError``."""
+    """The peer may begin to listen later. Raises ``LinkRefusedError``, ``LinkTimeoutError`` and,
+    for unusable credentials, ``ValueError``."""
     context = client_context(identity, peer, purpose)
     where = f"{address[0]}:{address[1]}"
     deadline_s = time.monotonic() + timeout_s
@@ -245,9 +234,7 @@ class LinkListener:
         *,
         stall_timeout_s: float = STALL_TIMEOUT_S,
     ) -> None:
-        """Listens from now on. ``expected``: the certificate of each link's other end. Raises
-        ``OSError`` where the address cannot be had, ``ValueError`` for credentials that are
-        none."""
+        """``expected``: each other end's certificate. Raises ``OSError`` and ``ValueError``."""
         self._expected = {
             protocol_of(purpose): (purpose, certificate_der(peer))
             for purpose, peer in expected.items()
@@ -265,20 +252,18 @@ class LinkListener:
         self._made: dict[Purpose, SecureConnection] = {}
 
     def accept(self, purpose: Purpose, timeout_s: float) -> SecureConnection:
-        """Returns the link of one expected purpose, and continues to listen for the others. Raises
-        ``LinkTimeoutError``; then no link is left."""
+        """Still listens for the others. Raises ``LinkTimeoutError`` after closing all links."""
         self._accept_until([purpose], timeout_s)
         return self._made[purpose]
 
     def accept_all(self, timeout_s: float) -> dict[Purpose, SecureConnection]:
-        """Returns the link of each expected purpose, and listens no more. Raises
-        ``LinkTimeoutError`` with the missing ones; then no link is left."""
+        """Raises ``LinkTimeoutError`` after closing all links."""
         self._accept_until([purpose for purpose, _ in self._expected.values()], timeout_s)
         self.close()
         return self._made
 
     def close(self) -> None:
-        """Listens no more. Links that were returned stay."""
+        """Links that were returned stay open."""
         with self._lock:
             self._is_closed = True
         self._socket.close()
@@ -327,8 +312,6 @@ class LinkListener:
             log.warning("a connection to this stage was closed: %s", problem)
 
     def _add(self, connection: ssl.SSLSocket) -> str:
-        """Returns why the connection is none of the expected links, or an empty text. Raises
-        ``OSError`` where the other end has gone already."""
         purpose, peer = self._expected.get(connection.selected_alpn_protocol() or "", (None, None))
         if self._is_closed or purpose is None or connection.getpeercert(binary_form=True) != peer:
             return "this link is not its"

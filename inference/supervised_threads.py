@@ -4,9 +4,8 @@
     SupervisedPool     job ─ raises a BaseException ─▶ logged; its future has a BrokenJobError
     thread_problems    recent failures, as sentences for the health page
 
-A BaseException that is no Exception (``SystemExit``, a panic in Rust, which PyO3 raises as
-``PanicException``) passes every ``except Exception`` and ends a plain thread, and with it whatever
-only that thread does. Standard library only.
+A BaseException that is no Exception (``SystemExit``, or a panic in Rust, which PyO3 raises as
+``PanicException``) passes every ``except Exception`` and ends a plain thread.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ log = logging.getLogger(__name__)
 
 BACKOFF = Backoff(first_s=0.1, max_s=5.0)
 SOUND_AFTER_S = 60.0
-"""After running this long, a target's pauses start from the shortest again, and health no longer
-reports its failure."""
+"""A target that has run this long has recovered: its pauses and its health start anew."""
 MAX_FAILURE_CHARACTERS = 200
 
 Parameters = ParamSpec("Parameters")
@@ -34,12 +32,10 @@ Result = TypeVar("Result")
 
 
 class BrokenJobError(Exception):
-    """A job of a pool raised something that is no ``Exception``, which is the cause."""
+    pass
 
 
 class FailureRecord:
-    """Counts recent failures of a thread that should never end, for health and for its pauses."""
-
     def __init__(self, what: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         """``what`` breaks, in words: ``thread intake-0``."""
         self.what = what
@@ -56,7 +52,7 @@ class FailureRecord:
         self._started_s = self._clock()
 
     def broke(self, error: BaseException) -> float:
-        """Returns how many seconds to wait before it is called again."""
+        """Returns the seconds to wait before the next call."""
         self._failed_s = self._clock()
         ran_s = self._failed_s - self._started_s
         self._num_failures = 1 if ran_s > SOUND_AFTER_S else self._num_failures + 1
@@ -75,8 +71,7 @@ class FailureRecord:
 
 
 class SupervisedThread:
-    """A daemon thread that calls ``target`` until it returns. ``on_broken`` is called in the thread
-    with what ``target`` raised. ``restarts=False``: the target is called once."""
+    """A daemon thread that calls ``target`` until it returns. ``on_broken`` runs in this thread."""
 
     def __init__(
         self,
@@ -130,8 +125,7 @@ class SupervisedThread:
 
 
 class SupervisedPool(ThreadPoolExecutor):
-    """A pool whose jobs fail with an ``Exception`` whatever they raise, so that the thread or event
-    loop that waits for one survives it. Its threads outlive every job."""
+    """Jobs fail with an ``Exception`` whatever they raise, so threads that wait survive."""
 
     def submit(
         self,
@@ -146,7 +140,7 @@ class SupervisedPool(ThreadPoolExecutor):
 def contained(
     job: Callable[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
 ) -> Result:
-    """Call ``job``. Raises its ``Exception``s, and ``BrokenJobError`` for any other exception."""
+    """Raises ``BrokenJobError`` for what is no ``Exception``."""
     try:
         return job(*args, **kwargs)
     except Exception:
@@ -157,7 +151,6 @@ def contained(
 
 
 def thread_problems() -> list[str]:
-    """Threads of this process that broke within the last minute, in words."""
     with _registering:
         records = list(_records)
     problems = (record.problem for record in records)

@@ -1,5 +1,4 @@
-"""The release of helexa, and the source that this copy was made of: for ``manage.py version``,
-``/version`` and the neurons' reports.
+"""The release of helexa, and the source that this copy was made of.
 
     a package     inference/build.json, written when it was built
     a checkout    git, asked once
@@ -23,8 +22,7 @@ from typing import Any
 from inference.environment import Role, environment_for
 
 VERSION = "0.2.0"
-"""Its one place: ``pyproject.toml``, the packages and every process read it here;
-``scripts/release`` changes it."""
+"""Its one place; ``scripts/release`` changes it."""
 
 HERE = Path(__file__).resolve().parent
 BUILD_FILE = HERE / "build.json"
@@ -44,7 +42,7 @@ class Build:
 
 @cache
 def this_build(build_file: Path = BUILD_FILE, checkout: Path = HERE.parent) -> Build:
-    """The build of this copy. Never raises: without build information it is unknown."""
+    """Never raises."""
     try:
         fields: dict[str, Any] = json.loads(build_file.read_text())
         return Build(**fields)

@@ -37,14 +37,11 @@ class _Slot:
     future: Future[LoadedAdapter]
     loaded: LoadedAdapter | None = None
     users: set[str] = field(default_factory=set)
-    """Sequences that have it or wait for it to load."""
     waiting: list[Sequence] = field(default_factory=list)
     is_dropped: bool = False
 
 
 class Adapters:
-    """``source`` ``None``: this engine has no adapters."""
-
     def __init__(
         self, source: AdapterLoader | None, num_slots: int = DEFAULT_ADAPTER_SLOTS
     ) -> None:
@@ -64,13 +61,11 @@ class Adapters:
         return bool(self._of_sequence)
 
     def problem(self) -> str | None:
-        """Returns why this engine has no adapters; ``None`` if it can load some."""
         if self._source is None or self._num_slots == 0:
             return "this replica takes no adapters"
         return None
 
     def add(self, sequence: Sequence, spec: AdapterSpec) -> None:
-        """Holds a new sequence until its adapter is loaded."""
         sequence.awaits_adapter = True
         self._without_slot.append((sequence, spec))
         self._give_slots()
@@ -84,23 +79,19 @@ class Adapters:
             self._without_slot = [w for w in self._without_slot if w[0] is not sequence]
 
     def drop(self, name: str) -> None:
-        """Unloads the adapters of that name once no sequence uses them. The next sequence that
-        names one loads it again."""
         for slot in [slot for slot in self._slots.values() if slot.spec.name == name]:
             slot.is_dropped = True
             if not slot.users:
                 self._remove(slot)
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits until an adapter is loaded, or the time is over. Returns whether one is loading."""
         futures = [slot.future for slot in self._slots.values() if slot.waiting]
         if futures:
             wait(futures, timeout_s, FIRST_COMPLETED)
         return bool(futures)
 
     def take_done(self) -> list[tuple[Sequence, str]]:
-        """Releases the sequences whose adapter is loaded. Returns those whose cannot be loaded,
-        with a message for the client."""
+        """Returns the sequences whose adapter cannot be loaded, with a message for the client."""
         if not self._without_slot and not any(slot.waiting for slot in self._slots.values()):
             return []
         self._give_slots()
@@ -131,8 +122,6 @@ class Adapters:
         return f"the adapter {name} cannot be loaded; the neuron's log has the details"
 
     def _give_slots(self) -> None:
-        """Gives slots to waiting sequences in order of arrival. Without a free slot, later ones
-        whose adapter has one pass."""
         still: list[tuple[Sequence, AdapterSpec]] = []
         for sequence, spec in self._without_slot:
             slot = self._slots.get(spec)

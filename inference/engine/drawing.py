@@ -1,8 +1,6 @@
-"""Operations on whole rows of scores: find the likeliest token, forbid tokens, and draw a token
-from those that the filters leave, by one uniform number looked up in the cumulative distribution.
-On torch, in C++ where the model is native, or by Triton's kernels on a card that runs them
-correctly: they are tried first, and where they are not used, the load report gives the reason.
-"""
+"""Operations on whole rows of scores: find the likeliest token, forbid tokens, and draw a token by
+one uniform number looked up in the cumulative distribution. They run on torch, in C++ for a native
+model, or by Triton's kernels, which are tried first."""
 
 from __future__ import annotations
 
@@ -27,8 +25,7 @@ log = logging.getLogger(__name__)
 TOP_CANDIDATES = 1024
 """Enough to hold the nucleus of most distributions: cheaper to find than to sort a vocabulary."""
 MOST_SCORES_AT_ONCE = 2**23
-"""The most scores that one operation works on, 32 MiB as float32 (55 rows of 152,000 tokens):
-intermediate results take several times as much."""
+"""32 MiB of float32: intermediate results take several times as much."""
 Bits = npt.NDArray[np.uint8]
 
 
@@ -47,9 +44,8 @@ class Drawer(Protocol):
         ...
 
     def likeliest(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Each row's token with the largest score, the first of equals, (num_rows,) int64; and
-        whether its scores are numbers and the largest is finite, bool; where not the token means
-        nothing."""
+        """Each row's first token with the largest score, (num_rows,) int64; and whether its scores
+        are numbers and the largest is finite, bool: where not, the token means nothing."""
         ...
 
     def forbid(self, scores: torch.Tensor, rows: list[int], bits: Bits) -> None:
@@ -148,8 +144,6 @@ class NativeDrawer:
 
 
 class TritonDrawer:
-    """One kernel finds the likeliest, one makes all draws. Imports triton."""
-
     is_exact = True
 
     def __init__(self, device: torch.device) -> None:
@@ -189,10 +183,9 @@ def byte_biases() -> torch.Tensor:
 def filter_among(
     probabilities: torch.Tensor, params: list[SamplingParams], num_candidates: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Zeroes the tokens that top_k, top_p and min_p exclude: (num_rows, vocab_size), not
-    renormalised. Filters apply in that order, top_p to the distribution that top_k left. Rows of
-    which more than the ``num_candidates`` most likely tokens may have to stay are ``True`` in the
-    second tensor (num_rows,). Does not wait for the device."""
+    """(num_rows, vocab_size), not renormalised. Filters apply in the order top_k, top_p (to what
+    top_k left), min_p, among the ``num_candidates`` most likely tokens. Rows that may keep more are
+    ``True`` in the second tensor, (num_rows,). Does not synchronize."""
     is_short = torch.zeros(len(probabilities), dtype=torch.bool, device=probabilities.device)
     if any(p.top_k > 0 or p.top_p < 1.0 for p in params):
         thresholds, is_short = _nucleus_threshold(probabilities, params, num_candidates)
@@ -250,7 +243,7 @@ parameter does nothing."""
 
 
 def choose_drawer(model: AnyModel) -> tuple[Drawer, str]:
-    """Returns the drawer, and a sentence about it where there was a choice."""
+    """Returns the drawer, and a sentence for the load report where there was a choice."""
     if model.sampler is not None:
         return NativeDrawer(model.sampler), ""
     if model.device.type == "cuda":
@@ -271,9 +264,7 @@ def drawer_on_card(vocab_size: int, device: torch.device) -> tuple[Drawer, str]:
 
 @torch.inference_mode()
 def try_drawer(drawer: Drawer, vocab_size: int, device: torch.device) -> None:
-    """Draws under each filter from two rows with three likely tokens each, and finds the likeliest
-    of rows, also where scores are equal or not finite. Raises ``WrongResultError``, and whatever
-    launching raises."""
+    """Raises ``WrongResultError``, and whatever launching raises."""
     places = [0, vocab_size // 2, vocab_size - 1]
     scores = torch.full((6, vocab_size), -80.0, device=device)
     likely = torch.tensor([LIKELIEST, SECOND, THIRD], device=device).log()

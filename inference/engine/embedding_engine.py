@@ -1,8 +1,6 @@
 """The engine of one embedding model: batch → forward → return vectors, one step at a time.
 
-Owned by one thread; everything here is called from it. Steps take about a tenth of a second, so
-that cancellations take effect soon: a request of many inputs runs over many steps. The tensor work
-and the time come from outside.
+Owned by one thread. Steps take about a tenth of a second, so that cancellations take effect soon.
 
 Accounts take turns by weighted fair queueing over the tokens they received, and so do the jobs of
 one account; anonymous callers' jobs come last. The batch begins with the next job's longest open
@@ -12,7 +10,7 @@ the step's tokens:
     turn order   job A | job B | job C        longest of A: 200 tokens
     the batch    A 200, C 190, A 180, B 120   (rows * 200 <= max_tokens; none shorter than 100)
 
-So a large request holds up a small one for one round at most, and little is padding.
+So a large request holds up a small one for one round at most.
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ if TYPE_CHECKING:
 
 STEP_S = 0.1
 MAX_QUEUED_TOKENS = 2**24
-"""The most tokens of all queued jobs, at four bytes each; one job alone may have more."""
+"""Tokens of all queued jobs, at four bytes each; one job alone may have more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,17 +54,15 @@ class EmbeddingBounds:
     vocab_size: int
     dimensions: int
     step_tokens: int
-    """Most token rows of one forward, padding included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingLimits(QueueLimits):
     max_started: int = 256
-    """The most jobs of which some inputs are done and some are not."""
 
 
 class EmbeddingJob:
-    """One request's inputs. ``open_inputs`` are (number of tokens, index), shortest first."""
+    """``open_inputs`` are (number of tokens, index), shortest first."""
 
     def __init__(self, command: EmbedSequences, *, deadline_s: float) -> None:
         self.sequence_id = command.sequence_id
@@ -78,7 +74,6 @@ class EmbeddingJob:
         self.open_inputs = sorted((len(p), index) for index, p in enumerate(self.prompts))
         self.vectors: dict[int, bytes] = {}
         self.deadline_s: float | None = deadline_s
-        """The time by which it must have started. ``None`` once it has."""
 
     @property
     def has_started(self) -> bool:
@@ -111,7 +106,6 @@ class EmbeddingQueue:
     def __init__(self, limits: EmbeddingLimits) -> None:
         self.limits = limits
         self._jobs: deque[EmbeddingJob] = deque()
-        """The jobs of one account are in the order of their turns."""
         self._num_tokens = 0
         self._now = 0
         self._given: dict[str, int] = {}
@@ -152,8 +146,7 @@ class EmbeddingQueue:
         return [one for one in self._jobs if one.deadline_s is not None and one.deadline_s <= now_s]
 
     def take_batch(self, max_tokens: int) -> list[Row]:
-        """Takes the next forward's rows, longest first, at least one if any job has an open input.
-        Their jobs have started then."""
+        """Longest first; at least one if any job has an open input."""
         runnable = self._runnable()
         if not runnable:
             return []
@@ -172,7 +165,6 @@ class EmbeddingQueue:
         return rows
 
     def _runnable(self) -> list[EmbeddingJob]:
-        """Jobs in fair order: those that have started, and new ones while slots are free."""
         num_free_slots = self.limits.max_started - self.num_started
         runnable = []
         for job in self._in_turns():
@@ -185,7 +177,6 @@ class EmbeddingQueue:
         return runnable
 
     def _in_turns(self) -> Iterator[EmbeddingJob]:
-        """Yields each account's first job, then each account's second …"""
         jobs_of: dict[tuple[bool, str], list[EmbeddingJob]] = {}
         for job in self._jobs:
             jobs_of.setdefault((job.is_anonymous, job.account), []).append(job)
@@ -199,7 +190,6 @@ class EmbeddingQueue:
         return max(self._now, self._given.get(account, 0))
 
     def _charge(self, first: EmbeddingJob, rows: list[Row]) -> None:
-        """Advances the clock to ``first``'s turn; each account pays for its own rows."""
         self._now = self._start_of(first.account)
         for row in rows:
             account = row.job.account
@@ -208,7 +198,6 @@ class EmbeddingQueue:
 
 
 def _downwards(job: EmbeddingJob, longest: int) -> Iterator[Row]:
-    """Yields open inputs from ``longest`` tokens down to half of them, longest first."""
     end = bisect_right(job.open_inputs, longest, key=lambda entry: entry[0])
     for position in range(end - 1, -1, -1):
         length, index = job.open_inputs[position]
@@ -246,8 +235,7 @@ class EmbeddingEngine:
         return self.has_work
 
     def step(self) -> StepOutputs:
-        """Runs one forward; where the device refuses it, only the jobs at fault fail. Raises
-        ``StepFault`` where the device is not sound: then the engine is lost."""
+        """Raises ``StepFault`` where the device is not sound: then the engine is lost."""
         started_s = self._clock()
         self._fail_overdue(started_s)
         rows = self._queue.take_batch(self._pacer.prefill_tokens(0))
@@ -261,7 +249,6 @@ class EmbeddingEngine:
         return self.take_outputs()
 
     def submit(self, command: EmbedSequences) -> None:
-        """Queues a request's inputs, or refuses it by an event in the next step's outputs."""
         if (refusal := self._refusal(command)) is not None:
             self._outputs.fail(command.sequence_id, *refusal)
             return

@@ -1,5 +1,4 @@
-"""Loads an engine from an opened embedding model, makes its load report, and runs its tensor half:
-rows to tensors, vectors to bytes."""
+"""Loads an embedding model's engine, and turns its rows to tensors and vectors to bytes."""
 
 from __future__ import annotations
 
@@ -85,8 +84,6 @@ def embedding_report(
 
 
 def _run_largest_step(model: EmbeddingModel, step_tokens: int) -> None:
-    """Runs the largest step once to check that the memory holds it. Raises
-    ``DoesNotFitError``."""
     longest = torch.zeros(model.config.max_input_tokens, dtype=torch.int64)
     num_rows = max(1, step_tokens // len(longest))
     try:
@@ -101,7 +98,6 @@ def _run_largest_step(model: EmbeddingModel, step_tokens: int) -> None:
 def _warm_up(
     engine: EmbeddingEngine, opened: OpenedEmbeddingModel, on_progress: OnProgress
 ) -> None:
-    """Raises ``WarmupError``."""
     num_tokens = min(WARMUP_TOKENS, opened.config.max_input_tokens)
     for done in range(WARMUP_STEPS):
         on_progress(

@@ -35,26 +35,19 @@ from inference.protocol.engine import (
 )
 
 COMPILE_WAIT_S = 0.005
-"""How long a step waits for a grammar when it has nothing else to do."""
 
 
 class Executor(Protocol):
-    """The tensor half of a step."""
-
     def execute(self, schedule: Schedule) -> Sampled:
-        """Runs the step's rows and samples one token per sequence of ``schedule.sampled``. If it
-        raises, no state has changed: the rows can be run again, together or apart, with the same
-        results."""
+        """Samples one token per sequence of ``schedule.sampled``. If it raises, no state has
+        changed: the rows can be run again, together or apart, with the same results."""
         ...
 
     def recover(self, error: Exception) -> StepFault:
-        """Classifies ``error``, raised by ``execute``, as a fault of the step or of the device.
-        Frees the memory of the attempt."""
+        """Classifies an error of ``execute``, and frees the memory of the attempt."""
         ...
 
-    def forget(self, sequence: Sequence) -> None:
-        """Frees the state kept for ``sequence``, which has ended."""
-        ...
+    def forget(self, sequence: Sequence) -> None: ...
 
 
 class Engine:
@@ -106,8 +99,7 @@ class Engine:
         return self._times.pacer.running_limit
 
     def step(self) -> StepOutputs:
-        """Runs one step. Where the device refuses it, only the sequences at fault fail. Raises
-        ``StepFault`` where the device is not sound: then the engine is lost."""
+        """Raises ``StepFault`` where the device is not sound: then the engine is lost."""
         started_s = self._clock()
         self._fail_overdue(started_s)
         self._take_grammars_and_adapters()
@@ -136,7 +128,6 @@ class Engine:
         return self.take_outputs()
 
     def submit(self, command: SubmitSequence) -> None:
-        """Queues a sequence, or refuses it by an event in the next step's outputs."""
         problem = command_problem(command, self._limits, self.scheduler, self._adapters)
         if problem is None and command.sequence_id in self._sequences:
             problem = "engine_error", "a sequence with this sequence id is running"
@@ -172,7 +163,6 @@ class Engine:
         self.scheduler.add(sequence)
 
     def close(self) -> None:
-        """Writes the prefix cache to disk. The engine is not used afterwards."""
         if self._prefix_disk is not None:
             self._prefix_disk.flush()
 
@@ -180,7 +170,7 @@ class Engine:
         self._adapters.drop(name)
 
     def cancel(self, command: CancelSequence) -> None:
-        """Ends the sequence now. An unknown id has already ended: nothing to do."""
+        """An unknown id has already ended."""
         if (sequence := self._sequences.get(command.sequence_id)) is None:
             return
         self.scheduler.end(sequence)
@@ -253,7 +243,6 @@ class Engine:
         )
 
     def _settle(self, outcome: Outcome[Schedule, Sampled]) -> None:
-        """Commits and emits the parts that ran; fails the sequences at fault."""
         for part, sampled in outcome.done:
             self.scheduler.commit(part, sampled.token_ids, sampled.accepted)
             self._emit(part, sampled)
@@ -280,15 +269,12 @@ class Engine:
         self.scheduler.end_many(ended)
 
     def _wait(self) -> None:
-        """Waits for a prefix, an adapter or a grammar, when there is nothing else to do."""
         if self._prefix_disk is not None and self._prefix_disk.wait(COMPILE_WAIT_S):
             return
         if not self._adapters.wait(COMPILE_WAIT_S):
             self._pending_grammars.wait(COMPILE_WAIT_S)
 
     def _take_grammars_and_adapters(self) -> None:
-        """Releases the sequences whose grammar is compiled or adapter loaded, and fails those whose
-        cannot be."""
         if self._pending_grammars.pending:
             for sequence, problem in self._pending_grammars.take_done():
                 self.scheduler.end(sequence)

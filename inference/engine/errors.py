@@ -88,7 +88,6 @@ class StepFault(EngineError):
     client_message: ClassVar[str]
     is_device_sound: ClassVar[bool] = True
     exit_code: ClassVar[EngineExit] = EngineExit.FAILED
-    """How the process ends, where the device is not sound."""
 
 
 class NumericalFault(StepFault):

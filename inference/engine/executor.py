@@ -1,5 +1,4 @@
-"""The tensor half of a step, from a schedule to sampled tokens: ``ModelRunner`` computes the logits
-that the sampler draws from.
+"""The tensor half of a step, from a schedule to sampled tokens.
 
 Rows of a step with drafts are sampled as if the tokens before each had come one by one:
 
@@ -7,8 +6,7 @@ Rows of a step with drafts are sampled as if the tokens before each had come one
                         token      a          b    x           a and b were right, x is new
 
 A row counts only if all drafts before it are accepted, and uses the same random number as without
-drafts: greedy or not, a draft changes no answer, only the number of steps. This is rejection
-sampling for proposals of probability 1: a draft is accepted with the model's own probability of it.
+drafts, so a draft changes no answer. This is rejection sampling for proposals of probability 1.
 
 Rows whose token is the largest logit's are verified all at once, others one round after the other:
 a token that a grammar, a penalty or a thinking budget decides depends on the one before.
@@ -42,7 +40,7 @@ class LaunchedStep:
     """``None`` with drafts, which are sampled when they are read."""
 
     def token_ids_of(self, sequences: list[Sequence]) -> torch.Tensor:
-        """Returns the sampled token of each: (num_sequences,) int64, on the device."""
+        """(num_sequences,) int64, on the device."""
         assert self.unread is not None, "nothing starts from unread drafts"
         token_ids, sampled = self.unread.token_ids(), self.unread.sequences
         if sequences == sampled:
@@ -62,18 +60,15 @@ class TensorExecutor:
         return self.read(self.launch(schedule))
 
     def launch(self, schedule: Schedule, after: LaunchedStep | None = None) -> LaunchedStep:
-        """Queues the step's work on the device and does not wait. ``after``: a step that has not
-        been read, whose tokens the rows of this one start from; its sequences are settled."""
+        """Does not wait. ``after``: an unread step, from whose tokens this one's rows start."""
         unread_ids = None if after is None else after.token_ids_of(schedule.decodes)
         logits = self.runner.run(schedule, unread_ids)
         return self._choose(schedule, logits, num_ahead=0 if after is None else 1)
 
     def sample(self, schedule: Schedule, logits: torch.Tensor) -> Sampled:
-        """``execute`` for computed logits: see ``ModelRunner.run``."""
         return self.read(self._choose(schedule, logits, num_ahead=0))
 
     def read(self, step: LaunchedStep) -> Sampled:
-        """Waits for the step, whatever has been launched after it."""
         if step.unread is None:
             return _sample_drafted(self.sampler, step.schedule, step.logits)
         sampled, chunks = self.sampler.read(step.unread), step.schedule.prefills
@@ -90,7 +85,6 @@ class TensorExecutor:
         return LaunchedStep(schedule, logits, unread)
 
     def is_settled(self, sequence: Sequence) -> bool:
-        """Whether the device alone can sample its next token and the one after."""
         return self.sampler.is_settled(sequence)
 
     def recover(self, error: Exception) -> StepFault:
@@ -148,8 +142,7 @@ def _sample_drafted(sampler: Sampler, schedule: Schedule, logits: torch.Tensor) 
 def _take(
     schedule: Schedule, verified: Sampled, index: int, depth: int, found: Sampled, row: int
 ) -> bool:
-    """Adds ``row`` of ``found``, which is the sequence's at ``depth``, to ``verified``. Returns
-    whether the next row counts: this token was drafted, and nothing ends with it."""
+    """Returns whether the next row counts: this token was drafted, and nothing ends with it."""
     sequence = schedule.decodes[index]
     draft = schedule.drafts.get(sequence, [])
     if depth:
@@ -175,7 +168,6 @@ def _take(
 
 
 def _is_plain(sequence: Sequence) -> bool:
-    """Whether its tokens are the largest logits of its rows, whatever the ones before were."""
     return (
         sequence.grammar is None
         and sequence.params.top_logprobs is None

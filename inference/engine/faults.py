@@ -1,18 +1,12 @@
 """Which fault an exception of the tensor half is, and what a load that raised is reported as.
 
-torch distinguishes little by type, so the texts decide: those of torch, CUDA's runtime and driver,
-cuBLAS, NCCL, gloo and Triton. With an unknown text the device counts as sound, because a wrong
-guess is cheap: the step is tried again in parts, and an unsound device raises again.
+torch distinguishes little by type, so the texts decide. With an unknown text the device counts as
+sound: the step is tried again in parts, and an unsound device raises again.
 
-``isolate_faults`` finds the rows that make a step raise, by bisection: it runs the step again in
-smaller and smaller parts until those that raise cannot be divided any more.
+``isolate_faults`` finds the rows that make a step raise, by bisection:
 
     decodes a b c d, chunk e ─raises─▶ a b c d ─runs
                                        chunk e ─raises─▶ first half of e ─runs: the rest is next
-
-A step that raised has changed nothing (see ``Executor``), so its parts can be run as if it had
-never been tried. ``NumericalWatch`` decides when NaN logits are the device's fault rather than a
-row's.
 """
 
 from __future__ import annotations
@@ -85,7 +79,7 @@ def classify(error: BaseException, device_type: str) -> type[StepFault]:
     if isinstance(error, RuntimeError) and OUT_OF_MEMORY.search(text):
         return OutOfMemoryFault
     if device_type != "cpu" and "INTERNAL ASSERT FAILED" in text:
-        # torch's own books do not agree, and they are what the device's memory is shared out by.
+        # torch's state is inconsistent, and its allocator shares out the device's memory.
         return DeviceFault
     return StepInputFault
 
@@ -95,7 +89,7 @@ def is_out_of_memory(error: BaseException, device_type: str) -> bool:
 
 
 def recover(error: Exception, device_type: str) -> StepFault:
-    """The fault that ``error`` is; after it, what the failed attempt held is free again."""
+    """Frees what the failed attempt held."""
     fault = classify(error, device_type)(str(error))
     # The frames of the attempt hold its tensors for as long as the traceback lives.
     traceback.clear_frames(error.__traceback__)
@@ -120,7 +114,6 @@ def _is_collective(error: BaseException, text: str) -> bool:
 
 
 def load_failure(error: BaseException, what: str) -> LoadFailure:
-    """``what`` was being loaded, for the log."""
     match error:
         case LoadError():
             return error.failure
@@ -143,7 +136,6 @@ def load_failure(error: BaseException, what: str) -> LoadFailure:
 
 
 def _unforeseen(error: BaseException) -> LoadFailure:
-    """Out of memory, or of disk: both were free when the load was checked."""
     if is_out_of_memory(error, "cpu"):
         message = "the device ran out of memory while the model was loaded"
         return LoadFailure(code="does_not_fit", message=message)
@@ -159,13 +151,9 @@ Result = TypeVar("Result")
 
 @dataclass(slots=True)
 class Outcome(Generic[Part, Result]):
-    """A step's parts, in its own order. In an undisturbed one ``done`` is the whole."""
-
     done: list[tuple[Part, Result]] = field(default_factory=list)
     failed: list[tuple[Part, StepFault]] = field(default_factory=list)
-    """Parts of one row that raised, with their fault."""
     faults: list[StepFault] = field(default_factory=list)
-    """The fault of every attempt, also of those whose parts then ran."""
 
 
 def isolate_faults(
@@ -174,8 +162,7 @@ def isolate_faults(
     recover: Callable[[Exception], StepFault],
     divide: Callable[[Part, StepFault], list[Part]],
 ) -> Outcome[Part, Result]:
-    """``divide``: smaller parts to try instead; none: the part is to fail. Raises ``StepFault``
-    where the device is not sound."""
+    """``divide``: no parts where one is to fail. Raises ``StepFault`` of an unsound device."""
     outcome: Outcome[Part, Result] = Outcome()
     open_parts = [whole]
     while open_parts:
@@ -200,9 +187,8 @@ def isolate_faults(
 
 
 def divide_schedule(schedule: Schedule, fault: StepFault) -> list[Schedule]:
-    """Leaves out sequences that have ended, separates the decodes from the chunks, then halves
-    either. A chunk that does not fit is made shorter, and the next steps schedule the rest of it.
-    Drafts are left out, which changes no answer."""
+    """Drafts are left out, which changes no answer. The next steps schedule the rest of a chunk
+    that is made shorter."""
     if schedule.has_ended_rows:
         return [schedule.without_ended_rows()]
     if schedule.has_lost_rows:
@@ -235,8 +221,7 @@ def halves(items: list[Item]) -> list[list[Item]]:
 
 
 SUSPICIOUS_STEPS = 8
-"""Each ends every sequence that it samples, so it takes as many requests, all of them failing and
-none between them that succeeds."""
+"""Each ends every sequence that it samples: so many requests fail and none succeeds between."""
 
 
 class NumericalWatch:
@@ -244,7 +229,7 @@ class NumericalWatch:
         self._num_steps = 0
 
     def record(self, *, num_rows: int, num_failed: int) -> None:
-        """Records one step. Raises ``DeviceFault`` when no row has been a number for too long."""
+        """Raises ``DeviceFault`` when no row has been a number for too long."""
         if num_rows == 0:
             return
         self._num_steps = self._num_steps + 1 if num_failed == num_rows else 0

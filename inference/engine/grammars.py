@@ -3,8 +3,7 @@ by token.
 
     text ──compile, in a pool──▶ CompiledGrammar ──start, for each sequence──▶ GrammarState
 
-Owns llguidance's view of the model's tokenizer and the compiled grammars. Knows no tensors: which
-tokens a state allows becomes a mask in ``inference.engine.logits_processors``.
+Owns llguidance's view of the model's tokenizer. Knows no tensors: ``logits_processors`` has masks.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ Answer = TypeVar("Answer")
 Words = npt.NDArray[np.int32]
 
 MAX_COMPILED_BYTES = 32 * 1024 * 1024
-"""The memory limit of compiled grammars that are kept for the next request with the same."""
 COMPILED_BYTES = 160_000
 COMPILED_BYTES_PER_CHARACTER = 60
 """llguidance's memory for one: measured on schemas of 500 to 30,000 characters."""
@@ -43,12 +41,9 @@ NUM_COMPILING = 2
 
 
 class GrammarState:
-    """The position of one sequence in its grammar. It follows the tokens that were sampled and
-    nothing else, so that recomputing a preempted sequence leaves it alone.
-
-    An exception of llguidance becomes the state's ``problem``: its sequence fails, and the step
-    continues for all others, which have followed their tokens already and must not follow them
-    again."""
+    """It follows sampled tokens only, so that recomputing a preempted sequence leaves it alone. An
+    exception of llguidance becomes its ``problem`` and fails its sequence alone: the others have
+    followed their tokens, and must not follow them again."""
 
     def __init__(
         self, matcher: LLMatcher, end_ids: tuple[int, ...], starts_after: int | None
@@ -69,15 +64,13 @@ class GrammarState:
 
     @property
     def problem(self) -> str | None:
-        """Why it cannot be followed further: it became too complex, a token broke it, or llguidance
-        raised."""
+        """It became too complex, a token broke it, or llguidance raised."""
         if self._raised:
             return "the grammar cannot be followed here"
         return first_line(self.matcher.get_error()) if self.matcher.is_error() else None
 
     def allows(self, token_id: int) -> bool:
-        """Whether this token, not an end, may be the next one: far cheaper than a mask, which
-        covers every token."""
+        """``token_id`` is no end. Far cheaper than a mask, which covers every token."""
         if self._starts_after is not None:
             return True
         if token_id in self.end_ids:
@@ -85,21 +78,19 @@ class GrammarState:
         return self._ask(lambda: self.matcher.validate_tokens([token_id])) == 1
 
     def fill_mask(self, words: Words, row: int) -> None:
-        """Sets the bits of the tokens that may come next in ``words[row]``; none where there is a
-        problem."""
+        """Sets no bits where there is a problem."""
         self._ask(lambda: fill_next_token_bitmask(self.matcher, words, row))
         if self._raised:
             words[row] = 0
 
     def advance(self, token_id: int) -> None:
-        """``token_id`` was sampled, and is not the end."""
+        """``token_id`` is not the end."""
         if self._starts_after is None:
             self._ask(lambda: self.matcher.consume_token(token_id))
         elif token_id == self._starts_after:
             self._starts_after = None
 
     def _ask(self, ask: Callable[[], Answer]) -> Answer | None:
-        """``None`` where llguidance raises, from then on."""
         if self._raised:
             return None
         try:
@@ -123,8 +114,7 @@ class CompiledGrammar:
 
 
 class GrammarCompiler:
-    """Reads ``tokenizer_file`` (a tokenizer.json) in its pool as soon as it is made. One thread at
-    a time may use it."""
+    """Reads the tokenizer.json in its pool at once. One thread at a time may use it."""
 
     def __init__(
         self, tokenizer_file: Path, vocab_size: int, end_token_ids: tuple[int, ...]
@@ -143,7 +133,7 @@ class GrammarCompiler:
         return self._compiled.get(text, lambda text: self._pool.submit(_compile, text, tokenizer))
 
     def wait_ready(self) -> str | None:
-        """Blocks until the tokenizer is read; why it cannot be used with grammars, if it cannot."""
+        """Blocks until the tokenizer is read. Returns why it cannot be used, if so."""
         error = self._tokenizer_read().exception()
         return None if error is None else str(error)
 
@@ -187,8 +177,7 @@ def _read_tokenizer(
 
 
 class PendingGrammars:
-    """The grammars being compiled, and the sequences that are held until then. Belongs to the
-    engine's thread. ``source`` is ``None`` for an engine without grammars."""
+    """Belongs to the engine's thread."""
 
     def __init__(self, source: GrammarCompiler | None) -> None:
         self._source = source
@@ -210,8 +199,7 @@ class PendingGrammars:
             wait([future for _, future in self.pending.values()], timeout_s, FIRST_COMPLETED)
 
     def take_done(self) -> list[tuple[Sequence, str]]:
-        """Gives sequences their compiled grammars. Returns those whose grammar does not compile,
-        with a message for the client."""
+        """Returns the sequences whose grammar does not compile, with a message for the client."""
         refused = []
         for sequence, future in [p for p in self.pending.values() if p[1].done()]:
             del self.pending[sequence.sequence_id]

@@ -10,14 +10,12 @@ the tensors are elsewhere (``inference.models.paged_kv``).
 
 Untouched blocks were never in use: on a CPU the system has given them no memory yet. They are
 allocated before reusable ones until ``kept_blocks`` have been touched, so that prefixes are kept;
-beyond that only where nothing else is free, so that memory grows by what sequences need at once and
-not by how many prompts have passed.
+beyond that only where nothing else is free, so that memory grows by what sequences need.
 
-The prefix cache is keyed by (content id of the parent block, the block's tokens). A dict hashes
-that key and then compares it, so two prompts can share a block only when every token from the
-start is equal: a hash collision costs time, never correctness. Content ids are never used twice.
-The first block's parent is the sequence's salt, which is its account's. So two accounts never share
-blocks, and the time to a prompt's answer reveals nothing of other accounts' prompts.
+The prefix cache is keyed by (content id of the parent block, the block's tokens), which a dict
+compares: a hash collision costs time, never correctness. Content ids are never used twice. The
+first block's parent is its account's salt, so the time to an answer reveals nothing of other
+accounts' prompts.
 """
 
 from __future__ import annotations
@@ -55,7 +53,6 @@ class BlockAllocator:
         """How many blocks have ever become free or known. A sequence that lacks n blocks finds them
         after n more at the earliest."""
         self.on_forgotten: Callable[[int], None] | None = None
-        """Called with each content id that leaves the prefix cache."""
 
     @property
     def num_free(self) -> int:
@@ -70,8 +67,7 @@ class BlockAllocator:
         return {content_id for _, content_id in self._content.values()}
 
     def allocate(self) -> int:
-        """Returns a block with one reference and no known content. The caller has checked
-        ``num_free``."""
+        """The caller has checked ``num_free``."""
         if self._unused:
             block_id = self._unused.pop()
         elif self._num_touched < (self._kept_blocks if self._reusable else self.num_blocks):
@@ -89,8 +85,7 @@ class BlockAllocator:
         self._references[block_id] += 1
 
     def release(self, block_ids: Ordered[int]) -> None:
-        """Drops one reference each, last block first: a chain's tail is reused before its head,
-        which other prompts share."""
+        """Last block first: a chain's tail is reused before its head, which other prompts share."""
         for block_id in reversed(block_ids):
             self._references[block_id] -= 1
             if self._references[block_id] > 0:
@@ -112,8 +107,7 @@ class BlockAllocator:
         return None if key is None else self._content[key][1]
 
     def register(self, block_id: int, parent: Parent, content: BlockContent) -> int:
-        """Makes a full block's content known and returns its content id. A block that already holds
-        the same content stays the known one."""
+        """Returns the content id. A block that already holds this content stays the known one."""
         key = (parent, content)
         if (known := self._content.get(key)) is not None:
             return known[1]
@@ -164,8 +158,7 @@ has other tokens there, so a snapshot after them would never be found again."""
 
 
 class KVCache:
-    """The blocks, and on a model with recurrent layers the state slots, that sequences hold. Sets
-    ``block_ids`` and the prefix fields of a ``Sequence``."""
+    """Sets ``block_ids`` and the prefix fields of a ``Sequence``."""
 
     def __init__(
         self,
@@ -175,8 +168,7 @@ class KVCache:
         num_state_slots: int = 0,
         window: int | None = None,
     ) -> None:
-        """``num_state_slots``: 0 without recurrent layers. ``window``: the most tokens that a row
-        sees, its own among them; ``None`` where a layer sees all."""
+        """``num_state_slots``: 0 without recurrent layers. ``window``: tokens that a row sees."""
         self.block_tokens = block_tokens
         self.window = window
         self.allocator = BlockAllocator(num_blocks, kept_blocks)
@@ -185,15 +177,11 @@ class KVCache:
             self.states = StateSlots(num_state_slots)
             self.allocator.on_forgotten = self.states.forget
         self._short: tuple[Sequence, int] | None = None
-        """The sequence that lacked blocks last, and the allocator's ``num_gains`` before which it
-        still does: until then its prefix is not looked up again."""
+        """The sequence lacks blocks until the allocator's ``num_gains`` reaches this number."""
 
     def admit(self, sequence: Sequence) -> bool:
-        """Allocates blocks for all tokens of ``sequence``, shared ones where its prefix is known,
-        and sets where computing starts. ``False``, and nothing changed, when there are too few.
-
-        The last token is never taken from the cache: its row has to run to give logits.
-        """
+        """``False``, and nothing changed, when there are too few blocks. The last token is never
+        taken from the cache: its row has to run to give logits."""
         if self._is_still_short(sequence):
             return False
         shared, contents = self.known_prefix(sequence)
@@ -212,7 +200,6 @@ class KVCache:
         return True
 
     def has_room(self, sequence: Sequence) -> bool:
-        """Whether ``admit`` would give it blocks now. Changes nothing."""
         if self._is_still_short(sequence):
             return False
         if self._num_blocks_of(sequence) <= self.allocator.num_free:
@@ -231,8 +218,7 @@ class KVCache:
         return -(-len(sequence.token_ids) // self.block_tokens)
 
     def _is_enough_beside(self, shared: list[int], sequence: Sequence) -> bool:
-        """Whether enough blocks are free for the tokens that ``shared`` does not hold. Blocks of
-        ``shared`` that no sequence uses count as free now and are taken once they are shared."""
+        """Idle blocks of ``shared`` count as free now, and are taken once they are shared."""
         num_idle = sum(self.allocator.is_reusable(block_id) for block_id in shared)
         num_fresh = self._num_blocks_of(sequence) - len(shared)
         num_missing = num_fresh - (self.allocator.num_free - num_idle)
@@ -241,8 +227,8 @@ class KVCache:
         return num_missing <= 0
 
     def known_prefix(self, sequence: Sequence) -> tuple[list[int], list[int]]:
-        """Returns block ids and content ids of the longest known chain that leaves the last token,
-        and those still to be scored, to run. With recurrent layers the chain ends at a snapshot."""
+        """Returns block ids and content ids of the longest known chain without the last token and
+        those still to be scored. With recurrent layers the chain ends at a snapshot."""
         if sequence.num_tokens_to_score:
             return [], []
         tokens, size = sequence.token_ids, self.block_tokens
@@ -262,8 +248,7 @@ class KVCache:
         return block_ids, contents
 
     def grow(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Makes room for that many of the sequence's tokens, at most one block more than it has.
-        Returns ``False`` if it needs a block and none is free."""
+        """Adds at most one block. Returns ``False`` if none is free."""
         if num_tokens <= len(sequence.block_ids) * self.block_tokens:
             return True
         if self.allocator.num_free == 0:
@@ -284,11 +269,10 @@ class KVCache:
             self._drop_unseen(sequence, self.window)
 
     def _drop_unseen(self, sequence: Sequence, window: int) -> None:
-        """Releases the blocks that no later row sees. They stay in the prefix cache until another
-        sequence needs them.
+        """Released blocks stay in the prefix cache until another sequence needs them.
 
-            positions   0 ....... | num_computed - window + 1 ....... num_computed
-                        [ dropped, whole blocks ][ seen by the next row           ]
+        positions   0 ....... | num_computed - window + 1 ....... num_computed
+                    [ dropped, whole blocks ][ seen by the next row           ]
         """
         num_unseen = max(0, sequence.num_computed_tokens - window + 1) // self.block_tokens
         if num_unseen > sequence.num_dropped_blocks:
@@ -296,9 +280,8 @@ class KVCache:
             sequence.num_dropped_blocks = num_unseen
 
     def end_of_chunk(self, sequence: Sequence, start: int, end: int) -> int:
-        """Returns where a chunk of the sequence's tokens ends that could go up to ``end``. With
-        recurrent layers it ends at a block's end, so that a snapshot can be kept there, and at the
-        last one before the tokens with which the next prompt of a conversation will differ."""
+        """With recurrent layers it is a block's end, for a snapshot, and the last one before the
+        tokens with which a conversation's next prompt will differ."""
         if self.states is None:
             return end
         size, num_tokens = self.block_tokens, len(sequence.token_ids)
@@ -309,8 +292,7 @@ class KVCache:
         return rounded if end < num_tokens and rounded > start else end
 
     def commit_states(self, sequences: Ordered[Sequence]) -> None:
-        """Advances the sequences' recurrent states after a step whose rows all count, once its
-        tokens are counted and its blocks registered, and keeps snapshots at the ends of blocks."""
+        """Call it once the step's tokens are counted and its blocks registered."""
         if self.states is None:
             return
         for sequence in sequences:
@@ -327,9 +309,8 @@ class KVCache:
                 self.states.keep(sequence, content_id)
 
     def invalidate_prefix(self, sequence: Sequence) -> None:
-        """Removes its blocks from the prefix cache, because its keys and values may be NaN: the
-        same prompt is computed again. Of the blocks that it released because no row sees them,
-        only those that still hold its content are removed; others may own the rest by now."""
+        """Its keys and values may be NaN. Of the blocks that it released because no row sees them,
+        only those that still hold its content are removed."""
         dropped = sequence.block_ids[: sequence.num_dropped_blocks]
         known, _ = self.known_prefix(sequence)
         own = [
@@ -356,8 +337,7 @@ class KVCache:
 
 
 def _content(sequence: Sequence, start: int, end: int) -> BlockContent:
-    """The content of the block of tokens [start, end), with the digests of its images, whose tokens
-    are all alike."""
+    """An image's tokens are all alike, so its digest is part of the content."""
     tokens = tuple(sequence.token_ids[start:end])
     if sequence.images is None:
         return tokens

@@ -23,8 +23,7 @@ from inference.protocol.engine import SamplingParams, ThinkingLimit
 
 
 class UsedTokens:
-    """The different tokens of one sequence: a few hundred, so that penalties cost a step no more
-    for a larger vocabulary."""
+    """A few hundred tokens: penalties cost no more for a larger vocabulary."""
 
     def __init__(self, sequence: Sequence) -> None:
         self._place_of: dict[int, int] = {}
@@ -60,7 +59,6 @@ class UsedTokens:
         self._see(token_id)
 
     def _see(self, token_id: int) -> None:
-        """Adds the token, which has its place, to the window."""
         if self._window is None:
             return
         if len(self._window) == self._window.maxlen:
@@ -80,8 +78,6 @@ class UsedTokens:
 
 
 class TokenCounts:
-    """The used tokens of each penalised sequence, counted from its first step on."""
-
     def __init__(self) -> None:
         self._used: dict[str, UsedTokens] = {}
 
@@ -134,8 +130,7 @@ def has_penalties(params: SamplingParams) -> bool:
 
 
 def needs_sampler(sequence: Sequence) -> bool:
-    """Whether another token than the one with the largest raw logit may be sampled, grammars
-    aside."""
+    """Whether another token than the largest raw logit's may be sampled, grammars aside."""
     params = sequence.params
     return (
         not params.is_greedy
@@ -150,8 +145,7 @@ def is_adjusted(sequence: Sequence) -> bool:
 
 
 def is_refused(token_id: int, sequence: Sequence) -> bool:
-    """Whether the grammar forbids the largest raw logit's token. That is rare for a model that
-    follows its format, and otherwise the row needs no mask."""
+    """Rarely true for a model that follows its format, and otherwise the row needs no mask."""
     if sequence.grammar is None or needs_sampler(sequence):
         return False
     return not sequence.grammar.allows(token_id)
@@ -178,7 +172,7 @@ def _has_logits_processors(sequence: Sequence) -> bool:
 
 
 def add_bias(scores: torch.Tensor, sequences: list[Sequence]) -> None:
-    """Adds logit_bias. ``scores`` (num_sequences, vocab_size) float32, contiguous, in place."""
+    """``scores`` (num_sequences, vocab_size) float32, contiguous, in place."""
     vocab_size = scores.shape[-1]
     biases = {
         row * vocab_size + token_id: value
@@ -192,7 +186,7 @@ def add_bias(scores: torch.Tensor, sequences: list[Sequence]) -> None:
 
 
 def forbid_early_stops(scores: torch.Tensor, sequences: list[Sequence]) -> None:
-    """Applies min_tokens, in place; not where the grammar leaves nothing but a stop token."""
+    """In place; not where the grammar leaves nothing but a stop token."""
     vocab_size = scores.shape[-1]
     stops = [
         (row * vocab_size + token_id, row)
@@ -213,8 +207,7 @@ def forbid_early_stops(scores: torch.Tensor, sequences: list[Sequence]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class MaskedRows:
-    """Rows whose grammar leaves no token: ``ended`` can only stop; ``broken`` cannot continue, with
-    the reason. The token sampled for them is meaningless."""
+    """``ended`` rows can only stop. The token sampled for a masked row is meaningless."""
 
     ended: set[int] = field(default_factory=set)
     broken: dict[int, str] = field(default_factory=dict)
@@ -250,9 +243,8 @@ def apply_masks(scores: torch.Tensor, sequences: list[Sequence], drawer: Drawer)
 def settle_end(
     bits: Bits, row: int, sequence: Sequence, state: GrammarState, masked: MaskedRows
 ) -> None:
-    """Corrects one row's bits, in place. llguidance allows all end tokens where the grammar may
-    end; the sequence may sample those that stop it (none, when it ignores them). A sequence that
-    may only end has ended."""
+    """Edits ``bits`` in place. llguidance allows all end tokens where the grammar may end; the
+    sequence may sample those that stop it (none, when it ignores them)."""
     first = state.end_ids[0]
     may_end = bool(bits[first >> 3] >> (first & 7) & 1)
     for token_id in state.end_ids:
@@ -271,8 +263,7 @@ def settle_end(
 
 
 class ThinkingBudget:
-    """Follows one sequence's sampled tokens. A block that is opened again continues the last one's
-    count."""
+    """A block that is opened again continues the last one's count."""
 
     def __init__(self, limit: ThinkingLimit) -> None:
         self._limit = limit
@@ -282,7 +273,6 @@ class ThinkingBudget:
 
     @property
     def forced_token(self) -> int | None:
-        """The token that has to come next; ``None``: the sampled one."""
         is_spent = self._is_open and self._num_tokens >= self._limit.max_tokens
         return self._limit.end_token_id if is_spent else None
 

@@ -60,9 +60,7 @@ logger = logging.getLogger(__name__)
 SEND_WITHIN_S = 0.02
 """How long a token may be held for the next ones: less than a reader sees."""
 STATS_INTERVAL_S = 1.0
-"""The longest time without a message to the neuron."""
 FINAL_MESSAGE_TIMEOUT_S = 2.0
-"""How long sending the reason to the neuron may take when the process ends by itself."""
 CHECKS_PER_TIMEOUT = 4
 MAX_CHECK_INTERVAL_S = 1.0
 
@@ -78,7 +76,6 @@ ASLEEP = EngineStats(
     prefill_tokens_per_s=0.0,
     last_forward_unix_s=None,
 )
-"""The figures of a model without an engine."""
 
 
 class OutputBatcher:
@@ -88,8 +85,7 @@ class OutputBatcher:
         self._last_sent_s = 0.0
 
     def add(self, outputs: StepOutputs, *, now_s: float, next_step_s: float = 0.0) -> None:
-        """Queue one step's outputs. Sends at once if an output is a first token or an end, or if
-        waiting for the next step, which takes ``next_step_s``, would exceed the limit."""
+        """Sends at once a first token or an end, or if waiting would take too long."""
         if outputs.outputs:
             self._held.append(outputs)
             would_be_held_s = now_s + next_step_s - self._last_sent_s
@@ -108,7 +104,6 @@ class OutputBatcher:
         self._last_sent_s = now_s
 
     def is_quiet(self, now_s: float) -> bool:
-        """Whether the last message is so old that the neuron needs new stats."""
         return now_s - self._last_sent_s >= STATS_INTERVAL_S
 
     def record_sent(self, now_s: float) -> None:
@@ -123,9 +118,8 @@ def _is_waited_for(output: object) -> bool:
 
 
 class Messenger:
-    """Exchanges messages with the neuron, in threads of its own. Its queues are unbounded, which is
-    safe: they hold at most the outputs that the admitted sequences may still generate. When the
-    neuron closes its end, the process ends."""
+    """Its unbounded queues hold at most the outputs that admitted sequences may still generate.
+    When the neuron closes its end, the process ends."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -143,7 +137,6 @@ class Messenger:
         self._outbox.put(message)
 
     def flush(self, timeout_s: float = 5.0) -> None:
-        """Writes the queued messages and stops writing."""
         self._outbox.put(None)
         self._writer.join(timeout_s)
 
@@ -163,14 +156,11 @@ class Messenger:
 
 
 def _end(_error: BaseException) -> None:
-    """Ends the process: an engine that cannot read its commands, or not answer, is of no use. Its
-    requests fail, and the neuron starts the next one."""
+    """An engine that cannot read commands or answer is of no use; the neuron starts the next."""
     os._exit(EngineExit.FAILED)
 
 
 def logging_ends(send: Callable[[EngineMessage], None]) -> Callable[[StepOutputs], None]:
-    """Wraps ``send``: logs the ends of sequences first, and adds the bytes held on the device to
-    their timing."""
 
     def log_and_send(outputs: StepOutputs) -> None:
         if any(map(_has_ended, outputs.outputs)):
@@ -205,8 +195,7 @@ def _logged(output: Output, stats: EngineStats) -> Output:
 
 
 def held_bytes() -> int:
-    """Returns the bytes held on the device: what torch has reserved of it, or without a GPU the
-    process's resident bytes."""
+    """What torch has reserved, or without a GPU the process's resident bytes."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return int(torch.cuda.memory_reserved())
     return int(psutil.Process().memory_info().rss)
@@ -214,11 +203,8 @@ def held_bytes() -> int:
 
 class StepWatchdog:
     """Notices a step that does not come back: a collective whose peer is gone, an endless kernel.
-
-    It works while the stuck call has released the interpreter lock, as torch and the native decoder
-    do. Where the lock itself is held nothing runs here any more, and the neuron is the one to
-    notice. Loading is not watched, because a download may take any time. ``on_hang`` is called
-    once, in the watchdog's thread; ``timeout_s`` ``None``: never."""
+    If the call holds the interpreter lock, only the neuron can. A download may take any time, so
+    loading is not watched. ``on_hang`` runs once, in the watchdog's thread."""
 
     def __init__(self, timeout_s: float | None, on_hang: Callable[[HangFault], object]) -> None:
         self._timeout_s = timeout_s
@@ -272,7 +258,6 @@ class Served:
         return FellAsleep(held=self._sleeper.fall_asleep())
 
     def wake(self) -> Awake:
-        """Does nothing where it is awake."""
         started_s, capture_problem = time.monotonic(), ""
         if self.engine is None:
             assert self._sleeper is not None, "it fell asleep"
@@ -286,8 +271,7 @@ class Served:
 
 
 def serve(served: Served, messenger: Messenger, watchdog: StepWatchdog) -> None:
-    """The engine thread's loop, until ``Shutdown``. Raises ``StepFault`` where the device is not
-    sound."""
+    """Raises ``StepFault`` where the device is not sound."""
     batcher, clock = OutputBatcher(logging_ends(messenger.send)), time.monotonic
     try:
         while _take_commands(served, messenger, batcher):
@@ -303,7 +287,6 @@ def serve(served: Served, messenger: Messenger, watchdog: StepWatchdog) -> None:
 
 
 def _work(engine: AnyEngine, batcher: OutputBatcher, watchdog: StepWatchdog) -> None:
-    """One step, where there is anything to do."""
     clock = time.monotonic
     if engine.has_outputs:  # sent before a step, which may be long, and not after it
         batcher.add(engine.take_outputs(), now_s=clock())
@@ -318,8 +301,6 @@ def _work(engine: AnyEngine, batcher: OutputBatcher, watchdog: StepWatchdog) -> 
 
 
 def _take_commands(served: Served, messenger: Messenger, batcher: OutputBatcher) -> bool:
-    """Hand over what the neuron sent; wait for it when there is nothing else to do. ``False``
-    after ``Shutdown``."""
     timeout_s = 0.0 if served.has_work else STATS_INTERVAL_S
     while True:
         try:

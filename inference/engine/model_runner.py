@@ -4,8 +4,7 @@ sampling.
     rows    [ one of each decoding sequence ][ chunk of a prompt ][ chunk ... ]
     drafts  [ its last token ][ its drafts ][ the next one's ... ]
 
-The tower's rows of images are cached by content. A step gets its part of them: which of its rows
-are an image's, by what they are rotated and how far they see.
+The tower's rows of images are cached by content.
 """
 
 from __future__ import annotations
@@ -49,7 +48,6 @@ class ModelRunner:
         images: ImageRows | None = None,
         predictor: PredictorRunner | None = None,
     ) -> None:
-        """``images``: of a model with a tower. ``predictor``: of a ``DecoderModel``."""
         self._model = model
         self._adapters = adapters
         self.kv = kv
@@ -59,10 +57,9 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, schedule: Schedule, unread_ids: torch.Tensor | None = None) -> torch.Tensor:
-        """Returns logits for ``schedule.sampled`` and then for the scored tokens of its prompts:
-        (num_sampled + num_scored, vocab_size) float32; those of a sequence with drafts are followed
-        by its drafts'. ``unread_ids`` (num_decodes,) int64: one more token of each decoding
-        sequence, which the host has not read."""
+        """Returns (num_sampled + num_scored, vocab_size) float32: logits of ``schedule.sampled``,
+        each followed by its drafts', then of scored prompt tokens. ``unread_ids`` (num_decodes,)
+        int64: one more token of each decoding sequence, which the host has not read."""
         step = self.step_input(schedule, unread_ids)
         if self._predictor is None:
             return self._model.forward(step, self.kv)
@@ -114,7 +111,7 @@ class ModelRunner:
 
 @dataclass(slots=True)
 class _Rows:
-    """The queries of a step: decoding sequences come first, and their logits too.
+    """Decoding sequences come first, and their logits too.
 
     decode   [ tokens that the state lags behind ][ last token ][ drafts ... ]
                                                   [ logits are wanted        ]
@@ -157,7 +154,6 @@ class _Rows:
         self.scored_rows += [first_row + position - chunk.start for position in chunk.scored]
 
     def wanted(self, schedule: Schedule) -> list[int] | None:
-        """Returns the rows whose logits are wanted; ``None``: all."""
         if not schedule.prefills and len(self.logit_rows) == len(self.token_ids):
             return None
         return self.logit_rows + self.scored_rows
@@ -174,8 +170,7 @@ def _adapters_of(sequences: list[Sequence]) -> tuple[Any, ...] | None:
 
 
 class BlockTables:
-    """The block ids of each sequence, in a table that grows by doubling. Unused entries hold block
-    0, which padding may read and never use."""
+    """Unused entries hold block 0, which padding may read and never use."""
 
     def __init__(self) -> None:
         self._table: npt.NDArray[np.int32] = np.zeros((8, 16), dtype=np.int32)
@@ -229,8 +224,6 @@ class ImageProcessor(Protocol):
 
 
 class ImageRows:
-    """The rows of images, computed once. Keeps the latest used, up to ``kept_bytes``."""
-
     def __init__(self, tower: Tower, processor: ImageProcessor, kept_bytes: int) -> None:
         self._tower = tower
         self._processor = processor
@@ -257,8 +250,7 @@ RowsOf = Callable[[SequenceImage], ImageEmbeddings]
 def step_images(
     schedule: Schedule, positions: npt.NDArray[np.int32], rows_of: RowsOf, device: torch.device
 ) -> StepImages | None:
-    """``positions``: of the step's rows. ``None`` where no image matters to the step. Raises what
-    ``rows_of`` does."""
+    """Raises what ``rows_of`` does."""
     row_ids: list[int] = []
     parts: list[ImageEmbeddings] = []
     for image, rows, first_row in _parts(schedule):
@@ -286,8 +278,7 @@ def last_seen(schedule: Schedule, positions: npt.NDArray[np.int32]) -> Ints | No
 def _parts(
     schedule: Schedule, *, only_seen_whole: bool = False
 ) -> Iterator[tuple[SequenceImage, range, int]]:
-    """Yields each run of an image's tokens in the step: the image, their row indices into the
-    image's rows, and the step's row of the first."""
+    """Yields (image, indices into the image's rows, the step's first row of them)."""
     for chunk, images, chunk_row in _chunks(schedule):
         if only_seen_whole and not images.are_seen_whole:
             continue

@@ -9,14 +9,11 @@
     seconds = fixed + rows · row + (prompt + tokens · token, where there are prompt tokens)
 
 ``fixed`` is the cost of every step (reading the weights, launches), ``prompt`` that of having
-prompts, however short: packed weights are unpacked for each chunk. One model of an engine serves
-the pace of prompts, the running limit and drafts.
+prompts, however short: packed weights are unpacked for each chunk.
 
 Cancellations take effect between steps, and are to free their sequence within 200 ms: so a step
-should take a tenth of a second, one that only decodes half as long again, however many rows that is
-on this machine. On a GPU the operator's whole limit fits; on two CPU cores a step of 256 rows takes
-0.4 s, and a few dozen rows reach the same tokens per second. Times are arguments, except the wall
-clock of the last forward pass.
+should take a tenth of a second, one that only decodes half as long again. On two CPU cores a step
+of 256 rows takes 0.4 s, and a few dozen rows reach the same tokens per second.
 """
 
 from __future__ import annotations
@@ -31,12 +28,9 @@ from inference.engine.waiting_queue import SchedulerLimits
 FADING = 0.9
 """Each later step multiplies a step's weight by this: the last ten decide, as machines change."""
 SETTLED_AFTER = 4
-"""A spread is known after so many numbers."""
 
 
 class Spread:
-    """Faded mean and variance."""
-
     def __init__(self) -> None:
         self._num = 0
         self._mean = self._variance = 0.0
@@ -53,20 +47,17 @@ class Spread:
         return self._num >= SETTLED_AFTER
 
     def is_within(self, share: float) -> bool:
-        """Whether the standard deviation is less than ``share`` of the mean."""
         return self._variance < (share * self._mean) ** 2
 
 
 LONGEST = 3.0
 """Longer steps, relative to the expected time, count as this long: something else delayed them."""
 TRUSTED_AFTER = 8
-"""The expected time is trusted after so many steps."""
 REFITTED_EVERY = 8
 """Decode steps between two fits, after the first ``ALWAYS_REFITTED``: a fit costs some 30 µs."""
 ALWAYS_REFITTED = 32
 SCALED_ROWS, SCALED_TOKENS = 64, 512
-"""The rows and tokens of a typical large step. Terms are divided by them, so that coefficients are
-of one magnitude."""
+"""A typical large step. Terms are divided by it, so that coefficients are of one magnitude."""
 STIFFNESS = (0.02, 0.001, 0.02, 0.001)
 """How firmly each coefficient keeps its value while steps do not separate them: a time is explained
 by the cost of a row or token before a fixed cost."""
@@ -75,22 +66,17 @@ LEAST_HOLD = 1e-9
 UNTRIED_ROW_SHARE = 0.04
 """A row's share of a step of one row, before steps of several sizes have been timed."""
 DIFFERENT = 0.2
-"""Decode steps whose rows vary by less, relative to their mean, do not separate a row's cost from
-that of the step."""
+"""Decode steps whose rows vary by a smaller share do not separate a row's cost from the step's."""
 FORGETTING = 0.001
-"""How far each decode step among steps of one size moves the row's share to
-``UNTRIED_ROW_SHARE``, so that drafts that did not pay long ago are tried again."""
+"""How far each step of one size moves the row's share back, so that drafts are tried again."""
 SHORTEST_S = 1e-5
 
 
 class StepTimeModel:
-    """Starts from assumed costs of a row and a token. No cost is negative."""
-
     def __init__(self, *, row_s: float, token_s: float) -> None:
         self._coefficients = [0.0, row_s * SCALED_ROWS, 0.0, token_s * SCALED_TOKENS]
         self._squares = [[0.0] * 4 for _ in range(4)]
-        """Faded sums over steps of the products of two of their terms, divided by the step's
-        time."""
+        """Faded sums over steps of the products of two terms, divided by the step's time."""
         self._sums = [0.0] * 4
         self._num_steps = 0
         self._decode_rows = Spread()
@@ -118,20 +104,17 @@ class StepTimeModel:
         return seconds + prompt + token * num_tokens / SCALED_TOKENS if num_tokens else seconds
 
     def ratio(self, num_rows: int, num_base_rows: int) -> float:
-        """Returns the time of a step of ``num_rows`` relative to one of the fewer
-        ``num_base_rows``, without prompts; at least 1. Steps of one size do not change it."""
+        """Relative to a step of the fewer ``num_base_rows``, without prompts; at least 1."""
         fixed_share = 1.0 - self._row_share
         base = fixed_share + self._row_share * num_base_rows
         return max(1.0, (fixed_share + self._row_share * num_rows) / base)
 
     def rows_within(self, step_s: float) -> float:
-        """Returns how many rows fit a step of ``step_s`` without prompts."""
         left_s = step_s - self._coefficients[0]
         row_s = self._coefficients[1] / SCALED_ROWS
         return max(0.0, left_s / row_s) if row_s > 0 else float("inf")
 
     def tokens_within(self, step_s: float, num_rows: int) -> float:
-        """Returns how many prompt tokens fit beside ``num_rows`` into a step of ``step_s``."""
         left_s = step_s - self.seconds(num_rows, 0) - self.prompt_s
         return max(0.0, left_s / self.token_s) if self.token_s > 0 else float("inf")
 
@@ -167,8 +150,7 @@ class StepTimeModel:
             self._sums[index] = FADING * self._sums[index] + term
 
     def _fit(self) -> None:
-        """Fits by least squares over the faded steps, held near the last fit. A coefficient that
-        would be negative is 0, and the others are fitted without it."""
+        """Least squares over the faded steps, held near the last fit; none may be negative."""
         free = list(range(len(self._coefficients)))
         found = [0.0] * len(free)
         while free:
@@ -184,7 +166,7 @@ class StepTimeModel:
         """Gaussian elimination of a symmetric positive definite system, which needs no pivots."""
         rows = []
         for i in free:
-            # Relative to the data: as firm on any device, for prompts as for the steps between.
+            # Relative to the data, so that it is as firm on any device.
             hold = STIFFNESS[i] * self._squares[i][i] + LEAST_HOLD
             row = [self._squares[i][j] + (hold if i == j else 0.0) for j in free]
             rows.append([*row, self._sums[i] + hold * self._coefficients[i]])
@@ -211,36 +193,27 @@ MEMORY_STEPS = 256
 GAIN = 0.25
 """How far one step moves the running limit: one slow step is noise, five are a change."""
 UNIFORM = 0.06
-"""Chunks whose sizes vary by less, relative to their mean, do not separate a token's cost from that
-of a step with prompts."""
+"""Chunks whose sizes vary by a smaller share do not separate a token's cost from the step's."""
 PROBE = 1.3
 """The relative length of a chunk that separates them: one in some ten."""
 ROW_TARGETS = 1.5
-"""A step of decoding rows alone may take so many times the target: rows share a read of the
-weights, and who does not decode waits."""
+"""Decode steps may take so many times the target: rows share one read of the weights."""
 UNTRIED_TARGET_S = 0.1
-"""The first guess of a step's time where no target is set."""
 MOST_TARGETS = 5
 """A step may take so many times the target so that a prompt's chunk is worth its fixed cost."""
 
 
 class StepPacer:
-    """Bounds steps by the ``StepTimeModel`` of this device. Never preempts a running sequence: a
-    lower limit only keeps new ones waiting.
-
-    ``target_s`` ``None``: always ``max_running`` and ``max_prefill_tokens``. Either way
-    ``step_time`` is fitted to the steps recorded here, and others may read it.
-    """
+    """Never preempts a running sequence: a lower limit only keeps new ones waiting. ``target_s``
+    ``None``: always ``max_running`` and ``max_prefill_tokens``."""
 
     def __init__(self, max_running: int, max_prefill_tokens: int, target_s: float | None) -> None:
         self._max_running = max_running
         self._max_prefill_tokens = max_prefill_tokens
         self._fitting_tokens = max_prefill_tokens
-        """Prompt tokens of one step that are known to fit the memory."""
         self._num_steps_that_fit = 0
         self._target_s = target_s
         self._running_limit = float(min(MIN_RUNNING, max_running))
-        """The estimated number of rows of the longest step that only decodes."""
         self._chunks = Spread()
         begin_s = UNTRIED_TARGET_S if target_s is None else target_s
         self.step_time = StepTimeModel(
@@ -253,9 +226,8 @@ class StepPacer:
         return self._max_running if self._target_s is None else int(self._running_limit)
 
     def prefill_tokens(self, num_decode_rows: int) -> int:
-        """Returns the prompt tokens that a step has time for beside its decode rows, at least so
-        many that they take as long as the step's fixed cost. Where that cost alone takes the
-        target, shorter chunks would make steps little shorter and prompts many times slower."""
+        """Returns at least so many that they take as long as the step's fixed cost. Where that cost
+        alone takes the target, shorter chunks would make prompts many times slower."""
         if self._target_s is None:
             return self._fitting_tokens
         model = self.step_time
@@ -298,9 +270,8 @@ class StepPacer:
             self._fitting_tokens = min(2 * self._fitting_tokens, self._max_prefill_tokens)
 
     def _adjust_running_limit(self, num_rows: int, decode_s: float, target_s: float) -> None:
-        """Only a step that was too long lowers the limit: the estimate from a few rows, which cost
-        more each, is too low. The limit grows in proportion to the rows that ran, as the model
-        cannot estimate many more rows than ever ran."""
+        """Only a step that was too long lowers the limit: the estimate from a few rows is too low.
+        It grows in proportion to the rows that ran: the model cannot estimate many more."""
         proportional = num_rows * target_s / max(decode_s, SHORTEST_S)
         bearable = min(proportional, self.step_time.rows_within(target_s))
         if decode_s > target_s or bearable > self._running_limit:
@@ -309,8 +280,6 @@ class StepPacer:
 
 
 class StepTimes:
-    """``prefill_average`` ``None``: it is not measured."""
-
     def __init__(self, limits: SchedulerLimits, prefill_average: PrefillAverage | None) -> None:
         self.pacer = StepPacer(
             limits.max_running, limits.prefill_tokens_per_step, limits.target_step_s
@@ -328,8 +297,7 @@ class StepTimes:
         num_accepted_drafts: int = 0,
         drafting_s: float = 0.0,
     ) -> None:
-        """Records a step that ran whole. ``drafting_s``: the part of ``step_s`` that another model
-        took for its drafts."""
+        """``drafting_s``: the part of ``step_s`` that another model took for its drafts."""
         num_decodes, num_prefill_tokens = schedule.num_decode_rows, schedule.num_prefill_tokens
         self.last_forward_unix_s = time.time()
         self.rates.record(
@@ -350,7 +318,7 @@ class StepTimes:
             self.prefill_average.record(spans, step_s)
 
     def record_in_parts(self, schedule: Schedule, faults: list[StepFault]) -> None:
-        """Records a step that was run in parts after ``faults``; its time says nothing."""
+        """The step's time says nothing about its parts."""
         self.last_forward_unix_s = time.time()
         if schedule.prefills and any(isinstance(fault, OutOfMemoryFault) for fault in faults):
             self.pacer.record_too_large(schedule.num_prefill_tokens)

@@ -4,8 +4,8 @@ the same beginning is computed.
     submitted ─▶ in memory? ─▶ on disk? ─▶ held while it is read ─▶ blocks, known to the cache
     prompt computed ─▶ copied, some blocks a step ─▶ written in a thread
 
-Blocks that were read are cached and unreferenced, as after a prompt that has ended, so the next
-admission finds them. For the engine's thread; files are read and written in others.
+Blocks that were read are cached and unreferenced, so the next admission finds them. For the
+engine's thread; files are read and written in others.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ COPIED_PER_STEP = 8
 MOST_SENT_BYTES = 64 * 1024**2
 TRANSFER_ALIGNMENT = 16
 MOST_WRITING = 32
-"""The most steps whose blocks wait in memory for the disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +52,6 @@ class _Unwritten:
 
 @dataclass(frozen=True, slots=True)
 class _CopiedBlocks:
-    """Blocks in the host's memory, one after the other, copied in one transfer."""
-
     names: list[str]
     layouts: list[dict[str, tuple[torch.dtype, torch.Size]]]
     data: torch.Tensor
@@ -77,8 +74,7 @@ def copy_to_host(views: Ordered[torch.Tensor]) -> torch.Tensor:
 
 
 def copy_to_device(tensors: Ordered[torch.Tensor], device: torch.device) -> Ordered[torch.Tensor]:
-    """Returns the host's ``tensors`` on ``device``, copied in one asynchronous transfer; on a CPU
-    as they are."""
+    """Makes one asynchronous transfer; on a CPU returns the tensors as they are."""
     return tensors if device.type == "cpu" else in_one_transfer(tensors, device)
 
 
@@ -122,7 +118,7 @@ class PrefixDisk:
         return self._files.problem
 
     def add(self, sequence: Sequence) -> None:
-        """Registers a submitted sequence, whose prefix is then read. It must have no images."""
+        """``sequence`` must have no images."""
         if self.problem or sequence.num_prompt_tokens < LEAST_TOKENS:
             return
         if sequence.num_tokens_to_score:
@@ -139,7 +135,6 @@ class PrefixDisk:
             self._readings = [r for r in self._readings if r.sequence is not sequence]
 
     def before_step(self) -> None:
-        """Begins to read for new sequences, and inserts the blocks that were read."""
         if self._new:
             waiting, self._new = self._new, []
             for sequence in waiting:
@@ -154,7 +149,6 @@ class PrefixDisk:
                 self._take(reading)
 
     def after_step(self) -> None:
-        """Queues the blocks of computed prompts, and copies some."""
         if self.problem:
             self._computing.clear()
             self._unwritten.clear()
@@ -164,7 +158,6 @@ class PrefixDisk:
             self._copy_some()
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits until something is read, or the time is over. Returns whether it is at work."""
         if self._readings:
             wait([r.future for r in self._readings], timeout_s, FIRST_COMPLETED)
         elif len(self._writes) >= MOST_WRITING:
@@ -178,7 +171,6 @@ class PrefixDisk:
             self._writes.popleft().result()
 
     def _begin_reading(self, sequence: Sequence) -> None:
-        """Begins to read its prefix, where that is on disk and not in memory, and holds it."""
         sequence.awaits_prefix = False
         names = self._names(sequence)
         num_known = len(self._cache.known_prefix(sequence)[0])
@@ -204,7 +196,6 @@ class PrefixDisk:
         self._insert(sequence, reading.first_block, blocks)
 
     def _insert(self, sequence: Sequence, first: int, blocks: Ordered[Tensors]) -> None:
-        """Adds them to the prefix cache while there is room."""
         known, contents = self._cache.known_prefix(sequence)
         if len(known) < first:
             return  # the blocks before them have been evicted meanwhile

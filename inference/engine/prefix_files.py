@@ -3,10 +3,8 @@
     name       SHA-256 of the model's fingerprint, the salt and every token up to the block's end
     metadata   the name again, and the SHA-256 of what the tensors hold
 
-A file that does not match its name and its metadata is deleted and counts as missing. The least
-recently used file is deleted for room. A disk that fails, is full or was remounted read-only
-disables the cache: nothing is read or written any more, and ``problem`` names the reason. Knows no
-sequences and no blocks.
+A file that does not match its name and its metadata is deleted. A disk that fails, is full or was
+remounted read-only disables the cache, and ``problem`` names the reason.
 """
 
 from __future__ import annotations
@@ -31,7 +29,6 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 def chain(root: bytes, blocks: Sequence[Sequence[int]]) -> list[str]:
-    """Returns the name of each block, which depends on the blocks before it."""
     names = []
     parent = root
     for tokens in blocks:
@@ -51,7 +48,6 @@ class PrefixFiles:
 
     def __init__(self, directory: Path, budget_bytes: int) -> None:
         self.problem = ""
-        """Why the cache is disabled, in words; empty while the disk works."""
         self._directory = directory
         self._budget_bytes = budget_bytes
         self._lock = threading.Lock()
@@ -73,7 +69,7 @@ class PrefixFiles:
         return name in self._sizes
 
     def read(self, names: Sequence[str]) -> list[Tensors]:
-        """Reads the first of them, up to one that is missing or damaged."""
+        """Stops at the first that is missing or damaged."""
         found: list[Tensors] = []
         try:
             for name in names:
@@ -104,7 +100,6 @@ class PrefixFiles:
             self._switch_off(error)
 
     def _write(self, path: Path, data: bytes) -> None:
-        """Raises ``OSError`` and leaves no file, if the disk lets it be deleted."""
         partial = path.with_suffix(".partial")
         try:
             partial.write_bytes(data)

@@ -82,12 +82,11 @@ def main(arguments: list[str] | None = None) -> int:
     if loaded.children is not None:
         loaded.children.watch(lambda fault: _end_by_fault(fault, messenger))
     served = Served(loaded)
-    del loaded  # an engine that sleeps is to be gone
+    del loaded  # else it would keep an engine that sleeps
     return run(served, messenger)
 
 
 def _load(spec: LoadSpec, messenger: Messenger) -> LoadedEngine | None:
-    """``None`` when it failed; the failure was sent to the neuron."""
     data_dir = _data_dir()
     try:
         configure_threads()
@@ -108,7 +107,6 @@ def _data_dir() -> Path:
 
 
 def run(served: Served, messenger: Messenger) -> EngineExit:
-    """Serves until the neuron sends ``Shutdown``; does not return from a fault."""
     watchdog = StepWatchdog(
         STEP_TIMEOUT_S.read(os.environ) or None, lambda fault: _end_by_fault(fault, messenger)
     )

@@ -34,20 +34,18 @@ class PromptImages:
         has_places: bool = True,
         are_seen_whole: bool = False,
     ) -> None:
-        """``has_places``: whether tokens are rotated by time, height and width, and not by their
-        positions. ``are_seen_whole``: whether an image's tokens attend to all of it, so that no
-        chunk may end within it."""
+        """``has_places``: tokens are rotated by time, height and width, not by position.
+        ``are_seen_whole``: an image's tokens attend to all of it, so no chunk may end within it."""
         self.images = tuple(images)
         self.has_places = has_places
         self.are_seen_whole = are_seen_whole
         placed = self.images if has_places else ()
         self._places = _places(placed, num_prompt_tokens, merge)
         self.lag = num_prompt_tokens - 1 - int(self._places[:, -1].max())
-        """The amount by which an output token's time, height and width are below its position."""
+        """How far an output token's time, height and width are below its position."""
 
     def places(self, start: int, end: int) -> Ints:
-        """Returns (3, end - start) time, height and width of the tokens at positions [start, end),
-        which may be outputs."""
+        """(3, end - start) time, height and width of the tokens [start, end), outputs included."""
         known = self._places[:, start:end]
         outputs = np.arange(max(start, self._places.shape[1]), end) - self.lag
         return np.concatenate((known, np.tile(outputs, (3, 1))), axis=1) if len(outputs) else known
@@ -56,8 +54,7 @@ class PromptImages:
         return [image for image in self.images if _first_run(image, start, end) is not None]
 
     def end_with_images(self, start: int, end: int, num_images: int) -> int:
-        """Returns where a chunk of [start, end) ends if it may have tokens of at most
-        ``num_images`` images."""
+        """Returns where a chunk of [start, end) ends that has at most ``num_images`` images."""
         found = self.overlapping(start, end)
         if len(found) <= num_images:
             return end
@@ -66,8 +63,7 @@ class PromptImages:
         return max(start, run.first_token)
 
     def end_of_whole(self, start: int, end: int, *, may_exceed: bool) -> int:
-        """Returns where a chunk of [start, end) ends that may cut no image which is seen whole: in
-        front of it, or behind it where the chunk begins with it and ``may_exceed``."""
+        """Ends in front of an image seen whole, or behind one that begins it if ``may_exceed``."""
         whole = self.images if self.are_seen_whole else ()
         cut = next((image for image in whole if image.first_token < end < image.end), None)
         if cut is None:
@@ -77,7 +73,7 @@ class PromptImages:
         return cut.end if may_exceed else start
 
     def content(self, start: int, end: int) -> tuple[str, ...]:
-        """The digests of the images at [start, end), whose pad tokens are all alike."""
+        """Pad tokens are all alike, so an image's digest tells them apart."""
         return tuple(image.content_id for image in self.overlapping(start, end))
 
 

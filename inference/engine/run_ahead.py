@@ -1,8 +1,6 @@
-"""Asynchronous scheduling: steps that are under way before their turn. ``RunAhead`` keeps a GPU
-busy, ``StepGroups`` the stages of a model. A sequence that ends meanwhile leaves a row that is
-computed for nothing; its block may belong to another sequence by then, whose step comes after.
-Imports no torch.
-"""
+"""Asynchronous scheduling: ``RunAhead`` keeps a GPU busy, ``StepGroups`` the stages of a model. A
+sequence that ends meanwhile leaves a row that is computed for nothing; its block may belong to
+another sequence by then, whose step comes after. Imports no torch."""
 
 from __future__ import annotations
 
@@ -24,14 +22,12 @@ log = logging.getLogger(__name__)
 
 
 class RunAhead:
-    """Launches a step before the tokens of the one before it are read: it starts from them on the
-    device. At most one step is launched and not read.
+    """Launches a step before the tokens of the one before it are read; at most one is unread.
 
     device   [ step 1 ][ step 2 ][ step 3 ]
     host     launch 2 │ read 1, commit, emit, launch 3 │ read 2, commit, …
 
-    That needs a step that can be scheduled ahead: whatever tokens come, the same sequences
-    continue, and none of them needs the host to choose its next token.
+    Whatever tokens come, the same sequences must continue, without the host choosing a token.
     """
 
     def __init__(self, executor: TensorExecutor, scheduler: Scheduler) -> None:
@@ -39,7 +35,7 @@ class RunAhead:
         self._scheduler = scheduler
         self._launched: tuple[Schedule, LaunchedStep] | None = None
         self._pace: Pace | None = None
-        """The pace of the step that is scheduled now; steps ahead hold no more."""
+        """The pace of the step that is scheduled now; it also bounds the step ahead."""
 
     def next_schedule(self, pace: Pace) -> Schedule:
         """Returns the launched step's schedule while any of its sequences lives, else a new one."""
@@ -55,10 +51,9 @@ class RunAhead:
         return self._launched is not None
 
     def execute(self, schedule: Schedule) -> Sampled:
-        """Does what ``Executor.execute`` does. Launches the following step where ``schedule`` is a
-        whole step: a part of one that raised lacks running sequences, so no step can be scheduled
-        ahead of it. Where that launch raises and the device is sound, ``schedule`` is read all the
-        same: the next call of ``next_schedule`` tries the following step again by itself."""
+        """Launches the following step where ``schedule`` is a whole step: a part of one that raised
+        lacks running sequences. Where that launch raises and the device is sound, the next call of
+        ``next_schedule`` tries it again."""
         launched, self._launched = self._launched, None
         step = self.executor.launch(schedule) if launched is None else launched[1]
         following = self._launch_after(step, schedule)
@@ -88,22 +83,18 @@ class RunAhead:
 @dataclass(slots=True)
 class _Begun:
     live: Schedule
-    """The schedule without the sequences that have ended since."""
     step: BegunStep | None
     error: Exception | None = None
-    """Raised by ``begin`` for the same sequences."""
 
 
 class StepGroups:
-    """Keeps the stages of a model at work side by side: sequences take part in as many groups as
-    there are stages, and each group's next step begins when its tokens are known.
+    """Keeps the stages of a model at work side by side, in as many groups of sequences.
 
     stage 1   [ A ][ B ][ A ][ B ]…      A begins its next step once its last stage is done
     stage 2        [ A ][ B ][ A ]…      and its tokens are sampled
 
-    A group is the sequences of one step: none of them is in another step that is under way. It has
-    an even share of the decoding sequences, so groups stay alike as sequences come and end. All
-    stages compute steps in the order in which they began.
+    A group has an even share of the decoding sequences, so groups stay alike as sequences come and
+    end. All stages compute steps in the order in which they began.
     """
 
     def __init__(self, executor: StagedExecutor, scheduler: Scheduler, num_groups: int) -> None:
@@ -111,7 +102,6 @@ class StepGroups:
         self._scheduler = scheduler
         self._num_groups = num_groups
         self._begun: deque[_Begun] = deque()
-        """The oldest first."""
         self.is_ahead = False
 
     def next_schedule(self, pace: Pace) -> Schedule:
@@ -127,7 +117,7 @@ class StepGroups:
         return self._begun[0].live if self._begun else Schedule()
 
     def execute(self, schedule: Schedule) -> Sampled:
-        """Does what ``Executor.execute`` does. A part of a step that raised runs by itself."""
+        """A part of a step that raised runs by itself."""
         if not self._begun or self._begun[0].live is not schedule:
             return self.executor.execute(schedule)
         begun = self._begun.popleft()
@@ -155,4 +145,3 @@ class StepGroups:
 
 
 StepsAhead: TypeAlias = RunAhead | StepGroups
-"""Stands between an engine and its executor."""

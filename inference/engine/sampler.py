@@ -1,10 +1,7 @@
-"""Chooses one token per row of logits, on their device, and waits for the device once: to read the
-tokens. Two things cost a second wait: a token that a grammar refuses, and log probabilities. Where
-nothing does, the next step can start from the tokens on the device, before they are read.
+"""Chooses one token per row of logits, on their device, and waits for the device once. A token that
+a grammar refuses and log probabilities cost a second wait.
 
-A row's token depends on its own logits, parameters and random stream, never on its batch mates:
-every operation works along the vocabulary, and one uniform number per token, from the sequence's
-own generator, is looked up in the cumulative distribution.
+A row's token depends on its own logits, parameters and random stream, never on its batch mates.
 
     logits ─ penalties ─ logit_bias ─ grammar ─ min_tokens ─▶ scores ─ temperature, filters ─▶ token
 """
@@ -42,8 +39,6 @@ NUM_RANDOM_BITS = 24
 
 @dataclass(frozen=True, slots=True)
 class _SampledRows:
-    """Tokens sampled on the device for some rows, not yet read."""
-
     rows: list[int]
     """Row indices into the step's logits."""
     sequences: list[Sequence]
@@ -52,8 +47,7 @@ class _SampledRows:
     """Row indices into ``scores``, which are the step's logits where nothing adjusts them."""
     masked: MaskedRows
     num_ahead: int
-    """The number of earlier tokens of each sequence that are not among its ``token_ids`` yet: on
-    the device alone, or accepted drafts."""
+    """A sequence's tokens not in its ``token_ids`` yet: on the device, or accepted drafts."""
     tensors: tuple[torch.Tensor, ...] = ()
     """Token ids, (num_rows,); where any were drawn also whether each row had too few candidates."""
 
@@ -65,7 +59,6 @@ class SampledTokens:
     greedy: torch.Tensor
     """Each row's largest logit's token, (num_rows,) int64."""
     choice: _SampledRows
-    """The choice for the rows that need the sampler."""
     host_copy: HostCopy
 
     def token_ids(self) -> torch.Tensor:
@@ -90,8 +83,7 @@ class Sampler:
         return self.read(self.choose(sequences, logits))
 
     def is_settled(self, sequence: Sequence) -> bool:
-        """Whether ``choose`` decides its next token on the device, and the one after needs nothing
-        that the host reads before."""
+        """Whether the device alone can choose its next token and the one after."""
         is_greedy = sequence.params.is_greedy
         return is_free_of_host(sequence) and (self._drawer.is_exact or is_greedy)
 
@@ -149,8 +141,7 @@ class Sampler:
         rows: list[int],
         num_ahead: int = 0,
     ) -> _SampledRows:
-        """Samples a token for each of ``rows``. ``greedy`` holds the likeliest token id of every
-        row of ``logits``. Does not wait for the device."""
+        """``greedy``: each row's likeliest token id. Does not wait for the device."""
         chosen = [sequences[row] for row in rows]
         if not rows:
             return _SampledRows(rows, chosen, logits, [], MaskedRows(), num_ahead)
@@ -172,8 +163,6 @@ class Sampler:
         return masked
 
     def _draw_over(self, token_ids: torch.Tensor, choice: _SampledRows) -> tuple[torch.Tensor, ...]:
-        """The choice's ``tensors``: ``token_ids``, the likeliest of its rows, and drawn ones where
-        a row has a temperature."""
         indices = [i for i, s in enumerate(choice.sequences) if not s.params.is_greedy]
         if not indices:
             return (token_ids,)
@@ -190,8 +179,6 @@ class Sampler:
         masked: MaskedRows,
         failed: Collection[int],
     ) -> None:
-        """Writes the choice, ``read`` from the device, into ``token_ids`` and ``masked``, except
-        for failed rows."""
         if not choice.rows:
             return
         chosen_ids = read[0]
@@ -211,8 +198,7 @@ class Sampler:
         masked.broken.update(found.broken)
 
     def _forced_token(self, sequence: Sequence) -> int | None:
-        """The token that ends a thinking block over its budget. An active grammar decides the next
-        token itself."""
+        """An active grammar decides the next token itself."""
         if sequence.params.thinking_limit is None:
             return None
         if sequence.grammar is not None and sequence.grammar.is_active:
@@ -222,8 +208,7 @@ class Sampler:
     def _follow(
         self, sequences: list[Sequence], token_ids: list[int], masked: MaskedRows
     ) -> set[int]:
-        """Advances penalties, thinking budgets and grammars by the new tokens. Returns the rows
-        whose grammar is complete; adds to ``masked`` those whose token violates theirs."""
+        """Returns rows whose grammar is complete; adds violating ones to ``masked``."""
         complete: set[int] = set()
         self._counts.add(sequences, token_ids)
         for row, (sequence, token_id) in enumerate(zip(sequences, token_ids, strict=True)):
@@ -288,8 +273,7 @@ class Sampler:
 
 
 class RandomStream:
-    """One sequence's random numbers. A number belongs to a place in the output, so that a step that
-    is tried again draws the same."""
+    """A number belongs to a place in the output, so a step that is tried again draws the same."""
 
     def __init__(self, seed: int | None) -> None:
         # Python's generator takes a seed's absolute value; as 64 bits, -1 is not 1.
@@ -313,9 +297,7 @@ class RandomStream:
 def token_logprobs(
     logits: torch.Tensor, token_ids: Ordered[int], num_top: Ordered[int], *, ranks: bool = False
 ) -> list[TokenLogprob]:
-    """Returns for each row of ``logits`` (num_rows, vocab_size) float32 the log probability of its
-    token and of its ``num_top`` likeliest tokens. ``ranks``: each token's rank in the vocabulary
-    too."""
+    """``logits`` (num_rows, vocab_size) float32. ``ranks``: also ranks in the vocabulary."""
     logprobs = torch.log_softmax(logits, dim=-1)
     top = logprobs.topk(min(max(num_top), logprobs.shape[-1]), dim=-1)
     top_values, top_ids = top.values.tolist(), top.indices.tolist()
@@ -336,9 +318,7 @@ def token_logprobs(
 def prompt_logprobs(
     chunks: list[PrefillChunk], logits: torch.Tensor
 ) -> dict[str, list[TokenLogprob]]:
-    """Returns the log probabilities of the chunks' prompt tokens by sequence id. ``logits``
-    (num_scored, vocab_size) float32 are those of the chunks' scored tokens, one chunk after the
-    other."""
+    """By sequence id. ``logits`` (num_scored, vocab_size) float32, one chunk after the other."""
     found: dict[str, list[TokenLogprob]] = {}
     first_row = 0
     for chunk in chunks:

@@ -1,11 +1,9 @@
 """Checks new sequences, and schedules the next step. Plain Python over ints: no tensors, no clock
 (times are arguments).
 
-One step's rows: every decoding sequence (one token each), and prompt chunks up to a token budget,
-oldest sequence first. New sequences are admitted up to the running limit (of the step's ``Pace``)
-while blocks are free, by fair queueing over accounts (``waiting_queue``). When a decoding sequence
-needs a block and none is free, the newest running sequence is preempted; it is the first to run
-again, recomputed.
+New sequences are admitted while blocks are free, by fair queueing over accounts
+(``waiting_queue``). When a decoding sequence needs a block and none is free, the newest running
+sequence is preempted; it is the first to run again, recomputed.
 
     running (oldest … newest)      waiting (preempted, oldest first; then the others in turns)
 
@@ -39,7 +37,6 @@ class EngineLimits:
     context_tokens: int
     vocab_size: int
     vision: VisionConfig | None = None
-    """``None`` for models that read text alone."""
 
 
 def command_problem(
@@ -83,8 +80,7 @@ def _prompt_problem(token_ids: list[int], limits: EngineLimits) -> tuple[str, st
 
 
 def _token_id_problem(command: SubmitSequence, vocab_size: int) -> tuple[str, str] | None:
-    """Checks the token ids beside the prompt's: one out of range would index another row of scores,
-    or beyond the embedding table."""
+    """An id out of range would index another row of scores, or beyond the embedding table."""
     params = command.params
     thinking = params.thinking_limit
     by_field = {
@@ -126,23 +122,19 @@ class Scheduler:
 
     @property
     def is_full(self) -> bool:
-        """Whether one more sequence would wait deeper than ``max_queue_depth``."""
         return len(self.waiting) - self._num_free_slots >= self.limits.max_queue_depth
 
     def is_full_for(self, account: str) -> bool:
-        """Whether one more sequence of the account would exceed its share of the queue."""
         num_waiting = self.waiting.num_of(account) - self._num_free_slots
         return num_waiting >= self.limits.max_queue_depth_per_account
 
     @property
     def _num_free_slots(self) -> int:
-        """``max_running`` less the running sequences, whatever the pace's limit is now: a slow
-        machine takes longer, but refuses no request for which a slot was configured."""
+        """Ignores the pace: a slow machine refuses no request that has a configured slot."""
         return 0 if self._short_of_blocks else self.limits.max_running - len(self.running)
 
     @property
     def has_prompts(self) -> bool:
-        """Whether anybody waits or has tokens left to compute before it decodes."""
         prefilling = SequenceState.PREFILLING
         return bool(self.waiting) or any(s.state is prefilling for s in self.running)
 
@@ -152,9 +144,8 @@ class Scheduler:
     def schedule(
         self, pace: Pace, busy: Set[Sequence] = frozenset(), num_groups: int = 1
     ) -> Schedule:
-        """Chooses the next step's rows and allocates the KV blocks that they write to. Moves
-        sequences between queues. ``busy``: sequences in steps under way, which are left as they
-        are. The step takes at most one ``num_groups``-th of the decoding sequences."""
+        """``busy``: sequences in steps under way, which are left as they are. The step takes at
+        most one ``num_groups``-th of the decoding sequences."""
         schedule = Schedule()
         self._schedule_decodes(schedule, busy, num_groups)
         budget = pace.prefill_tokens(len(schedule.decodes))
@@ -205,9 +196,8 @@ class Scheduler:
             schedule.decodes.append(sequence)
 
     def schedule_ahead(self, schedule: Schedule, pace: Pace) -> Schedule | None:
-        """Returns the step after ``schedule``, which is running and not committed: one row for each
-        of its sequences that does not end by its length. ``None`` where other sequences take part
-        in it or a block is missing."""
+        """``schedule`` is running and not committed. ``None`` where other sequences take part in
+        the next step or a block is missing."""
         if self.kv_cache.states is not None:
             return None  # a step that failed could not be run again after the next has begun
         if schedule.drafts:
@@ -227,7 +217,6 @@ class Scheduler:
         return min(pace.running_limit, self.limits.max_running)
 
     def _can_admit(self, pace: Pace) -> bool:
-        """Whether the head of the queue could start in the next step, by the blocks free now."""
         if len(self.running) >= self._running_limit(pace):
             return False
         self.waiting.release_held()
@@ -236,15 +225,13 @@ class Scheduler:
         return first is not None and not self._short_of_blocks
 
     def _make_room(self, sequence: Sequence, busy: Set[Sequence]) -> bool:
-        """Preempts newer sequences until ``sequence`` can grow. Returns ``False`` when it was the
-        newest and has been preempted itself, or when the newest is in a step under way."""
+        """``False`` when it was preempted itself, or when the newest is in a step under way."""
         while not self.kv_cache.grow(sequence, len(sequence.token_ids)):
             if self.running[-1] in busy or self._preempt_newest() is sequence:
                 return False
         return True
 
     def _preempt_newest(self) -> Sequence:
-        """Never preempts another, so that the oldest always gets to its end."""
         sequence = self.running.pop()
         self.kv_cache.release(sequence)
         sequence.move_to(SequenceState.WAITING)
@@ -253,7 +240,6 @@ class Scheduler:
         return sequence
 
     def _admit(self, sequence: Sequence) -> bool:
-        """Admits the head of the queue. Returns whether there were blocks for it."""
         if not self.kv_cache.admit(sequence):
             return False
         self.waiting.take()
@@ -270,8 +256,7 @@ class Scheduler:
         return True
 
     def _schedule_chunk(self, schedule: Schedule, sequence: Sequence, budget: int) -> int:
-        """Returns the used part of the budget: all of it where the prompt continues, even if its
-        even share is less; the rest would only begin another prompt with a few rows."""
+        """A prompt that continues uses up the budget: the rest would be few rows of another."""
         start = sequence.num_computed_tokens
         if sequence.num_tokens_to_score:
             budget = min(budget, SCORED_TOKENS_PER_STEP - schedule.num_scored_tokens)
@@ -299,9 +284,8 @@ class Scheduler:
         token_ids: list[int],
         accepted: Mapping[int, AcceptedDrafts] = NONE_ACCEPTED,
     ) -> None:
-        """Records that the step ran: ``token_ids`` are the sampled ones, in the order of
-        ``schedule.sampled``; ``accepted`` the drafts before them, by index there. Filled blocks
-        enter the prefix cache."""
+        """``token_ids`` are in the order of ``schedule.sampled``; ``accepted`` is by index there.
+        Filled blocks enter the prefix cache."""
         lagging: set[Sequence] = set()
         if self.speculator is not None and schedule.decodes:
             lagging = self._commit_drafts(schedule, token_ids, accepted)
@@ -332,8 +316,7 @@ class Scheduler:
     def _commit_drafts(
         self, schedule: Schedule, token_ids: list[int], accepted: Mapping[int, AcceptedDrafts]
     ) -> set[Sequence]:
-        """Commits the accepted drafts before each row's last token. Returns the sequences whose
-        state was computed with a wrong draft: it is not committed, and lags behind."""
+        """Returns the sequences whose state lags, because it was computed with a wrong draft."""
         assert self.speculator is not None
         has_states = self.kv_cache.states is not None
         lagging: set[Sequence] = set()
@@ -355,7 +338,6 @@ class Scheduler:
         return lagging
 
     def end(self, sequence: Sequence) -> None:
-        """Removes a sequence, in whatever state, and frees its blocks."""
         if sequence.state is SequenceState.WAITING:
             self.waiting.remove(sequence)
         else:
@@ -364,7 +346,6 @@ class Scheduler:
         sequence.move_to(SequenceState.ENDED)
 
     def end_many(self, sequences: list[Sequence]) -> None:
-        """``end`` for running sequences, in one pass over the queue."""
         if not sequences:
             return
         for sequence in sequences:
@@ -373,7 +354,6 @@ class Scheduler:
         self.running = [s for s in self.running if s.state is not SequenceState.ENDED]
 
     def overdue(self, now_s: float) -> list[Sequence]:
-        """Sequences that have waited in the queue for longer than allowed, oldest first."""
         return self.waiting.overdue(now_s, self._num_free_slots)
 
     def check_integrity(self) -> None:

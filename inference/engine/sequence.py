@@ -1,9 +1,8 @@
 """One request in the engine: its tokens, how far they are computed, and the blocks that hold them.
-Knows no tensors.
 
-    WAITING ──admit──▶ PREFILLING ──last prompt row──▶ DECODING ──▶ ENDED
-       ▲                    │                             │
-       └────── preempt ─────┴─────────────────────────────┘       any state may go to ENDED
+WAITING ──admit──▶ PREFILLING ──last prompt row──▶ DECODING ──▶ ENDED
+   ▲                    │                             │
+   └────── preempt ─────┴─────────────────────────────┘       any state may go to ENDED
 """
 
 from __future__ import annotations
@@ -57,9 +56,8 @@ class Sequence:
     arrival: int
     """Counts submissions: the higher, the newer."""
     deadline_s: float | None
-    """The time on the engine's clock by which it must have started. ``None`` once it has."""
+    """On the engine's clock: when it must have started. ``None`` once it has."""
     submitted_s: float = 0.0
-    """On the engine's clock, as all times."""
     same_prompt_as: Sequence | None = None
     """The sequence whose prompt blocks this one waits to share. ``None`` once it has started."""
     account: str = ""
@@ -69,7 +67,6 @@ class Sequence:
     """Blocks are shared between sequences of one salt only."""
     images: PromptImages | None = None
     prediction: Ordered[int] = ()
-    """Tokens that its client expects in the output."""
     is_traced: bool = False
     """Whether the time of its prefill is reported by itself."""
 
@@ -81,15 +78,10 @@ class Sequence:
     admission: int = 0
     """Counts first admissions: the higher, the newer. 0 before it."""
     adapter: Any = None
-    """The adapter as the model prepared it."""
     awaits_adapter: bool = False
-    """Whether its adapter is being loaded."""
     awaits_prefix: bool = False
-    """Whether the beginning of its prompt is being read from disk."""
     grammar: GrammarState | None = None
-    """``None`` until it is compiled, where ``params`` have one."""
     started_s: float | None = None
-    """When the first step with a part of its prompt began."""
     first_token_s: float = 0.0
     num_computed_tokens: int = 0
     num_prefilled_tokens: int = 0
@@ -100,23 +92,19 @@ class Sequence:
     """Prompt tokens that the prefix cache held at the first admission."""
     block_ids: list[int] = field(default_factory=list)
     num_dropped_blocks: int = 0
-    """Leading blocks that it has released, because no layer sees them any more. Their ids stay in
-    ``block_ids`` and are not read."""
+    """Released leading blocks, which no layer sees. Their ids stay in ``block_ids``."""
     num_registered_blocks: int = 0
-    """Leading blocks whose content the prefix cache knows."""
     parent_content: int | str = field(init=False)
     """Prefix cache's content id of the last registered block; the salt before the first."""
     state_slot: int | None = None
     """Holds the recurrent state of the computed tokens. ``None`` on models without such states."""
     next_state_slot: int | None = None
-    """The slot for the state at the end of the next step."""
     num_lagging: int = 0
     """Computed tokens that its recurrent state does not hold yet: a step in which a draft was wrong
     leaves the state as it was, and the next step runs their rows once more."""
     snapshot: int | None = None
     """Content id of the latest state that it kept for later prompts while decoding."""
     drafting: dict[str, object] = field(default_factory=dict)
-    """The record of each origin of drafts, by the origin's name."""
 
     def __post_init__(self, context_tokens: int) -> None:
         self.token_ids = list(self.token_ids)
@@ -142,8 +130,7 @@ class Sequence:
 
     @property
     def is_held(self) -> bool:
-        """Whether it cannot start yet: its grammar is being compiled, its adapter loaded, its
-        prefix read from disk, or its prompt computed by ``same_prompt_as``."""
+        """Whether it cannot start yet."""
         if self.awaits_adapter or self.awaits_prefix:
             return True
         if self.params.grammar is not None and self.grammar is None:
@@ -154,8 +141,7 @@ class Sequence:
         return not first.has_prompt_in_blocks
 
     def salt_with(self, fingerprint: str) -> None:
-        """Adds to the cache salt, so that blocks are shared only with sequences that compute the
-        same. Call it before the sequence has blocks."""
+        """Call it before the sequence has blocks."""
         self.cache_salt = f"{self.cache_salt}\0{fingerprint}"
         self.parent_content = self.cache_salt
 
@@ -170,13 +156,11 @@ class Sequence:
         )
 
     def prefill_ms(self, now_s: float) -> float | None:
-        """``None`` before the start, and for sequences that are not traced."""
         if not self.is_traced or self.started_s is None:
             return None
         return 1000 * (now_s - self.started_s)
 
     def timing(self, now_s: float) -> SequenceTiming:
-        """The times of a sequence whose last token came at ``now_s``."""
         assert self.started_s is not None, "an output token without a step"
         return SequenceTiming(
             prefill_ms=1000 * (self.first_token_s - self.started_s),
@@ -186,7 +170,7 @@ class Sequence:
         )
 
     def move_to(self, state: SequenceState) -> None:
-        """Raises ``IntegrityError`` on a move that the table does not have."""
+        """Raises ``IntegrityError``."""
         if state not in SEQUENCE_TRANSITIONS[self.state]:
             raise IntegrityError(f"{self.sequence_id}: {self.state.value} -> {state.value}")
         self.state = state

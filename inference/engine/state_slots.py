@@ -1,10 +1,9 @@
 """The slots of recurrent states: reference counts, and snapshots that later prompts start from.
 Only integers; the tensors are elsewhere (``inference.models.paged_kv``).
 
-A written slot is never written again while it has references. A running sequence holds two slots:
-each step reads one and writes the other, and they are swapped when the step is committed. So a
-failed step has changed nothing and can be run again, and a snapshot costs no copy: it is one more
-reference to a committed slot.
+A written slot is never written again while it has references. A running sequence holds two: each
+step reads one and writes the other, and a commit swaps them. So a failed step has changed nothing,
+and a snapshot costs no copy: it is one more reference.
 
     step      reads  writes          commit
     prompt    0      7               7 is the state, 4 is written next
@@ -30,7 +29,6 @@ class StateSlots:
     """Hands out slots 1 … num_slots - 1. Sets the two slots of a ``Sequence``."""
 
     def __init__(self, num_slots: int) -> None:
-        """Slots beyond two for each running sequence hold snapshots."""
         self.num_slots = num_slots
         self._free = list(range(num_slots - 1, EMPTY_SLOT, -1))
         self._references = [0] * num_slots
@@ -40,7 +38,7 @@ class StateSlots:
 
     @property
     def has_free_slots(self) -> bool:
-        """Whether one more sequence can hold slots. Snapshots give way to it."""
+        """Snapshots give way to a new sequence."""
         return SLOTS_PER_SEQUENCE * (self._num_holders + 1) < self.num_slots
 
     @property
@@ -48,8 +46,7 @@ class StateSlots:
         return len(self._snapshots)
 
     def admit(self, sequence: Sequence, content_id: int | None) -> None:
-        """Starts from the snapshot of that prefix; without one, from the empty state. The caller
-        has checked ``has_free_slots``."""
+        """Starts from the empty state without a snapshot. The caller checks ``has_free_slots``."""
         read = EMPTY_SLOT
         if content_id is not None:
             read = self._snapshots[content_id]
@@ -60,7 +57,7 @@ class StateSlots:
         sequence.next_state_slot = self._allocate()
 
     def advance(self, sequence: Sequence) -> None:
-        """The step that wrote the sequence's next slot is committed."""
+        """Call it once the step that wrote the sequence's next slot is committed."""
         read, written = sequence.state_slot, sequence.next_state_slot
         assert read is not None and written is not None
         sequence.state_slot = written
@@ -71,7 +68,7 @@ class StateSlots:
         sequence.next_state_slot = self._allocate()
 
     def release(self, sequence: Sequence) -> None:
-        """Frees its slots. Its own snapshot becomes the newest one."""
+        """Its own snapshot becomes the newest one."""
         if sequence.state_slot is None or sequence.next_state_slot is None:
             return
         if sequence.snapshot is not None and sequence.snapshot in self._snapshots:
@@ -93,8 +90,7 @@ class StateSlots:
         self._snapshots[content_id] = sequence.state_slot
 
     def replace_decode_snapshot(self, sequence: Sequence, content_id: int) -> None:
-        """``keep`` for a decoding sequence: replaces the snapshot that it kept last. While it runs
-        this snapshot is evicted first, so that decoding does not push out prompts' snapshots."""
+        """A decoding sequence keeps one snapshot, evicted first to spare those of prompts."""
         if content_id in self._snapshots:
             return
         if sequence.snapshot is not None:
@@ -104,8 +100,7 @@ class StateSlots:
         sequence.snapshot = content_id
 
     def forget(self, content_id: int) -> None:
-        """Drops the snapshot: its prefix left the cache or its state is invalid. Sequences that
-        read it continue."""
+        """Sequences that read the slot continue."""
         if (slot := self._snapshots.pop(content_id, None)) is not None:
             self._drop(slot)
 
@@ -117,8 +112,7 @@ class StateSlots:
         return slot
 
     def _evict(self) -> None:
-        """Evicts the first snapshot that no sequence reads. One exists: sequences hold two slots at
-        most, and there are more than two for each."""
+        """A snapshot that no sequence reads exists: there are more than two slots a sequence."""
         content_id = next(c for c, slot in self._snapshots.items() if self._references[slot] == 1)
         self.forget(content_id)
 
@@ -146,7 +140,6 @@ class StateSlots:
             raise IntegrityError("not every running sequence holds state slots")
 
     def check_known(self, content_ids: Set[int]) -> None:
-        """Raises ``IntegrityError``."""
         if not self._snapshots.keys() <= content_ids:
             raise IntegrityError("a snapshot is of a prefix that nobody can find")
 

@@ -3,8 +3,7 @@ speeds of the last steps.
 
     Schedule ─run, sample─▶ Sampled ─emit_step─▶ PendingOutputs ─▶ the neuron
 
-The rows are one or more of each decoding sequence, and chunks of prompts. Long prompts are cut, so
-that steps stay short.
+Long prompts are cut into chunks, so that steps stay short.
 """
 
 from __future__ import annotations
@@ -37,9 +36,8 @@ SMALLEST_CHUNK = 32
 
 
 def end_of_chunk(start: int, length: int, budget: int) -> int:
-    """Returns the end of a chunk of at most ``budget`` tokens that begins at ``start`` of
-    ``length``. The rest of the prompt is divided evenly over its steps: a short last step reads all
-    the weights for few rows."""
+    """The rest of the prompt is divided evenly over its steps: a short last step reads all the
+    weights for few rows."""
     left = length - start
     num_steps = -(-left // budget)
     end = start + -(-left // num_steps)
@@ -80,11 +78,9 @@ class Schedule:
     decodes: list[Sequence] = field(default_factory=list)
     prefills: list[PrefillChunk] = field(default_factory=list)
     drafts: Mapping[Sequence, list[int]] = field(default_factory=lambda: NO_DRAFTS)
-    """Draft tokens of some of ``decodes``, one row each; never an empty list, and only in a step
-    without prompts."""
+    """Never has an empty list, and only in a step without prompts."""
     has_lost_rows: bool = False
-    """Whether its step is under way with rows of sequences that have ended since: one of those may
-    make it raise."""
+    """Whether ended sequences' rows are under way: one of those may make the step raise."""
 
     @property
     def is_empty(self) -> bool:
@@ -96,12 +92,10 @@ class Schedule:
 
     @property
     def has_ended_rows(self) -> bool:
-        """Whether a sequence ended after the step was launched."""
         return any(s.state is SequenceState.ENDED for s in self.sequences)
 
     @property
     def has_long_queries(self) -> bool:
-        """Whether a decoding sequence has several rows."""
         if self.drafts:
             return True
         if not self.decodes or self.decodes[0].state_slot is None:
@@ -110,14 +104,12 @@ class Schedule:
 
     @property
     def decode_query_lens(self) -> list[int]:
-        """The number of rows of each of ``decodes``: those that its state lags behind, its last
-        token's, and its drafts'."""
+        """Rows for the tokens that its state lags behind, its last token and its drafts."""
         drafts = self.drafts
         return [s.num_lagging + 1 + len(drafts.get(s, ())) for s in self.decodes]
 
     @property
     def decode_rows(self) -> list[Sequence]:
-        """The sequence of each decode row."""
         if not self.has_long_queries:
             return self.decodes
         queries = zip(self.decodes, self.decode_query_lens, strict=True)
@@ -153,7 +145,7 @@ class Schedule:
 
     @property
     def sampled(self) -> list[Sequence]:
-        """Sequences that get a token from this step, in the order of the logits' rows."""
+        """In the order of the logits' rows."""
         return self.decodes + [chunk.sequence for chunk in self.prefills if chunk.is_last]
 
 
@@ -165,8 +157,8 @@ class AcceptedDrafts:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One token per row of a step's logits. Where a sequence had drafts, its row is its last that
-    counts. Token ids of failed, ended and broken rows mean nothing."""
+    """Where a sequence had drafts, its row is its last that counts. Token ids of failed, ended and
+    broken rows mean nothing."""
 
     token_ids: list[int]
     failed: dict[int, int]
@@ -179,9 +171,8 @@ class Sampled:
     broken: dict[int, str] = field(default_factory=dict)
     """Rows whose grammar could not be followed, and why."""
     prompt_logprobs: dict[str, list[TokenLogprob]] = field(default_factory=dict)
-    """The log probabilities of prompts that asked for them, by sequence id."""
+    """By sequence id."""
     accepted: dict[int, AcceptedDrafts] = field(default_factory=dict)
-    """The accepted drafts before a row's token, by row."""
 
     @property
     def num_accepted_drafts(self) -> int:
@@ -201,8 +192,6 @@ NOTHING_USED = SequenceUsage()
 
 
 class PendingOutputs:
-    """The outputs not yet sent to the neuron, oldest first. True while there are any."""
-
     def __init__(self) -> None:
         self._outputs: list[Output] = []
 
@@ -225,8 +214,7 @@ class PendingOutputs:
 def emit_step(
     schedule: Schedule, sampled: Sampled, outputs: PendingOutputs, step_end_s: float
 ) -> tuple[list[Sequence], list[tuple[int, Sequence]]]:
-    """Adds the events of a committed step to ``outputs``. Returns the sequences whose answer is
-    done, and, with their rows, those that got no usable token. Ends none of them."""
+    """Returns the sequences whose answer is done, and the rows without a usable token."""
     _emit_accepted(schedule, sampled, outputs)
     for sequence_id, logprobs in sampled.prompt_logprobs.items():
         outputs.add(SequenceStep(sequence_id=sequence_id, token_ids=[], prompt_logprobs=logprobs))
@@ -287,8 +275,7 @@ AVERAGED_TOKENS = 32_768
 
 
 class TokenRates:
-    """Tokens of the window divided by the time of its steps: an idle engine keeps its last rates
-    until the window has passed, and then has 0."""
+    """An idle engine keeps its last rates until the window has passed."""
 
     def __init__(self) -> None:
         self._steps: deque[tuple[float, float, int, int]] = deque()
@@ -311,7 +298,6 @@ class TokenRates:
         return self._num_prefill / self._prefill_s if self._prefill_s > 0 else 0.0
 
     def _add(self, step_s: float, num_decode: int, num_prefill: int) -> None:
-        """A mixed step's time counts for both."""
         if num_decode:
             self._decode_s += step_s
             self._num_decode += num_decode
@@ -329,11 +315,8 @@ class TokenRates:
 
 
 class PrefillAverage:
-    """The prefill speed, kept as a ratio to the formula's estimate: so short and long prompts, and
-    partly cached ones, average into one speed that holds at any length.
-
-    Steps that also decode do not count: their time is not the prompt's alone.
-    """
+    """The speed is kept as a ratio to the formula's estimate, so that prompts of any length, and
+    partly cached ones, average into one. Steps that also decode do not count."""
 
     def __init__(self, start: PrefillSpeed) -> None:
         self._start = start
@@ -341,7 +324,6 @@ class PrefillAverage:
         self.speed = start
 
     def record(self, spans: Iterable[tuple[int, int]], step_s: float) -> None:
-        """``spans``: the ``[start, end)`` of each prompt in a step of nothing else."""
         num_tokens, expected_s = 0, 0.0
         for start, end in spans:
             num_tokens += end - start

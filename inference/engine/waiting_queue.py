@@ -15,8 +15,6 @@ each account's first item has a start on a virtual clock, and the earliest start
     added to an account with nothing waiting: it starts now, or where the account's last item ended
 
 Anonymous callers have a clock of their own and are taken only while no known account waits.
-
-For one thread. Plain Python over ints; times are arguments.
 """
 
 from __future__ import annotations
@@ -34,7 +32,6 @@ from inference.engine.sequence import Sequence
 WEIGHT_UNIT = 1 << 16
 """The factor that keeps a cost divided by a weight whole, and large enough."""
 SWEEP_BEYOND = 64
-"""The number of idle accounts that are kept in any case."""
 
 Item = TypeVar("Item", bound=Hashable)
 
@@ -70,7 +67,6 @@ class FairQueue(Generic[Item]):
         """The accounts with entries, and the idle ones whose last entry has not ended."""
         self._now = {False: 0, True: 0}
         self._first: _Entry[Item] | None = None
-        """The next entry, if it is known."""
         self._sweep_at = SWEEP_BEYOND
 
     def __len__(self) -> int:
@@ -89,7 +85,7 @@ class FairQueue(Generic[Item]):
         weight: int = 1,
         is_anonymous: bool = False,
     ) -> None:
-        """``order``, unlike every other item's, ranks it among its account's."""
+        """``order`` is unique; it ranks the item among its account's."""
         key = is_anonymous, account
         owner = self._accounts.get(key)
         if owner is None:
@@ -105,7 +101,6 @@ class FairQueue(Generic[Item]):
         return self._next().item if self._entries else None
 
     def take(self) -> Item:
-        """Removes and returns the next item, at its account's cost. There must be one."""
         entry = self._next()
         account = entry.account
         self._now[account.is_anonymous] = account.start
@@ -115,7 +110,7 @@ class FairQueue(Generic[Item]):
         return entry.item
 
     def remove(self, item: Item) -> None:
-        """Removes an item of the queue without charging its account."""
+        """Does not charge its account."""
         entry = self._entries.pop(item)
         entry.account.entries.remove(entry)
         self._first = None
@@ -144,7 +139,6 @@ class FairQueue(Generic[Item]):
         return self._first
 
     def _forget_idle(self) -> None:
-        """Forgets the accounts that would start now if they came back."""
         self._accounts = {
             key: account
             for key, account in self._accounts.items()
@@ -162,7 +156,6 @@ class QueueLimits:
 
     @property
     def max_queue_depth_per_account(self) -> int:
-        """The most places of the queue that one account may fill; at least one."""
         return -(-self.max_queue_depth * self.max_queue_share_percent // 100)
 
 
@@ -170,16 +163,13 @@ class QueueLimits:
 class SchedulerLimits(QueueLimits):
     max_running: int = 256
     prefill_tokens_per_step: int = 512
-    """The most prompt rows of one step, beside its decode rows."""
     target_step_s: float | None = None
     """The intended time of a step: see ``inference.engine.pace``."""
 
 
 class Pace(Protocol):
     @property
-    def running_limit(self) -> int:
-        """No sequence is admitted beyond this."""
-        ...
+    def running_limit(self) -> int: ...
 
     def prefill_tokens(self, num_decode_rows: int) -> int: ...
 
@@ -203,7 +193,6 @@ class WaitingQueue:
         yield from self._never_started
 
     def num_of(self, account: str) -> int:
-        """How many of the account never started."""
         return sum(sequence.account == account for sequence in self._never_started)
 
     def add(self, sequence: Sequence) -> None:
@@ -218,17 +207,14 @@ class WaitingQueue:
         insort(self._preempted, sequence, key=attrgetter("admission"))
 
     def release_held(self) -> None:
-        """Queues the held sequences that can start by now."""
         for sequence in [s for s in self._held if not s.is_held]:
             del self._held[sequence]
             self._line_up(sequence)
 
     def next(self) -> Sequence | None:
-        """Returns the next sequence without removing it; ``None`` if none can start."""
         return self._preempted[0] if self._preempted else self._fair.head()
 
     def take(self) -> Sequence:
-        """Removes and returns the next sequence, at its account's cost. There must be one."""
         if self._preempted:
             return self._preempted.pop(0)
         sequence = self._fair.take()
@@ -246,8 +232,7 @@ class WaitingQueue:
             self._fair.remove(sequence)
 
     def overdue(self, now_s: float, num_promised: int) -> list[Sequence]:
-        """Returns the sequences that have waited for longer than allowed, oldest first. Skips the
-        first ``num_promised``: a running slot is free for each."""
+        """Skips the first ``num_promised``: a running slot is free for each."""
         waiting = islice(self._never_started, max(0, num_promised - len(self._preempted)), None)
         return [one for one in waiting if one.deadline_s is not None and one.deadline_s <= now_s]
 

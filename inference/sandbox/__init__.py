@@ -3,6 +3,5 @@
     neuron thread ── job ──▶ pool ── frame ──▶ worker: limits of time, memory and output
                   ◀─ result, or why there is none ─┘   may die; the next one is forked
 
-The pool is the neuron's side. Workers are forked by a fork server, which has imported what they
-need, so that a new one is there within milliseconds.
+A fork server has imported what workers need, so that a new one is there within milliseconds.
 """

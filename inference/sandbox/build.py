@@ -92,7 +92,6 @@ class _Schemas:
         self.not_enforced: list[str] = []
 
     def checked(self, schema: Any, path: str, *, strict: bool) -> Any:
-        """The schema that is enforced. Raises ``GrammarRefusedError``."""
         try:
             with _refused_panics(path):
                 if strict:
@@ -122,8 +121,6 @@ class _Schemas:
     def without(
         self, tools: Sequence[ToolDefinition], error: UnsupportedSchemaError
     ) -> list[ToolDefinition]:
-        """``tools`` without what the model's format cannot express in one of them. Raises
-        ``GrammarRefusedError`` for a strict one."""
         tool, steps = error.tool, error.steps
         if tool.strict:
             raise GrammarRefusedError.of_schema(str(error), error.param) from error
@@ -165,9 +162,8 @@ def _call_parts(job: BuildGrammar, schemas: _Schemas) -> list[dict[str, Any]]:
 
 
 NUM_TOKENS = 16
-"""How many tokens of a grammar are followed. An engine compiles what its neuron sends it in its own
-process, so a worker does the same before: over the same tokens, with the same limits, on half the
-stack, and with the first masks, which are the dearest: states are computed in them."""
+"""Tokens of a grammar that are tried. An engine compiles it in its own process, so a worker does
+the same before: over the same tokens, with the same limits, on half the stack."""
 ALLOWED = b"\xc8"
 """How ``compute_logit_bias`` marks a token that may come next."""
 
@@ -187,8 +183,7 @@ def forget_tokenizers_but(digests: Iterable[str]) -> None:
 
 
 class _Vocabulary:
-    """A tokenizer for ``TokenizerWrapper``. Its texts become tokens greedily: the model's own
-    merges would need its whole tokenizer, and decide nothing about what compiles."""
+    """Tokenizes greedily: the model's own merges decide nothing about what compiles."""
 
     bos_token_id = None
 
@@ -206,9 +201,8 @@ class _Vocabulary:
 
 
 def trial_problem(grammar: str, digest: str) -> str | None:
-    """Why an engine could not compile ``grammar``, or not begin with it; ``None`` where it can, or
-    where there is no tokenizer of that digest to try it with. What goes wrong after the first token
-    depends on the tokens, and is the engine's to report: here it must only not end the process."""
+    """Why an engine could not compile ``grammar`` or begin with it. Later failures depend on the
+    tokens and are the engine's to report; here they must only not end the process."""
     tokenizer = _tokenizers.get(digest)
     if tokenizer is None:
         return None
@@ -225,7 +219,6 @@ def trial_problem(grammar: str, digest: str) -> str | None:
 
 
 def _any_allowed(matcher: LLMatcher, tokenizer: LLTokenizer, choice: random.Random) -> int | None:
-    """A token that may come next and is not an end; ``None``: none is, or the grammar broke."""
     if matcher.is_error() or matcher.is_stopped():
         return None
     bias = matcher.compute_logit_bias()

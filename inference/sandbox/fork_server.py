@@ -1,10 +1,8 @@
 """Forks workers: ``python -m inference.sandbox.fork_server FD``. It runs no job itself, has one
 thread, and ends when the other end of its socket closes, as its workers do.
 
-A worker does one job after the other until its socket closes. It sets each one's limits of
-processor time, memory and output for itself, so that they hold without anybody watching; the pool
-watches the clock beside them. They grow with the job's frame: a long conversation may take longer
-than a short one.
+A worker sets each job's limits of processor time, memory and output for itself, so that they hold
+without anybody watching; the pool watches the clock. They grow with the job's frame.
 """
 
 from __future__ import annotations
@@ -79,8 +77,7 @@ GROWTH_BYTES = 64 * jobs.MIB
 
 
 def work(connection: socket.socket) -> None:
-    """Work on jobs until the other end closes, or until this process has grown too large. Its last
-    answer then reports that, so that the pool gives it no further job."""
+    """Its last answer reports if this process has grown too large, so that no further job comes."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _limit(resource.RLIMIT_STACK, STACK_BYTES)
     # The kernel ends it: a handler of Python's would wait for the C code to return.
@@ -141,7 +138,6 @@ def _render(job: jobs.RenderChat, max_output_bytes: int) -> jobs.Result:
 
 
 def _limit(which: int, num_bytes: int) -> None:
-    """A host's own limit stays, where that is lower."""
     _, hard = resource.getrlimit(which)
     if hard == resource.RLIM_INFINITY or num_bytes < hard:
         resource.setrlimit(which, (num_bytes, hard))

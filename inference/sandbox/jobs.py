@@ -25,7 +25,6 @@ CPU_S_PER_MIB = 0.5
 
 
 def cpu_limit_s(num_bytes: int) -> float:
-    """How long a job of that size may use a processor."""
     return CPU_S + CPU_S_PER_MIB * num_bytes / MIB
 
 
@@ -39,7 +38,7 @@ class LossReason(StrEnum):
 
 
 class SandboxError(Exception):
-    """Base of this package."""
+    pass
 
 
 class WorkerLostError(SandboxError):
@@ -57,11 +56,7 @@ class NotWantedError(SandboxError):
 
 
 class BuildGrammar(msgspec.Struct, frozen=True, kw_only=True):
-    """Checks the schemas that an answer has to follow, and builds and compiles its grammar: calls,
-    the output format, or either."""
-
     tools: list[ToolDefinition] = []
-    """Those that the answer may call."""
     choice: ToolChoice = ToolChoice(mode="none")
     parallel: bool = True
     tool_format: str = ""
@@ -78,8 +73,7 @@ class BuildGrammar(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def path(self) -> str | None:
-        """The field of the client's body that determines what the answer must be; ``None`` if
-        several do."""
+        """The client's field that determines the answer; ``None`` if several do."""
         if self.output_format is None:
             return self.tools[0].path if len(self.tools) == 1 else "tools"
         return None if self.tools else self.output_format.path
@@ -98,18 +92,14 @@ Job = BuildGrammar | RenderChat
 class Built(msgspec.Struct, frozen=True, kw_only=True, tag="built"):
     grammar: Grammar
     not_enforced: list[str] = []
-    """The places in schemas of the client's body that the grammar leaves out."""
 
 
 class Rendered(msgspec.Struct, frozen=True, kw_only=True, tag="rendered"):
     text: str
     loses_system_turns: bool = False
-    """The template rewrites or drops system turns."""
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
-    """The client's failure."""
-
     code: str
     message: str
     param: str | None = None
@@ -120,7 +110,6 @@ class Broken(msgspec.Struct, frozen=True, kw_only=True, tag="broken"):
 
     reason: LossReason
     where: str = ""
-    """The exception and its line, for the log."""
 
 
 Result = Built | Rendered | Refused | Broken
@@ -136,8 +125,6 @@ FURTHER, LAST = b"+", b"."
 
 
 class TokenizerFacts(msgspec.Struct, frozen=True, kw_only=True, weakref=True):
-    """The parts of a model's tokenizer that compiling a grammar needs."""
-
     digest: str
     tokens: list[bytes]
     """Index is the token id; padded to the model's vocabulary."""

@@ -35,9 +35,7 @@ CLOCK_S = 30.0
 """How long a worker may take by the clock, which runs on while others have the processors."""
 CLOCK_S_PER_MIB = 3.0
 SLICE_S = 0.05
-"""How often a caller that waits looks whether it is still wanted."""
 NUM_KEPT = 2
-"""The number of idle workers that stay; the others end."""
 START_LIMIT_S = 60.0
 """How long a fork server may take to import what it needs, or to read a tokenizer."""
 STOP_LIMIT_S = 2.0
@@ -50,7 +48,6 @@ class _Worker:
     num_tokenizers: int
     """The tokenizers that had been kept before it was forked, which are all that it has."""
     is_last: bool = False
-    """It ends, and takes no further job."""
 
     def has_answered(self, timeout_s: float) -> bool:
         readable = select.poll()
@@ -75,20 +72,18 @@ class WorkerPool:
         self._control: socket.socket | None = None
         self._tokenizers: WeakValueDictionary[str, jobs.TokenizerFacts] = WeakValueDictionary()
         self._sent: set[str] = set()
-        """Digests of the tokenizers that the fork server has."""
         self._num_tokenizers = 0
         self._is_closed = False
 
     def close(self) -> None:
-        """Ends all workers; jobs that run fail. Returns when their server is gone."""
+        """Jobs that run fail. Returns when the fork server is gone."""
         self._is_closed = True
         self._end_idle()
         with self._lock:
             self._drop()
 
     def keep_tokenizer(self, facts: jobs.TokenizerFacts) -> jobs.TokenizerFacts:
-        """Workers that are forked from now on have it, for as long as what this returns is referred
-        to."""
+        """Workers forked from now on have it, for as long as the returned object is referred to."""
         with self._lock:
             kept = self._tokenizers.setdefault(facts.digest, facts)
             self._num_tokenizers += 1
@@ -96,8 +91,7 @@ class WorkerPool:
         return kept
 
     def run(self, job: jobs.Job, is_wanted: Callable[[], bool] = lambda: True) -> jobs.Result:
-        """Blocks. ``is_wanted``: whether anybody still waits for the result; called a few times a
-        second. Raises ``SandboxError``, and ``RecursionError`` for a job nested too deeply."""
+        """Polls ``is_wanted``. Raises ``SandboxError``, and ``RecursionError`` for a deep job."""
         frame = jobs.encode_job(job)
         worker = self._idle_one() or self._forked()
         try:
@@ -157,7 +151,6 @@ class WorkerPool:
                 self._idle.pop().end()
 
     def _forked(self) -> _Worker:
-        """Raises ``NoWorkerError``."""
         ours, theirs = socket.socketpair()
         with theirs, self._lock:
             for _ in range(2):  # a server that has died since the last call is started again
@@ -174,7 +167,6 @@ class WorkerPool:
         raise jobs.NoWorkerError("none could be started")
 
     def _fork(self, theirs: socket.socket) -> int:
-        """The new worker's pidfd. Raises ``ChannelError``, ``OSError``."""
         control = self._control or self._start()
         channel, kept = Channel(control), dict(self._tokenizers)
         for digest in kept.keys() - self._sent:
@@ -217,7 +209,7 @@ class WorkerPool:
 
 
 def _environment() -> dict[str, str]:
-    """This process's own less all that is secret. One thread each: a fork copies no others."""
+    """One thread each: a fork copies no others."""
     return {
         **child_environment(Role.OTHER),
         "OPENBLAS_NUM_THREADS": "1",

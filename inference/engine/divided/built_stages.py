@@ -1,6 +1,4 @@
-"""The stages of a load: opened, whether each fits its device; built, all at once; grouped by
-device, since what they take there they take together; and reported.
-"""
+"""Opens, builds and reports the stages of a load, and groups them by device."""
 
 from __future__ import annotations
 
@@ -45,8 +43,7 @@ from inference.protocol.load_report import DeviceMemory, LoadReport, StageReport
 
 @contextmanager
 def later_stages(spec: LoadSpec) -> Iterator[StageProcesses | None]:
-    """The stages behind the first; those of other hosts begin to open their files. ``None``: the
-    model has one stage. They end where the block raises. Raises ``StageUnreachableError``."""
+    """``None`` for one stage. They end where the block raises. Raises ``StageUnreachableError``."""
     if len(spec.stages) < 2:
         yield None
         return
@@ -65,8 +62,7 @@ def open_later(
     native_cache_dir: Path,
     on_progress: OnProgress,
 ) -> None:
-    """Has all of them open their files; nothing of their weights is read. Raises ``LoadError`` and
-    ``DeviceFault``."""
+    """Reads no weights. Raises ``LoadError`` and ``DeviceFault``."""
     if processes is None:
         return
     num_threads = torch.get_num_threads()
@@ -99,7 +95,6 @@ def open_later(
 
 
 def _taken_bytes(spec: LoadSpec, first: OpenedModel, others: StageProcesses) -> int:
-    """Bytes that the stages before need of the device of ``spec``."""
     device = choose_device(spec)
     taken_bytes = first.need.required_bytes if first.weights.device == device else 0
     here = zip(spec.stages[1:], others.opened, strict=False)  # as many as are open
@@ -117,8 +112,7 @@ def build_stages(
     context_tokens: int,
     native_cache_dir: Path,
 ) -> StagedModel:
-    """All stages at once, each in its process. Raises what ``build_stage`` does, and what a load of
-    another process raises."""
+    """Raises what ``build_stage`` does, and what a load of another process raises."""
     processes.begin_build(context_tokens, has_images=first.config.vision is not None)
     config, ranges = first.config, stage_ranges(spec)
     stage, words = build_stage(
@@ -148,10 +142,8 @@ def build_stages(
 class DevicePart:
     device: AnyDevice
     promised_bytes: int
-    """The bytes of the device that its neuron promised to others."""
     limit_bytes: int | None
     config: ModelConfig
-    """The config of the device's layers together."""
     kv_format: KVFormat
     weight_bytes: int
     has_head: bool
@@ -161,8 +153,6 @@ class DevicePart:
 
 @dataclass(frozen=True, slots=True)
 class StageGauge:
-    """``MemoryGauge`` of a stage's process."""
-
     processes: StageProcesses
     index: int
 
@@ -194,7 +184,6 @@ def later_gauges(model: StagedModel) -> list[tuple[AnyDevice, MemoryGauge]]:
 
 
 def device_parts(model: StagedModel) -> Iterator[DevicePart]:
-    """Yields the part of each device, the first stage's device before the others."""
     for device in dict.fromkeys(one.device for one in model.stages):
         here = [index for index, one in enumerate(model.stages) if one.device == device]
         stages = [model.stages[index] for index in here]
@@ -217,7 +206,6 @@ def with_stages(
     trial: Trial,
     plan: KVPlan,
 ) -> LoadReport:
-    """``report`` with each stage, and what each device of this host holds of them."""
     stages = stage_reports(model, plan)
     memory = _memory_by_device(stages, model, trial)
     own = [memory[device] for device in memory if not isinstance(device, RemoteDevice)]
@@ -238,8 +226,7 @@ def with_stages(
 
 
 def settle_stages(model: StagedModel, trial: Trial, plan: KVPlan) -> None:
-    """Reports to each stage of another host what it takes there. What several stages take of one
-    device is the first one's of them, so that its neuron counts it once."""
+    """Memory of several stages on a device is the first one's, so its neuron counts it once."""
     stages = stage_reports(model, plan)
     memory = _memory_by_device(stages, model, trial)
     settled = {}
@@ -255,7 +242,6 @@ def settle_stages(model: StagedModel, trial: Trial, plan: KVPlan) -> None:
 def _memory_by_device(
     stages: Sequence[StageReport], model: StagedModel, trial: Trial
 ) -> dict[AnyDevice, DeviceMemory]:
-    """Memory of each device that its stages take together, the engine's first."""
     kv_bytes: Counter[AnyDevice] = Counter()
     for fact, stage in zip(model.stages, stages, strict=True):
         kv_bytes[fact.device] += stage.kv_bytes

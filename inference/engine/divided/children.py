@@ -4,8 +4,7 @@ ends by itself ends the model, and none outlives its engine.
     engine   Child  ── frames ──▶  ParentLink   the part's process
                     ◀── frames ──               a reader thread at each end; end of file: it is gone
 
-A process is this one's child, or another host's at the end of a connection. Knows connections and
-processes; no tensors.
+A process is this one's child, or another host's at the end of a connection. Knows no tensors.
 """
 
 from __future__ import annotations
@@ -36,13 +35,11 @@ from inference.supervised_threads import SupervisedThread
 log = logging.getLogger(__name__)
 
 REAP_S = 5.0
-"""How long to wait for the end of a process that has closed its socket."""
 
 PR_SET_PDEATHSIG = 1
 """linux/prctl.h"""
 REPLY_TIMEOUT_S = 3600.0
-"""How long a part may take to open or build. A load that makes no progress is ended by its neuron
-before."""
+"""The neuron ends a load that makes no progress sooner."""
 
 
 class OutOfMemory(msgspec.Struct, frozen=True, kw_only=True, tag="out_of_memory"):
@@ -53,13 +50,11 @@ Reply = TypeVar("Reply", bound=msgspec.Struct)
 
 
 class ChildEnd(Protocol):
-    """The process at the other end of a child's connection."""
-
     @property
     def connection(self) -> socket.socket | Connection: ...
 
     def end_in_words(self) -> str:
-        """How it ended, in words that follow its name. May wait for its end."""
+        """In words that follow its name. May wait for its end."""
         ...
 
     def kill(self) -> None: ...
@@ -67,8 +62,7 @@ class ChildEnd(Protocol):
 
 class ChildProcess:
     def __init__(self, module: str, fds: Sequence[tuple[str, int]] = ()) -> None:
-        """``module`` is run with ``--fd``, ``--parent`` and ``fds``: options whose file descriptors
-        it inherits. Raises ``OSError`` where it cannot be started."""
+        """``fds``: options whose file descriptors it inherits. Raises ``OSError``."""
         self.connection, theirs = socket.socketpair()
         try:
             with theirs:
@@ -94,8 +88,6 @@ class ChildProcess:
 
 
 class Child:
-    """``received``: its messages and then ``None``, filled by its reader's thread."""
-
     def __init__(
         self,
         name: str,
@@ -105,8 +97,7 @@ class Child:
         on_end: Callable[[Child], None],
         on_message: Callable[[Any], bool] = lambda _: True,
     ) -> None:
-        """``name``: in words. The callbacks are called by the reader's thread; ``on_message``
-        returns whether the message goes to ``received`` as well."""
+        """The reader calls back; ``on_message`` returns whether ``received`` gets the message."""
         self.name = name
         self.end = end
         self.received: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -187,8 +178,7 @@ def start_process(module: str, fds: Sequence[tuple[str, int]]) -> subprocess.Pop
 def begin_child(
     module: str, arguments: list[str] | None, decode: Callable[[bytes], Any], *sockets: str
 ) -> tuple[ParentLink, dict[str, socket.socket]]:
-    """The first call in a process that ``ChildProcess`` starts. Returns its link to the engine,
-    without which it ends at once, and those of ``sockets`` that it has, by their option."""
+    """Must come first in a process that ``ChildProcess`` starts: it ends with its engine."""
     parser = argparse.ArgumentParser(prog=f"python -m {module}")
     parser.add_argument("--fd", type=int, required=True, help="inherited socket to the engine")
     parser.add_argument("--parent", type=int, required=True, help="the engine's process id")
@@ -215,12 +205,11 @@ def _die_with_parent(parent_pid: int) -> None:
 
 
 class ParentLink:
-    """The child's end of its connection to the engine. Any thread may send."""
+    """Any thread may send."""
 
     def __init__(
         self, channel: Channel, decode: Callable[[bytes], Any], on_gone: Callable[[], object]
     ) -> None:
-        """``on_gone`` is called by the thread that notices that the engine is gone."""
         self._channel = channel
         self._decode = decode
         self._on_gone = on_gone
@@ -237,7 +226,7 @@ class ParentLink:
             self._note_gone()
 
     def receive(self) -> Any:
-        """``None``: the engine is gone, or sends what no engine does."""
+        """``None``: the engine is gone, or sent an invalid frame."""
         try:
             return self._decode(self._channel.receive())
         except (ChannelError, msgspec.MsgspecError) as error:
@@ -269,7 +258,6 @@ class Children:
         self._lost: StepFault | None = None
         self._on_lost: Callable[[StepFault], object] | None = None
         self.all: list[Child] = []
-        """Filled by whatever starts them."""
 
     def __len__(self) -> int:
         return len(self.all)
@@ -292,7 +280,7 @@ class Children:
             on_lost(lost)
 
     def lose(self, fault: StepFault) -> None:
-        """The model cannot continue. Any thread; the first fault is kept."""
+        """Any thread; the first fault is kept."""
         with self._lock:
             if self._is_closed or self._lost is not None:
                 return

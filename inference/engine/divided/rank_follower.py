@@ -1,11 +1,6 @@
 """The process of one rank but the first:
 ``python -m inference.engine.divided.rank_follower --fd N``.
 
-    reader thread ──frames──▶ inbox ──▶ main thread: build, then replay each step
-         │ end of file
-         ▼
-    os._exit: no rank outlives its engine
-
 It schedules and samples nothing: its logits are thrown away, its part of every sum is not. A step
 that raises ends the process, and with it the model.
 """
@@ -81,7 +76,6 @@ class Rank:
 
     @torch.inference_mode()
     def run(self) -> None:
-        """Serves until the engine's end of the socket closes. Raises what a step raises."""
         self._engine.start()
         store = file_store(Path(self._join.meeting), self._join.spec.tensor_parallel)
         self._group.join(store, self._join.timeout_s)
@@ -113,7 +107,6 @@ class Rank:
 
 
 def _build(join: Join, gauge: HostGauge, engine: ParentLink) -> Rank:
-    """Raises ``LoadError`` and ``ModelError``."""
     on_tensor = after_each_tensor(lambda _: None)
     opened = open_model(join.spec, Path(join.cache_dir), on_tensor, rank=join.rank)
     if not isinstance(opened, OpenedModel):

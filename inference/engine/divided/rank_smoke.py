@@ -86,7 +86,6 @@ def main(arguments: list[str] | None = None) -> int:
 def chosen_devices(
     num_ranks: int, kind: str | None, cards: str | None, num_cards: int
 ) -> list[str]:
-    """A card for each rank, or the processors for all. Raises ``ValueError``."""
     if num_ranks < 2:
         raise ValueError(f"at least 2 ranks share a model, not {num_ranks}")
     if cards is not None:
@@ -127,7 +126,6 @@ def opened_model(spec: LoadSpec, folder: Path) -> OpenedModel:
 
 @torch.inference_mode()
 def logits_of(model: AnyModel) -> torch.Tensor:
-    """The logits of a prompt's tokens and of one that decodes after it."""
     kv = model.new_kv(NUM_TOKENS // BLOCK_TOKENS + 1, BLOCK_TOKENS)
     tokens = [token * 37 % model.config.vocab_size for token in range(NUM_TOKENS)]
     prompt = StepInput.of_sequence(tokens[:-1], BLOCK_TOKENS, logit_rows=ALL_ROWS)
@@ -138,7 +136,6 @@ def logits_of(model: AnyModel) -> torch.Tensor:
 
 
 def save_model(directory: Path, num_ranks: int, **changes: int) -> Path:
-    """A llama whose heads come out even. ``changes``: of its config."""
     heads = 2 * num_ranks
     config = {
         "model_type": "llama",

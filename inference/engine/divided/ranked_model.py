@@ -1,16 +1,10 @@
 """Rank 0's ``Model``: sends each step to the other ranks, and computes its own part of it.
 
-    open_model ─▶ start followers ─▶ build ─▶ all have built ─▶ first sum ─▶ RankedModel
-
-    forward ─▶ Step to all followers ─▶ own part, sums with theirs ─▶ logits
-
 A step that goes well has no reply: its collectives are one. One that raises on any rank ends the
 model, as a rank that dies does. The frames:
 
     engine   ─ Join ─▶ … ─ NewKV ─▶ ─ Step ─▶ ─ Step ─▶ …
     follower ─ Built | LoadFailedMessage ─▶ … ─ RankMemory ─▶
-
-``Followers`` are the other ranks' processes, from this end.
 """
 
 from __future__ import annotations
@@ -49,19 +43,13 @@ ENDLESS_S = 24 * 3600.0
 
 
 class Join(msgspec.Struct, frozen=True, kw_only=True, tag="join"):
-    """The first frame."""
-
     spec: LoadSpec
-    """The load's spec, with a source that is on this host already."""
     rank: int
     meeting: str
-    """A file that all ranks find each other by."""
     cache_dir: str
-    """Where the first rank has opened the model's files."""
     num_threads: int
     context_tokens: int
     timeout_s: float
-    """How long each collective may take."""
 
 
 class Built(msgspec.Struct, frozen=True, kw_only=True, tag="built"):
@@ -70,13 +58,10 @@ class Built(msgspec.Struct, frozen=True, kw_only=True, tag="built"):
 
 
 class RankMemory(msgspec.Struct, frozen=True, kw_only=True, tag="measured"):
-    """The reply to the second ``NewKV``: the memory that the steps until then took."""
-
     load_bytes: int
     """All but keys and values, the largest step's numbers included."""
     process_bytes: int
     free_bytes: int
-    """Left on its device."""
 
 
 LeaderMessage = Join | NewKV | Step
@@ -85,11 +70,8 @@ decode_follower_message = msgspec.msgpack.Decoder(Built | LoadFailedMessage | Ra
 
 
 class Followers(Children):
-    """Ranks 1, 2, … of one model."""
-
     def __init__(self, joins: list[Join]) -> None:
-        """Starts them, all or none. Raises ``OSError`` where a process cannot be started, and
-        ``DeviceFault`` where one is gone at once."""
+        """Starts all or none. Raises ``OSError``, and ``DeviceFault`` where one is gone at once."""
         super().__init__()
         try:
             for join in joins:
@@ -102,7 +84,7 @@ class Followers(Children):
             raise
 
     def built(self) -> list[Built]:
-        """Waits until all are built. Raises ``PartFailedError`` and ``DeviceFault``."""
+        """Raises ``PartFailedError`` and ``DeviceFault``."""
         return [follower.reply(Built) for follower in self.all]
 
     def memory(self, timeout_s: float) -> list[RankMemory]:
@@ -127,15 +109,12 @@ class RankedModel(PlainBackend):
         self.tower = model.tower
         self.followers = followers
         self.built = built
-        """The reports of the other ranks on what they built, in order."""
         self._model = model
         self._group = group
         self._timeout_s = timeout_s
         self._kv: PagedKV | None = None
         self._num_kv = 0
         self.memory: list[RankMemory] = []
-        """Memory of the other ranks over the steps of the first storage; filled by the second
-        one."""
         followers.watch(lambda _: group.drop())  # which ends a collective that this rank waits in
 
     @property
@@ -161,8 +140,7 @@ class RankedModel(PlainBackend):
         raise UnsupportedAdapterError("a model that several devices share takes no adapters")
 
     def forward(self, step: StepInput, kv: PagedKV) -> torch.Tensor:
-        """Waits for the step. Raises ``DeviceFault`` or ``HangFault``, whatever was raised: the
-        other ranks are in the middle of the step."""
+        """Raises ``DeviceFault`` or ``HangFault`` for any error: other ranks are mid-step."""
         assert kv is self._kv, "the other ranks have another one"
         self.followers.send(message_of(step))
         try:
@@ -178,8 +156,7 @@ class RankedModel(PlainBackend):
 def lead_ranks(
     spec: LoadSpec, opened: OpenedModel, context_tokens: int, kv_format: KVFormat | None
 ) -> tuple[RankedModel, str]:
-    """The model, and in words what computes it. Raises ``LoadError``, and ``DeviceFault`` where a
-    rank ends."""
+    """Raises ``LoadError``, and ``DeviceFault`` where a rank ends."""
     num_ranks = spec.tensor_parallel
     timeout_s = STEP_TIMEOUT_S.read(os.environ) or ENDLESS_S
     torch.set_num_threads(max(1, torch.get_num_threads() // num_ranks))
@@ -232,8 +209,6 @@ def follower_spec(spec: LoadSpec, opened: OpenedModel) -> LoadSpec:
 
 
 def with_ranks(report: LoadReport, model: RankedModel, cache_bytes: int) -> LoadReport:
-    """``report``, of this rank, with the others' memory. ``cache_bytes``: keys and values of each
-    rank."""
     ranks = [
         RankReport(
             rank=0,

@@ -71,18 +71,13 @@ from inference.supervised_threads import SupervisedThread
 log = logging.getLogger(__name__)
 
 ENGINE_TIMEOUT_S = 120.0
-"""How long a stage waits for its engine's control link."""
 NEIGHBOUR_TIMEOUT_S = 3600.0
-"""How long it listens for rows' links while its engine opens files. The engine's neuron ends a load
-that makes no progress sooner, and the control releases a stage whose job has ended."""
+"""For rows' links. The engine's neuron and the control end stuck loads sooner."""
 LINKS_TIMEOUT_S = 30.0
-"""How long a stage that has its layers waits for rows' links. They are made before the engine has
-any stage built."""
+"""For rows' links, which are made before the engine has any stage built."""
 
 
 def hold_stage(spec: LoadSpec, data_dir: Path, messenger: Messenger) -> EngineExit:
-    """Holds the stage until its engine is gone; most ends exit the process at once. Returns its
-    exit status."""
     SupervisedThread(lambda: _obey(messenger), name="stage-commands", restarts=False).start()
     gauge, holder = HostGauge(), None
     try:
@@ -110,8 +105,7 @@ def hold_stage(spec: LoadSpec, data_dir: Path, messenger: Messenger) -> EngineEx
 
 
 def listen(spec: LoadSpec, environment: Mapping[str, str]) -> tuple[LinkListener, str]:
-    """Listens at the first port that can be had, and returns the address in words. Raises
-    ``BadSourceError`` where the operator named no address, or no port of it can be had."""
+    """Listens at the first free port; returns the address in words. Raises ``BadSourceError``."""
     where = STAGE_LISTEN.read(environment)
     if where is None:
         raise BadSourceError(
@@ -151,7 +145,6 @@ class _Holder:
         self._behind: SecureConnection | None = None
 
     def load(self, gauge: HostGauge) -> StageRunner | None:
-        """``None``: the engine has gone. Raises what ``open_stage`` and ``build_runner`` do."""
         SupervisedThread(self._accept, name="stage-links", restarts=False).start()
         join = JoinStage(
             spec=spec_of_stage(self._spec, self._index),
@@ -210,8 +203,6 @@ class _Holder:
         self._engine.send(LoadProgressed(progress=progress))
 
     def _end(self) -> NoReturn:
-        """Called by the thread that notices that the engine is gone: the main thread may
-        compute."""
         os._exit(_release(self._messenger, "its engine has gone"))
 
 

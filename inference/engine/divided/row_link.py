@@ -3,10 +3,9 @@
     [ number of the step │ kind │ rows │ features ][ the numbers, row by row ]
                            fault: bytes  0          [ its class and text ]
 
-Within a host numbers cross as they are, in the sender's dtype, byte for byte; a sender to another
-host may round float32 to bfloat16. Every header is checked before memory is allocated for what it
-announces. ``send`` blocks while the other end does not read; each end that receives has a thread
-that does. Knows connections, and no stages.
+A sender to another host may round float32 to bfloat16. Every header is checked before memory is
+allocated for what it announces. ``send`` blocks while the other end does not read; each end that
+receives has a thread that does.
 """
 
 from __future__ import annotations
@@ -34,9 +33,7 @@ MOST_ROWS = 1 << 17
 UNREAD_ARRIVALS = 64
 """The most steps whose rows wait to be taken from a link: more than are ever under way."""
 ROWS_IN, ROWS_OUT = "--rows-in", "--rows-out"
-"""The options by which a stage's process inherits sockets to neighbours on its host."""
 JOINED_BYTES = 1 << 16
-"""Up to so many bytes of rows are sent with their header in one call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +55,7 @@ class RowLink:
         is_narrow: bool = False,
         max_rows: int = MOST_ROWS,
     ) -> None:
-        """``is_narrow``: ``send`` rounds float32 rows to bfloat16, which are half of the bytes.
-        ``max_rows``: of a step that ``receive`` accepts."""
+        """``is_narrow``: ``send`` rounds float32 to bfloat16."""
         self._connection = as_connection(connection)
         self._num_features = num_features
         self._is_narrow = is_narrow
@@ -78,13 +74,12 @@ class RowLink:
             self._send(data)
 
     def send_fault(self, number: int, fault: StepFault) -> None:
-        """Sends a fault in place of the step's rows. Raises ``ChannelClosedError``."""
+        """Raises ``ChannelClosedError``."""
         text = f"{type(fault).__name__}\n{fault}".encode()[:MOST_FAULT_BYTES]
         self._send(HEADER.pack(number, FAULT, len(text), 0) + text)
 
     def receive(self) -> Arrival:
-        """The next step's. Blocks. Raises ``ChannelClosedError``, and ``BadRowsError`` for what no
-        stage of this model sends."""
+        """Raises ``ChannelClosedError``, and ``BadRowsError`` for rows that no stage sends."""
         header = bytearray(HEADER.size)
         read_into(self._connection, memoryview(header), begins_frame=True)
         number, kind, num_rows, num_features = HEADER.unpack(header)
@@ -122,8 +117,7 @@ class RowLink:
 
 
 def narrowed(rows: torch.Tensor) -> torch.Tensor:
-    """``rows`` in two bytes a feature: float32 is rounded to the nearest bfloat16, and rows of two
-    bytes are themselves."""
+    """Rounds float32 to the nearest bfloat16; rows of two bytes a feature stay."""
     return rows.to(torch.bfloat16) if rows.dtype == torch.float32 else rows
 
 
@@ -142,17 +136,15 @@ class RowReader:
         *,
         max_arrivals: int = UNREAD_ARRIVALS,
     ) -> None:
-        """``on_end`` is called in that thread, once, when the link can be read no more.
-        ``max_arrivals``: while so many wait for ``next``, no more are read, and then their sender
-        waits."""
+        """``on_end`` is called once, in the reader's thread. While ``max_arrivals`` wait for
+        ``next``, no more are read, and then their sender waits."""
         self._link = link
         self._on_end = on_end
         self._arrived: queue.Queue[Arrival | None] = queue.Queue(max_arrivals)
         SupervisedThread(self._read, name=name, restarts=False).start()
 
     def next(self, timeout_s: float | None = None) -> Arrival | None:
-        """Returns the next arrival, in the order of sending. ``None``: nothing came within
-        ``timeout_s``, or nothing comes any more."""
+        """``None``: nothing came within ``timeout_s``, or nothing comes any more."""
         try:
             arrival = self._arrived.get(timeout=timeout_s)
         except queue.Empty:

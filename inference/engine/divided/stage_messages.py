@@ -6,13 +6,10 @@ Rows cross links of their own (``row_link``).
                   └────────────────┴ LoadFailedMessage: the process ends    Alive, every second ─▶
 
 A stage of another host has its load spec from its own neuron, and gets ``MeetStage`` in place of
-``JoinStage``. What the engine asks for is answered in its order. A step has no answer here: its
-rows are one. End of file ends a stage.
+``JoinStage``. Answers come in the engine's order; the answer to a step is its rows.
 
-A step and an adapter are checked before a stage computes with them: backends use a step's indices
-and an adapter's matrices as they are. An index too high would read or write memory that is not the
-stage's, and native code reads matrices without looking at their shapes. The engine may be another
-host's.
+Steps and adapters are checked, since the engine may be another host's: an index too high would read
+or write memory that is not the stage's, and native code does not look at matrices' shapes.
 """
 
 from __future__ import annotations
@@ -41,36 +38,26 @@ ADAPTER_DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 
 class StagePeer(msgspec.Struct, frozen=True, kw_only=True):
-    """A stage of another host, to which a process of the engine's host opens links."""
-
     address: str
     certificate: str
     identity: LinkIdentity
-    """The engine's: its host is one end to the others."""
 
 
 class JoinStage(msgspec.Struct, frozen=True, kw_only=True, tag="join"):
-    """The first frame: opens the stage's files, and builds nothing yet."""
-
     spec: LoadSpec
-    """The spec of the stage's one device, with a source that is on this host already; ``stages``
-    are all."""
     stage: int
     cache_dir: str
-    """The folder in which the first stage has opened the model's files."""
     native_cache_dir: str
     num_threads: int
     before: StagePeer | None = None
-    """The stage that its rows come from, where it is on another host."""
+    """``None``: on this host."""
     behind: StagePeer | None = None
-    """The stage that its rows go to, where it is on another host."""
 
 
 class MeetStage(msgspec.Struct, frozen=True, kw_only=True, tag="meet"):
     files_digest: str
-    """The digest of the first stage's files: the stage's is to be the same (``files_digest``)."""
+    """The first stage's; this stage's must be the same."""
     address_behind: str = ""
-    """The address of the stage behind, where that is on another host too."""
 
 
 class BuildStage(msgspec.Struct, frozen=True, kw_only=True, tag="build"):
@@ -103,7 +90,7 @@ class RunStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
 
 
 class WatchMemory(msgspec.Struct, frozen=True, kw_only=True, tag="watch"):
-    """Sent before the largest steps."""
+    pass
 
 
 class MeasureMemory(msgspec.Struct, frozen=True, kw_only=True, tag="measure"):
@@ -119,8 +106,7 @@ class WakeUp(msgspec.Struct, frozen=True, kw_only=True, tag="wake"):
 
 
 class SettleStage(msgspec.Struct, frozen=True, kw_only=True, tag="settle"):
-    """Memory that the stage turned out to take, for its neuron, once the model is loaded. Sent to
-    stages of other hosts alone."""
+    """Only for stages of other hosts, whose neurons record the memory."""
 
     report: StageReport
     memory: DeviceMemory
@@ -148,19 +134,16 @@ class StageOpened(msgspec.Struct, frozen=True, kw_only=True, tag="opened"):
     """The bytes that the device must have, with a short context's keys and values."""
     weight_bytes: int
     num_positions: int
-    """Tokens of a text that its memory can serve."""
     promised_bytes: int = 0
     memory_limit_bytes: int | None = None
-    """The bytes that its ``StageSpec`` has; a stage of another host has those of its own neuron."""
+    """For a stage of another host, its own neuron's."""
 
 
 class StageBuilt(msgspec.Struct, frozen=True, kw_only=True, tag="built"):
     kv_format: KVFormat
     copies_context: bool
     execution: str
-    """A sentence for people: which code computes it."""
     weights: str
-    """A sentence for people: how the weights are held."""
     estimated_bytes: int
     """The bytes without keys and values."""
     process_bytes: int
@@ -192,8 +175,7 @@ class Alive(msgspec.Struct, frozen=True, kw_only=True, tag="alive"):
 
 
 class LinkLost(msgspec.Struct, frozen=True, kw_only=True, tag="link_lost"):
-    """Rows come to the stage, or leave it, no more. The engine may not see this itself: the other
-    end is another stage."""
+    """The engine may not see it: the other end of the link of rows is another stage."""
 
     message: str
 
@@ -217,7 +199,7 @@ decode_from_stage = msgspec.msgpack.Decoder(FromStage).decode
 
 
 def checked_step(message: Step, rows: torch.Tensor, kv: NewKV, num_positions: int) -> StepInput:
-    """The step of ``message``, whose hidden rows are ``rows``. Raises ``StepInputFault``."""
+    """Raises ``StepInputFault``."""
     try:
         step = step_of(message)
     except (AttributeError, RuntimeError, TypeError, ValueError) as error:
@@ -230,8 +212,7 @@ def checked_step(message: Step, rows: torch.Tensor, kv: NewKV, num_positions: in
 
 
 def check_step(step: StepInput, kv: NewKV, num_positions: int) -> None:
-    """``num_positions``: that the stage was built for. Raises ``StepInputFault`` naming the
-    array or number at fault."""
+    """Raises ``StepInputFault`` naming the array or number at fault."""
     num_rows, num_seqs = _length(step.positions), _length(step.context_lens)
     _require(num_rows > 0 and num_seqs > 0, "it has no rows")
     _require(step.block_tokens == kv.block_tokens, "its blocks have another size")
@@ -303,7 +284,6 @@ def _length(array: Ints) -> int:
 
 
 def _within(array: npt.NDArray[np.integer[Any]], first: int, last: int, name: str) -> None:
-    """Each in ``[first, last)``."""
     if array.size and not (first <= int(array.min()) and int(array.max()) < last):
         raise StepInputFault(f"a step of this stage: its {name} are not all in [{first}, {last})")
 
@@ -314,7 +294,6 @@ def _require(holds: bool, otherwise: str) -> None:
 
 
 def message_of_adapter(number: int, weights: AdapterWeights) -> AddAdapter:
-    """``weights``: by the stage's own names."""
     modules = {
         name: LowRankArrays(array_of(one.down), array_of(one.up), one.scale)
         for name, one in weights.modules.items()
@@ -323,8 +302,7 @@ def message_of_adapter(number: int, weights: AdapterWeights) -> AddAdapter:
 
 
 def adapter_of(message: AddAdapter, config: ModelConfig) -> AdapterWeights:
-    """``config``: of the stage's layers. Raises ``UnsupportedAdapterError`` for what no adapter of
-    this stage is."""
+    """``config``: of the stage's layers. Raises ``UnsupportedAdapterError``."""
     shapes = adaptable_shapes(config)
     modules = {}
     for name, arrays in message.modules.items():

@@ -3,9 +3,8 @@
     engine ─ rows ─▶ stage 2 ─ rows ─▶ … ─ rows ─▶ last stage ─ rows ─▶ engine
        └─ control ─▶ each of them
 
-Some may be on other hosts, in any order: links are sockets within the host, and ``stage_links`` to
-others (``stage_specs``). A stage that ends, or sends nothing for a while, ends the model. Knows
-processes, messages and rows; which layers a stage has is ``staged_model``'s business.
+Links are sockets within the host, and ``stage_links`` to others (``stage_specs``). A stage that
+ends, or sends nothing for a while, ends the model.
 """
 
 from __future__ import annotations
@@ -73,23 +72,19 @@ from inference.supervised_threads import SupervisedThread
 STAGE = "inference.engine.divided.stage_runner"
 POLL_S = 0.2
 ROWS_END_S = 1.0
-"""How long the end of a stage's process may follow on the end of its rows."""
+"""How long a stage's process may take to end after its rows have ended."""
 CHECK_INTERVAL_S = 1.0
 SILENT_CHECKS = 8
-"""A stage that runs sends a message every second. One that has sent none in more checks in a row
-than this is stopped or stuck. Checks are counted and not seconds, since all processes of a host may
-stand still together."""
+"""A stage that sends nothing in more checks in a row is stopped or stuck: it sends every second.
+Checks are counted, not seconds, since all processes of a host may stand still together."""
 SILENCE_S = SILENT_CHECKS * CHECK_INTERVAL_S
 
 
 class StageProcesses(Children):
-    """The stages' processes, in order of their layers: children of this process, and processes of
-    other hosts. Only the engine's thread sends steps and asks; adapters come from another
-    thread."""
+    """Only the engine's thread sends steps and asks; adapters come from another thread."""
 
     def __init__(self, spec: LoadSpec) -> None:
-        """Opens a control link to each stage of another host, all or none: these begin to open
-        their files. Raises ``StageUnreachableError``."""
+        """Dials the stages of other hosts, all or none. Raises ``StageUnreachableError``."""
         super().__init__()
         self._spec = spec
         self.opened: list[StageOpened] = []
@@ -97,11 +92,9 @@ class StageProcesses(Children):
         self._on_progress: list[OnProgress] = []
         self._adding = threading.Lock()
         self._answers: dict[int, Future[str]] = {}
-        """The answers to come for adapters that are being added, by their numbers."""
         self._num_adapters = 0
         self._silent_checks = [0] * (len(spec.stages) - 1)
-        """Checks since each stage's last message. One that arrives during a check may be lost: the
-        next message counts."""
+        """A message that arrives during a check may be lost: the next one counts."""
         self._dropped: deque[DropAdapter] = deque()
         """Sent before the next message: any thread drops adapters, at any point."""
         self._by_index: dict[int, Child] = {}
@@ -116,8 +109,7 @@ class StageProcesses(Children):
             raise
 
     def start(self, num_features: int) -> None:
-        """Starts the stages of this host, and links the first stage with its neighbours. Close it
-        where this raises ``OSError`` or ``StageUnreachableError``."""
+        """Close it where this raises ``OSError`` or ``StageUnreachableError``."""
         stages = self._spec.stages
         with ExitStack() as theirs:
             writes: dict[int, socket.socket] = {}
@@ -161,8 +153,7 @@ class StageProcesses(Children):
         return dial_stage(peer, purpose)
 
     def open(self, frame: JoinStage | MeetStage, on_progress: OnProgress) -> StageOpened:
-        """Has the next stage open its files; ``on_progress`` gets its progress from now on, in the
-        calling thread. Raises ``PartFailedError`` and ``DeviceFault``."""
+        """``on_progress`` runs in this thread. Raises ``PartFailedError`` and ``DeviceFault``."""
         child = self.all[len(self.opened)]
         self._on_progress.append(on_progress)
         child.send(frame)
@@ -170,7 +161,6 @@ class StageProcesses(Children):
         return self.opened[-1]
 
     def begin_build(self, context_tokens: int, *, has_images: bool) -> None:
-        """Does not wait."""
         self._send_all(BuildStage(context_tokens=context_tokens, has_images=has_images))
 
     def wait_built(self) -> None:
@@ -190,8 +180,7 @@ class StageProcesses(Children):
             self._first_link.close()
 
     def watch(self, on_lost: Callable[[StepFault], object]) -> None:
-        """Starts watching the stages. A stage that is silent for too long is noticed as well as one
-        whose process has ended."""
+        """Also notices stages that are silent for too long."""
         super().watch(on_lost)
         SupervisedThread(self._watch_silence, name="stages-alive").start()
 
@@ -200,8 +189,7 @@ class StageProcesses(Children):
         self._ask_all(wanted, Done)
 
     def run(self, messages: Sequence[RunStep], hidden: torch.Tensor) -> None:
-        """Begins a step: ``messages`` of each stage, ``hidden`` of the first. Raises
-        ``DeviceFault``."""
+        """``messages``: one for each later stage. Raises ``DeviceFault``."""
         self._send_dropped()
         for child, message in zip(self.all, messages, strict=True):
             child.send(message)
@@ -212,8 +200,7 @@ class StageProcesses(Children):
             raise self.lost or DeviceFault(f"the rows of the second stage: {error}") from error
 
     def next_arrival(self) -> Arrival:
-        """The last stage's, in the order of ``run``. Waits. Raises ``StepFault`` where a stage is
-        gone."""
+        """In the order of ``run``. Blocks. Raises ``StepFault`` where a stage is gone."""
         assert self._arrivals is not None, "it was started"
         while (arrival := self._arrivals.next(POLL_S)) is None:
             if self.lost is not None:
@@ -221,9 +208,8 @@ class StageProcesses(Children):
         return arrival
 
     def add_adapter(self, index: int, weights: AdapterWeights) -> int:
-        """Adds an adapter to the stage ``index`` and returns its number there. 0 is the second
-        stage; ``weights`` are by the stage's names. Blocks, so call it from any thread but the
-        engine's. Raises ``UnsupportedAdapterError`` and ``StepFault``."""
+        """``index`` 0 is the second stage; ``weights`` are by its names. Blocks, so call it from
+        any thread but the engine's. Raises ``UnsupportedAdapterError`` and ``StepFault``."""
         with self._adding:
             self._num_adapters += 1
             number = self._num_adapters
@@ -258,8 +244,7 @@ class StageProcesses(Children):
         return [self.memory(index) for index in indices]
 
     def fall_asleep(self) -> list[tuple[str, AsleepBytes]]:
-        """Puts every stage to sleep. Returns the device of each stage of this host, and the memory
-        that it still holds."""
+        """Returns the devices of this host's stages, and the memory that each still holds."""
         held = [answer.held for answer in self._ask_all(FallAsleep(), StageAsleep)]
         stages = zip(self._spec.stages[1:], self.opened, held, strict=True)
         return [(one.device, part) for stage, one, part in stages if not stage.neuron]
@@ -290,8 +275,7 @@ class StageProcesses(Children):
             self.send(self._dropped.popleft())
 
     def _note(self, index: int, message: FromStage) -> bool:
-        """Handles a message; called by the stage's reader. Returns whether the message is an answer
-        to be waited for."""
+        """Runs in the stage's reader. Returns whether the message is an answer to be waited for."""
         self._silent_checks[index] = 0
         match message:
             case Alive():
@@ -309,7 +293,7 @@ class StageProcesses(Children):
         return True
 
     def _note_rows_end(self, error: ChannelError) -> None:
-        """A stage that has ended is reported with how, where its own socket closes too."""
+        """Waits, because a stage whose own socket closes too is reported with how it ended."""
         self.all[-1].has_ended.wait(ROWS_END_S)
         self.lose(DeviceFault(f"the rows of the last stage: {error}"))
 

@@ -5,11 +5,8 @@ that, then it runs what the engine sends, in its order.
     rows-in ──reader thread──▶ rows  ──▶      │
                                               └──▶ rows-out: the next stage, or the engine
 
-It schedules and samples nothing. Rows that come no more are the engine's business: whichever
-process is gone, the engine sees it and ends the others.
-
-``main`` is the process of a stage on the engine's host. Control's end of file ends it at once: no
-stage outlives its engine. That of a stage on another host is ``remote_stage``.
+Whichever process is gone, the engine sees it and ends the others. ``main`` is for a stage on the
+engine's host, and ``remote_stage`` for one on another.
 """
 
 from __future__ import annotations
@@ -84,12 +81,10 @@ log = logging.getLogger(STAGE)  # its process runs this file as ``__main__``
 
 ALIVE_INTERVAL_S = 1.0
 LOST_LINK_S = 1.0
-"""How long the engine has to see by itself that a stage is gone, and how it ended."""
 
 OnEvent = Callable[[EngineMessage], object]
-"""Reports of a stage of another host to its own neuron."""
 RowEnds = tuple[Connection, Connection]
-"""The ends that the stage's rows come from and go to."""
+"""Rows come from the first, and go to the second."""
 
 
 class StageRunner:
@@ -173,7 +168,6 @@ class StageRunner:
             report_lost_link(self._engine, error)
 
     def _compute(self, message: RunStep, rows: torch.Tensor) -> None:
-        """Sends the step's rows, or its fault. Raises ``ChannelClosedError``."""
         stage = self._stage
         try:
             assert self._kv is not None, "it comes before the first step"
@@ -263,9 +257,8 @@ def build_runner(
     *,
     on_event: OnEvent = lambda _: None,
 ) -> StageRunner | None:
-    """Reports the stage as opened, and builds it when the engine asks for it. Closes ``opened``.
-    ``row_ends`` is called once the layers are there. ``None``: the engine has gone. Raises what a
-    load raises, and ``ChannelError``."""
+    """Closes ``opened``. Calls ``row_ends`` once the layers are there. ``None``: the engine has
+    gone. Raises what a load raises, and ``ChannelError``."""
     try:
         engine.send(
             StageOpened(
@@ -342,8 +335,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def serve(engine: ParentLink, rows: Mapping[str, socket.socket]) -> EngineExit:
-    """Serves one stage until the engine is gone. ``rows``: the sockets to neighbours on this host,
-    by option. Returns the exit status of the process."""
+    """``rows``: sockets to neighbours on this host, by option. Returns the exit status."""
     gauge = HostGauge()
     join = engine.receive()
     if join is None:
@@ -369,7 +361,6 @@ def serve(engine: ParentLink, rows: Mapping[str, socket.socket]) -> EngineExit:
 
 
 def _row_end(peer: StagePeer | None, purpose: Purpose, own: socket.socket | None) -> Connection:
-    """``own``: the socket to a neighbour on this host. Raises ``StageUnreachableError``."""
     if peer is not None:
         return dial_stage(peer, purpose)
     assert own is not None, "the engine passes it to each neighbour on its host"

@@ -32,8 +32,7 @@ DIGESTED_BYTES = 1 << 20
 
 
 def check_divided(spec: LoadSpec) -> None:
-    """Raises ``BadSourceError`` for each feature, by name, that ranks and stages do not have, and
-    for links to other hosts that the load does not describe."""
+    """Raises ``BadSourceError`` for features that ranks and stages lack, and for missing links."""
     check_links(spec)
     if spec.tensor_parallel > 1:
         what, remedy = "a model that several devices share", ", or set tensor_parallel to 1"
@@ -61,7 +60,6 @@ def check_undivided(spec: LoadSpec) -> None:
 
 
 def stage_progress(spec: LoadSpec, stage: int, on_progress: OnProgress) -> OnProgress:
-    """``on_progress``, with the stage that it is about in its detail; itself, without stages."""
     if not spec.stages:
         return on_progress
     own = spec.stages[stage]
@@ -87,9 +85,8 @@ def threads_of_stage(num_threads: int, spec: LoadSpec, stage: int) -> int:
 
 
 def spec_of_stage(spec: LoadSpec, stage: int) -> LoadSpec:
-    """``spec`` as of the one device that the stage is on; itself, without stages. What earlier
-    loads took of one device stands for no part of the model, and what keys and values may take is
-    shared out over the stages later."""
+    """Clears ``earlier_loads``, which measured a whole model, and ``kv_memory_bytes``, which the
+    stages share later."""
     if not spec.stages:
         return spec
     own = spec.stages[stage]
@@ -104,8 +101,6 @@ def spec_of_stage(spec: LoadSpec, stage: int) -> LoadSpec:
 
 
 class StageOfOtherHost:
-    """``children.ChildEnd``: the process of a stage that its own neuron has started."""
-
     def __init__(self, connection: SecureConnection) -> None:
         self.connection = connection
 
@@ -118,20 +113,17 @@ class StageOfOtherHost:
 
 
 def stage_behind(spec: LoadSpec, index: int) -> StageSpec:
-    """The stage that gets the rows of the stage ``index``; behind the last one: the first."""
     return spec.stages[(index + 1) % len(spec.stages)]
 
 
 def are_narrow(spec: LoadSpec, index: int) -> bool:
-    """Whether the rows of the stage ``index`` cross in two bytes a feature: on their way to another
-    host, unless the model's dtype is float32. That asks for what one host answers, to the bit."""
+    """Whether rows cross in two bytes a feature: to another host, unless the model's dtype is
+    float32, which asks for what one host answers, to the bit."""
     is_leaving = spec.stages[index].neuron != stage_behind(spec, index).neuron
     return is_leaving and spec.dtype != "float32"
 
 
 def expected_links(spec: LoadSpec) -> dict[Purpose, str]:
-    """The links that the stage of ``spec.stage_of`` waits for, each with the certificate of its
-    other end."""
     assert spec.stage_of is not None
     index, engine = spec.stage_of.index, spec.stage_of.engine_certificate
     expected: dict[Purpose, str] = {"control": engine}
@@ -142,8 +134,7 @@ def expected_links(spec: LoadSpec) -> dict[Purpose, str]:
 
 
 def check_links(spec: LoadSpec) -> None:
-    """Raises ``BadSourceError`` where the load lacks what a stage of another host is reached by, or
-    names a stage that is none."""
+    """Raises ``BadSourceError``."""
     stages = spec.stages
     if stages and stages[0].neuron:
         raise BadSourceError("the first stage of a model is on its engine's own neuron")
@@ -161,8 +152,6 @@ def check_links(spec: LoadSpec) -> None:
 
 
 def stage_peer(spec: LoadSpec, stage: StageSpec) -> StagePeer | None:
-    """How a process of the engine's host reaches ``stage``; ``None``: over a socket, on this
-    host."""
     if not stage.neuron:
         return None
     assert spec.link_identity is not None, "it was checked"
@@ -181,8 +170,7 @@ def dial_stage(peer: StagePeer, purpose: Purpose) -> SecureConnection:
 
 
 def files_digest(opened: OpenedModel) -> str:
-    """A digest that two hosts compare, to know whether they have opened the same files of a model:
-    64 hex digits of the weights' files, in order: their sizes, beginnings and ends. Names do not
+    """64 hex digits of the weights' files, in order: sizes, beginnings and ends. Names do not
     count: two hosts may have one model at different places."""
     digest = hashlib.sha256()
     for path in (*opened.weight_paths, opened.projector):

@@ -5,9 +5,8 @@ the others have processes of their own.
                  ▲                                        │
     logits ◀─ head (stage 1) ◀─ hidden rows of logit_rows ┘
 
-Blocks and state slots have the same ids on all stages. ``begin`` computes the first stage of a step
-and ``finish`` waits for the others, so that several steps may be under way; every stage computes
-them in the order of ``begin``.
+Blocks and state slots have the same ids on all stages. Several steps may be under way; every stage
+computes them in the order of ``begin``.
 """
 
 from __future__ import annotations
@@ -41,7 +40,6 @@ from inference.protocol.load import StageSpec
 @dataclass(frozen=True, slots=True)
 class StageFacts:
     spec: StageSpec
-    """The spec with the memory that its neuron promised to others, and its limit there."""
     layers: LayerRange
     device: AnyDevice
     weight_bytes: int
@@ -49,8 +47,7 @@ class StageFacts:
 
 
 class StagedAdapter:
-    """An adapter's part of each stage, by its index: the first one's own form of it, and the
-    others' numbers; ``None`` where it changes nothing."""
+    """The first stage's own form of an adapter, then the others' numbers; ``None``: no change."""
 
     def __init__(self, parts: list[Any]) -> None:
         self._parts = tuple(parts)
@@ -67,7 +64,6 @@ class StagedModel(PlainBackend):
         stages: list[StageFacts],
         processes: StageProcesses,
     ) -> None:
-        """``config``: of the whole model. ``stages``: all, in order."""
         assert len(stages) == 1 + len(processes)
         self.config = config
         self.first = first
@@ -77,9 +73,8 @@ class StagedModel(PlainBackend):
         self.has_own_threads = first.has_own_threads
         self._num_steps = 0
         self._num_rows: dict[int, int] = {}
-        """The number of rows that the last stage is to send, by the steps that are waited for."""
+        """Rows that the last stage is to send, by the number of each awaited step."""
         self._early: dict[int, Arrival] = {}
-        """Steps that arrived while an older one was waited for, and are waited for still."""
 
     @property
     def num_stages(self) -> int:
@@ -140,8 +135,7 @@ class StagedModel(PlainBackend):
         return self.finish(self.begin(step, kv))
 
     def begin(self, step: StepInput, kv: KVStorage) -> int:
-        """Returns the step's number. The first stage has computed it then; the others wait for no
-        one. Raises the error of the first stage: then nothing is under way."""
+        """The first stage has computed it then. Raises its error: then nothing is under way."""
         last = len(self.stages) - 1
         steps = [
             step_of_stage(step, one.layers, index, is_last=index == last)
@@ -163,8 +157,7 @@ class StagedModel(PlainBackend):
         return self._num_steps
 
     def finish(self, number: int) -> torch.Tensor:
-        """Returns the logits of the step of this number, as ``forward`` does. Call it once for each
-        step, in any order. Raises the fault of whichever stage had one."""
+        """Call it once for each step, in any order. Raises the fault of whichever stage had one."""
         arrival = self._wait(number)
         if arrival.fault is not None:
             raise arrival.fault
@@ -173,22 +166,19 @@ class StagedModel(PlainBackend):
             return self.first.head_logits(arrival.rows.to(self.device, self.dtype))
 
     def give_up(self, number: int) -> None:
-        """Gives the step up, in place of ``finish``: all of its sequences have ended. The stages
-        compute it all the same, in its turn."""
+        """Replaces ``finish`` once its sequences have ended. The stages compute it all the same."""
         self._num_rows.pop(number, None)
         self._early.pop(number, None)
 
     def sleep(self) -> None:
-        """Puts the first stage alone to sleep, as ``wake`` wakes it alone. ``processes`` does this
-        for the others."""
+        """Only the first stage: ``processes`` does this for the others."""
         self.first.sleep()
 
     def wake(self) -> None:
         self.first.wake()
 
     def _wait(self, number: int) -> Arrival:
-        """Rows of steps that nobody waits for are dropped: of ended sequences, or of an older
-        storage. Raises ``DeviceFault`` where a step has another number of rows than it was to."""
+        """Drops rows of steps that nobody waits for: of ended sequences, or of an older storage."""
         while (found := self._early.pop(number, None)) is None:
             arrival = self.processes.next_arrival()
             num_rows = self._num_rows.pop(arrival.number, None)
@@ -211,8 +201,6 @@ class BegunStep:
 
 
 class StagedExecutor:
-    """An executor of a staged model, whose ``execute`` has two halves."""
-
     def __init__(self, executor: TensorExecutor, model: StagedModel) -> None:
         self._executor = executor
         self._model = model
@@ -222,14 +210,13 @@ class StagedExecutor:
 
     @torch.inference_mode()
     def begin(self, schedule: Schedule) -> BegunStep:
-        """Computes the first stage and waits for no other."""
         runner = self._executor.runner
         number = self._model.begin(runner.step_input(schedule), runner.kv)
         return BegunStep(number, _owners(schedule))
 
     @torch.inference_mode()
     def finish(self, step: BegunStep, live: Schedule) -> Sampled:
-        """Waits for the step, and samples ``live``: its schedule without ended sequences."""
+        """``live``: the schedule without ended sequences."""
         logits = self._model.finish(step.number)
         if any(owner.state is SequenceState.ENDED for owner in step.owners):
             rows = [r for r, s in enumerate(step.owners) if s.state is not SequenceState.ENDED]
@@ -241,7 +228,6 @@ class StagedExecutor:
 
 
 def _owners(schedule: Schedule) -> list[Sequence]:
-    """Returns the sequence of each row of the logits, in their order: see ``ModelRunner.run``."""
     drafts, chunks = schedule.drafts, schedule.prefills
     owners = [s for s in schedule.decodes for _ in range(1 + len(drafts.get(s, ())))]
     owners += [chunk.sequence for chunk in chunks if chunk.is_last]

@@ -1,5 +1,4 @@
-"""Frames that ranks and stages share: their storage, and a ``StepInput`` as a message to a child
-process and back, byte for byte."""
+"""Frames that ranks and stages share: their storage, and a ``StepInput``, byte for byte."""
 
 from __future__ import annotations
 
@@ -26,8 +25,6 @@ class ImageArrays(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="step"):
-    """A ``StepInput`` without its adapters; ``arrays`` by field."""
-
     arrays: dict[str, Array]
     block_tokens: int
     num_decodes: int
@@ -71,8 +68,7 @@ def message_of(step: StepInput) -> Step:
 
 
 def step_of(message: Step) -> StepInput:
-    """The step, in the host's memory. Raises ``ValueError``, ``TypeError`` and ``RuntimeError`` for
-    a message that no step was made into."""
+    """In the host's memory. Raises ``ValueError``, ``TypeError`` and ``RuntimeError``."""
     if not message.arrays.keys() <= set(ARRAYS):
         raise ValueError(f"{sorted(message.arrays)} are not all arrays of a step")
     arrays: dict[str, Any] = {name: _ints(array) for name, array in message.arrays.items()}

@@ -1,6 +1,4 @@
-"""Puts an engine together from a built model and the memory it may use, with what it reads while it
-serves: adapters, and prefixes on disk. Runs the first sequences.
-"""
+"""Puts an engine together from a built model and its memory, and runs the first sequences."""
 
 from __future__ import annotations
 
@@ -59,7 +57,7 @@ WARMUP_CONCURRENCY = (1, 4)
 NATIVE_CONCURRENCY = (1,)
 """The native decoder compiles nothing in its steps, and has run its largest."""
 AWAKENING_CONCURRENCY = (1,)
-"""After a sleep: kernels are compiled, and threads know their work."""
+"""After a sleep kernels are compiled already."""
 WARMUP_OUTPUT_TOKENS = 3
 LAYOUT = 1
 """The version of how blocks are laid out: raised when the same numbers come to lie elsewhere."""
@@ -92,15 +90,12 @@ def build_engine(
     check_when_idle: bool = False,
 ) -> Engine:
     """``num_kv_blocks`` must hold ``context_tokens``: then the oldest sequence can always run to
-    its end, whatever others wait for. ``kept_kv_blocks``: see ``inference.engine.kv_cache``.
-    ``num_state_slots``: of a model with recurrent layers; ``None`` for as many as are wanted.
-    ``prefix_files``: where prefixes survive the engine; those of recurrent layers do not.
-    ``image_processor``: of a model with a tower. ``drawer`` and ``run_ahead``: ``None`` for what
-    suits the model's device. ``speculator``: ``None`` for no drafts, or those of ``draft_model``,
-    which has the model's vocabulary and reads at most ``draft_positions`` tokens of a text
-    (``None``: its config's limit), or of the model's own ``predictor``, up to ``draft_tokens`` a
-    step; a ``predictor`` beside a ``LookupSpeculator``: whichever pays. ``staged``: ``model``,
-    where its stages are to work side by side."""
+    its end. ``kept_kv_blocks``: see ``inference.engine.kv_cache``. ``num_state_slots`` ``None``: as
+    many as are wanted. Recurrent layers use no ``prefix_files``. ``drawer`` and ``run_ahead``
+    ``None``: what suits the device. ``draft_model`` has the model's vocabulary and reads at most
+    ``draft_positions`` tokens of a text (``None``: its config's limit). A ``predictor`` beside a
+    ``LookupSpeculator``: whichever pays. ``staged``: ``model``, where its stages are to work side
+    by side."""
     assert num_kv_blocks * block_tokens >= context_tokens
     limits = scheduler_limits or SchedulerLimits()
     if not cache_layout(model.config).has_states:
@@ -178,8 +173,7 @@ def warm_up(
     on_progress: OnProgress,
     concurrencies: Sequence[int] = WARMUP_CONCURRENCY,
 ) -> None:
-    """Runs a few short sequences to their end, after a trial of the model. Raises ``WarmupError``
-    and ``DoesNotFitError``."""
+    """Raises ``WarmupError`` and ``DoesNotFitError``."""
     for done, concurrency in enumerate(concurrencies, start=TRIAL_STEPS):
         on_progress(
             LoadProgress(
@@ -208,8 +202,7 @@ def warm_up(
 
 
 class AdapterLoader:
-    """Loads one adapter after the other, so that two downloads do not share the line and memory is
-    asked for once."""
+    """Loads one at a time, so downloads do not share the line and memory is asked for once."""
 
     def __init__(self, model: AnyModel, cache_dir: Path) -> None:
         self._model = model
@@ -236,8 +229,7 @@ class AdapterLoader:
 
 
 def open_prefix_files(spec: LoadSpec, data_dir: Path) -> PrefixFiles | None:
-    """The prefix files of the catalogue model. ``None`` where it has none configured; the files of
-    previous instances are deleted then."""
+    """``None`` where none is configured; the files of previous instances are deleted then."""
     directory = data_dir / "prefixes" / re.sub(r"[^A-Za-z0-9._-]", "_", spec.model)
     if spec.prefix_disk_bytes is None:
         shutil.rmtree(directory, ignore_errors=True)
@@ -246,9 +238,8 @@ def open_prefix_files(spec: LoadSpec, data_dir: Path) -> PrefixFiles | None:
 
 
 def prefix_fingerprint(opened: OpenedModel, model: AnyModel, execution: str) -> str:
-    """A digest of all that decides what a block holds beside its tokens and its salt: the weights'
-    files (by name, size and time of change), what became of them while loading, the code that
-    computes, and what keys and values are stored as."""
+    """A digest of all that decides a block's content beside its tokens and its salt: the weights'
+    files, what became of them while loading, the code that computes, and the KV format."""
     files = [
         (path.name, status.st_size, status.st_mtime_ns)
         for path in (*opened.weight_paths, opened.projector)

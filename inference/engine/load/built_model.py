@@ -1,8 +1,8 @@
 """The model of a load, built from opened files and tried out: its memory and its speed are
 measured. Keys and values are allocated afterwards from the memory that is left.
 
-Which drafts it gets is decided here too, and in words why none. A draft model is opened and
-compared with the one that answers before either is built.
+Decides too which drafts it gets. A draft model is compared with the answering one before either is
+built.
 """
 
 from __future__ import annotations
@@ -62,13 +62,11 @@ NO_PREDICTOR = "the model's files bring no layer of multi-token prediction that 
 class BuiltDraftModel:
     model: AnyModel
     num_positions: int
-    """Longer texts it does not read."""
     weight_bytes: int
     estimated_load_bytes: int
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of its keys and values in each of the answering model's blocks."""
         return kv_bytes_per_block(self.model.config, DEFAULT_BLOCK_TOKENS, self.model.kv_format)
 
 
@@ -79,11 +77,9 @@ class BuiltModel:
     """A sentence for people: which code computes, and why not a faster one."""
     drawer: Drawer
     drawing: str
-    """A sentence for people: which code draws, where there was a choice."""
     limits: SchedulerLimits
     trial: Trial
     quality: str
-    """A sentence for people: the loss by quantising."""
     draft: BuiltDraftModel | None
     predictor: AnyPredictor | None
     num_positions: int | None
@@ -91,17 +87,14 @@ class BuiltModel:
 
     @property
     def ranked(self) -> RankedModel | None:
-        """The model, where ranks share it."""
         return self.model if isinstance(self.model, RankedModel) else None
 
     @property
     def staged(self) -> StagedModel | None:
-        """The model, where it has several stages."""
         return self.model if isinstance(self.model, StagedModel) else None
 
     @property
     def draft_block_bytes(self) -> int:
-        """Bytes of each block for keys and values that only drafts need."""
         if self.predictor is not None:
             return self.predictor.block_bytes(DEFAULT_BLOCK_TOKENS)
         return 0 if self.draft is None else self.draft.block_bytes
@@ -117,8 +110,7 @@ def build_model(
     host_gauge: HostGauge,
     later_stages: StageProcesses | None = None,
 ) -> BuiltModel:
-    """``later_stages``: those behind the first, which is ``opened``. Raises ``LoadError``,
-    ``EngineError``, ``ModelError``."""
+    """Raises ``LoadError``, ``EngineError``, ``ModelError``."""
     wanted = min(opened.config.max_positions, spec.max_context_tokens or MOST_POSITIONS)
     context_tokens = min(wanted, _most_positions(spec, opened, later_stages))
     model, execution = _choose_model(
@@ -184,8 +176,6 @@ def build_model(
 
 
 def _most_positions(spec: LoadSpec, first: OpenedModel, others: StageProcesses | None) -> int:
-    """How many positions' angles are worth a table: no more than memory can serve. Of several
-    stages the smallest decides."""
     found = [positions_of_part(spec_of_stage(spec, 0), first)]
     found += [] if others is None else [one.num_positions for one in others.opened]
     least, scaling = SHORTEST_USEFUL_CONTEXT, first.config.rope_scaling
@@ -202,8 +192,7 @@ def _choose_model(
     context_tokens: int,
     native_cache_dir: Path,
 ) -> tuple[AnyModel, str]:
-    """The model, and in words what computes it. The path is certain only now: an unexpected one may
-    lack the KV format."""
+    """The path is certain only now: an unexpected one may lack the KV format."""
     kv_format = wanted_kv_format(spec)
     try:
         if opened.shares:
@@ -232,7 +221,6 @@ def _scheduler_limits(spec: LoadSpec, model: AnyModel) -> SchedulerLimits:
 
 
 def drafts_problem(spec: LoadSpec, config: ModelConfig) -> str:
-    """Why a model of this config has no drafts, though they were asked for; empty: it has."""
     if spec.speculation == "draft_model" and not takes_draft_model(config):
         return "blocks that this model's sliding window has passed are not there to be drafted from"
     if spec.speculation == "mtp" and not config.has_predictor:
@@ -241,13 +229,11 @@ def drafts_problem(spec: LoadSpec, config: ModelConfig) -> str:
 
 
 def num_draft_tokens(spec: LoadSpec) -> int:
-    """The most drafts of one sequence in one step."""
     return min(spec.max_draft_tokens or DEFAULT_DRAFT_TOKENS, MOST_DRAFT_TOKENS)
 
 
 def choose_speculator(spec: LoadSpec) -> Speculator | None:
-    """Returns the speculator that needs no model. Those that do, and the choice among them, are
-    made with the engine."""
+    """Those that need a model, and the choice among them, are made with the engine."""
     if spec.speculation not in ("prompt_lookup", "auto"):
         return None
     return LookupSpeculator(num_draft_tokens(spec))
@@ -283,8 +269,7 @@ def open_draft_model(
     cache_dir: Path,
     on_progress: OnProgress,
 ) -> OpenedModel | None:
-    """``None``: the spec has none, or the model that answers cannot use one. Nothing of its weights
-    is read. Raises ``LoadError``."""
+    """``None``: no drafts from a model. Reads no weights. Raises ``LoadError``."""
     drafting = draft_spec(spec)
     if drafting is None or drafts_problem(spec, answering.config):
         return None
@@ -305,7 +290,6 @@ def open_draft_model(
 def build_draft_model(
     spec: LoadSpec, opened: OpenedModel, context_tokens: int, native_cache_dir: Path
 ) -> BuiltDraftModel:
-    """``context_tokens``: of the model that answers."""
     num_positions = min(context_tokens, opened.config.max_positions)
     model, _ = build_fastest_model(
         opened.config, opened.weights, num_positions, native_cache_dir, wanted_kv_format(spec)

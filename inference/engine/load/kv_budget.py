@@ -1,6 +1,5 @@
-"""How many blocks and state slots a built model gets of the memory that is left on its devices.
-Blocks have the same ids on all stages, so the device with the least room decides.
-"""
+"""How many blocks and state slots a built model gets. Blocks have the same ids on all stages, so
+the device with the least room decides."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ from inference.protocol.load_report import AsleepBytes
 
 @dataclass(frozen=True, slots=True)
 class PartPlan:
-    """The room on one device. ``kv`` is ``None`` where its layers have no keys."""
+    """``kv`` is ``None`` where the device's layers have no keys."""
 
     kv: KVPlan | None
     states: StatePlan
@@ -62,9 +61,8 @@ def kv_plan(spec: LoadSpec, opened: OpenedModel, built: BuiltModel) -> KVPlan:
 
 
 def asleep_at_most(spec: LoadSpec, opened: OpenedModel, built: BuiltModel) -> AsleepBytes | None:
-    """Bytes of its devices that the model will hold at most while it sleeps, before its KV is
-    there. ``None`` with stages on other hosts: no neuron there checks whether its host has room for
-    the weights, or would give their device to others meanwhile."""
+    """Before KV is allocated. ``None`` with stages on other hosts: no neuron there checks whether
+    its host has room for the weights, or would give their device to others meanwhile."""
     parts = _parts(spec, opened, built)
     if any(isinstance(part.device, RemoteDevice) for part in parts):
         return None
@@ -95,7 +93,6 @@ def _parts(spec: LoadSpec, opened: OpenedModel, built: BuiltModel) -> list[Devic
 
 
 def _memory_now(built: BuiltModel, part: DevicePart) -> StageMemory:
-    """The device's memory once everything is loaded, as the processes of its stages measure it."""
     measured = [] if built.staged is None else built.staged.processes.memories(part.processes)
     if part.has_head:
         assert isinstance(part.device, torch.device), "this process's"
@@ -116,9 +113,8 @@ def _budget_bytes(
     part: DevicePart,
     trial: DeviceTrial,
 ) -> int:
-    """Returns the bytes for the device's keys, values and states: measured now, less what other
-    models were promised and within the limit of this one, or its part of what the operator asked
-    for."""
+    """Measured now, less what other models were promised and within this one's limit; or its part
+    of what the operator asked for."""
     if spec.kv_memory_bytes is not None:
         sizes = {one.device: sum(_unit_bytes(one)) for one in parts}
         asked_bytes = spec.kv_memory_bytes // spec.tensor_parallel
@@ -131,7 +127,7 @@ def _budget_bytes(
         moment_bytes += sum(one.captured_bytes(spec.max_concurrent_sequences) for one in models)
     free_bytes = memory.free_bytes - part.promised_bytes - kept_bytes
     if part.device.type == "cuda":
-        # All for keys and values, but for what the largest step takes beside what the model holds.
+        # KV gets all but what the largest step takes beside the model.
         budget_bytes = max(0, free_bytes - moment_bytes - CUDA_MARGIN_BYTES)
     else:
         budget_bytes = int(max(0, free_bytes) * cpu_kv_share())
@@ -144,8 +140,7 @@ def _budget_bytes(
 def _rank_budget_bytes(
     model: RankedModel, spec: LoadSpec, budget_bytes: int, moment_bytes: int
 ) -> int:
-    """The share of each rank of ``budget_bytes``, which this rank measured. A host's memory is all
-    ranks'; of several cards the fullest decides."""
+    """A host's memory is all ranks'; of several cards the fullest decides."""
     if model.device.type == "cpu":
         return budget_bytes // model.num_ranks
     others = [
@@ -194,7 +189,7 @@ def _plan_part(spec: LoadSpec, built: BuiltModel, part: DevicePart, budget_bytes
 
 
 def smallest_plan(plans: Sequence[PartPlan]) -> KVPlan:
-    """The smallest of ``plans``; bytes are of all devices together."""
+    """Bytes are of all devices together."""
     of_blocks = [plan.kv for plan in plans if plan.kv is not None]
     of_states = [plan.states for plan in plans if plan.states.num_slots]
     shortest = min(of_blocks, key=lambda plan: plan.context_tokens)
@@ -217,6 +212,5 @@ def smallest_plan(plans: Sequence[PartPlan]) -> KVPlan:
 
 
 def _unit_bytes(part: DevicePart) -> tuple[int, int]:
-    """Bytes of a block, and of a state slot."""
     block_bytes = kv_bytes_per_block(part.config, DEFAULT_BLOCK_TOKENS, part.kv_format)
     return block_bytes, cache_layout(part.config).state_bytes_per_slot

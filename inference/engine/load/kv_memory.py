@@ -1,10 +1,8 @@
 """How much memory keys, values and states may take, from measurements, and how long a prompt and
 its answer may be together: the least of what bounds it, and why.
 
-The context is found once, when the model is loaded, and stays while its engine lives: the load
-report carries it, the gateway advertises it from there, and the neuron and the engine enforce the
-same one. A live average never moves it under a client; the next load, which starts from that
-average, may find another. The arithmetic is pure; the functions at the end measure.
+The context is found once and stays while its engine lives: the gateway advertises it, and the
+neuron and the engine enforce it. The next load, which starts from a live average, may find another.
 """
 
 from __future__ import annotations
@@ -39,29 +37,24 @@ FEW_CONTEXTS = 4
 TOKENS_PER_SEQUENCE = 1024
 """Room for so many tokens of every sequence that may run at once, where that is more."""
 ADAPTERS_SHARE = 1 / 8
-"""The largest share of KV memory that is kept free for adapters: a model that serves no adapter
-requests must not lose its context to them."""
+"""A model that serves no adapter requests must not lose its context to them."""
 POSITIONS_MARGIN = 1.25
 TABLE_COPIES = 3 * 4
-"""Bytes of each rotated feature of a position: cosines, sines, and the native decoder's halves of
-both, float32."""
+"""Bytes of a rotated feature: cosines, sines, and the native decoder's halves, float32."""
 GROWTH_BYTES = 4
 """Bytes of each position of a model whose queries grow."""
 KEPT_PER_WEIGHT_BYTE = 2
-"""Bytes of host memory that past prompts may make keys and values grow to, per byte of weights:
-the more weights, the longer it takes to compute them again."""
+"""Bytes of cached prefixes in host memory per byte of weights: large models recompute slowly."""
 SNAPSHOTS_PER_SEQUENCE = 2
 """Kept for later prompts, where there is room: the end of a prompt and that of an answer."""
 LARGEST_SHARE = 0.5
 """The share of the memory that states may take: without blocks they are of no use."""
 SHARE_THAT_LEAVES_ROOM = 0.25
-"""The share that states may take where no setting claims all of the memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillBound:
-    """The longest prompt may take ``max_prefill_s`` by ``speed``. ``is_average``: over the requests
-    of an earlier run, else measured by this load's first steps."""
+    """``is_average``: over requests of an earlier run, else measured by this load's first steps."""
 
     speed: PrefillSpeed
     max_prefill_s: float | None
@@ -86,13 +79,10 @@ class ContextBounds:
 
     @property
     def unbound_by_kv_tokens(self) -> int:
-        """The context for which KV memory is wanted."""
         wanted = min(self.model_tokens, self.operator_tokens or self.model_tokens)
         return wanted if self.prefill is None else self.prefill.tokens(wanted)
 
     def reason(self) -> str:
-        """``8192 tokens: the model's own; KV memory holds 125,952; a prompt of 8,192 takes 12 s of
-        the 300 s allowed (1,005 and 640 tokens/s …)``"""
         parts = [self._binding(), f"KV memory holds {self.kv_tokens:,}"]
         if self.prefill is not None:
             parts.append(_prefill_words(self.prefill, self.tokens))
@@ -135,15 +125,14 @@ class StatePlan:
 
 
 def wanted_slots(max_sequences: int) -> int:
-    """Slots of all sequences and their snapshots, and the empty state."""
+    """Includes the empty state."""
     return 1 + (SLOTS_PER_SEQUENCE + SNAPSHOTS_PER_SEQUENCE) * max_sequences
 
 
 def plan_states(
     layout: CacheLayout, *, budget_bytes: int, max_sequences: int, leaves_room: bool = False
 ) -> StatePlan:
-    """Slots for ``max_sequences`` and their snapshots, or for fewer where the share of the budget
-    is too small for that. Raises ``DoesNotFitError``."""
+    """Plans fewer sequences where the budget's share is small. Raises ``DoesNotFitError``."""
     if not layout.has_states:
         return StatePlan(num_slots=0, state_bytes=0, max_sequences=max_sequences)
     slot_bytes = layout.state_bytes_per_slot
@@ -167,10 +156,8 @@ class KVPlan:
     num_blocks: int
     kv_bytes: int
     kept_blocks: int
-    """See ``inference.engine.kv_cache``."""
     context_tokens: int
     context_reason: str
-    """A sentence for the load report: what bounds the context."""
     states: StatePlan
     adapter_bytes: int = 0
     """Kept free for adapters, which are loaded while the model serves."""
@@ -195,13 +182,11 @@ def plan_kv(
     adapter_bytes: int = 0,
     num_positions: int | None = None,
 ) -> KVPlan:
-    """Plans as many blocks as the budget holds and ``max_sequences`` full contexts can use.
-    ``kept_bytes``: how many of them past prompts may make the process grow to; ``None``: all.
+    """``kept_bytes``: how far past prompts may make the process grow; ``None``: no limit.
     ``leaves_room``: no setting claims the whole budget, so ``shared_budget`` of it is used.
-    ``draft_block_bytes``: what the model that makes drafts keeps in each block. ``adapter_bytes``:
-    what adapters would need of the budget. They get it first, as far as ``ADAPTERS_SHARE`` goes,
-    and recurrent layers their states next. ``num_positions``: how many the model was built for,
-    where that is fewer than it declares. Raises ``DoesNotFitError``."""
+    Adapters get ``adapter_bytes`` first, as far as ``ADAPTERS_SHARE`` goes, then recurrent layers
+    their states. ``num_positions``: what the model was built for, if fewer than it declares. Raises
+    ``DoesNotFitError``."""
     adapter_bytes = min(adapter_bytes, int(budget_bytes * ADAPTERS_SHARE))
     budget_bytes -= adapter_bytes
     states = plan_states(
@@ -258,18 +243,16 @@ def _kv_tokens(in_blocks: int, num_positions: int | None) -> int:
 
 
 def shared_budget(budget_bytes: int, *, context_bytes: int, sequences_bytes: int) -> int:
-    """Bytes that a model takes of the memory that is free for KV, so that another model finds room:
-    enough for a few full contexts or for some tokens of every sequence, but beyond one full context
-    never more than half. It always gets one whole context, because a smaller share would shorten
-    the context that clients see."""
+    """Leaves room for another model: takes enough for a few full contexts or some tokens of every
+    sequence, but beyond one full context never more than half. A share below one context would
+    shorten the context that clients see."""
     few_bytes = max(FEW_CONTEXTS * context_bytes, sequences_bytes)
     return min(budget_bytes, max(context_bytes, min(few_bytes, budget_bytes // 2)))
 
 
 def positions_that_fit(config: ModelConfig, free_bytes: int, kv_format: KVFormat) -> int:
-    """How many positions' keys, values and rotary angles ``free_bytes`` hold, and a quarter more:
-    memory may be freed before keys and values are sized. A declared context is a claim, and no
-    table of angles is made for positions that no memory can serve."""
+    """A quarter more than ``free_bytes`` hold: memory may be freed before KV is sized. No table of
+    angles is made for positions that no memory can serve."""
     num_tables = len(ATTENTION_KINDS.intersection(config.mixer_kinds) - {"unrotated"})
     angle_bytes = num_tables * TABLE_COPIES * (config.rotary_dim or config.head_dim)
     return int(POSITIONS_MARGIN * free_bytes) // (
@@ -278,7 +261,7 @@ def positions_that_fit(config: ModelConfig, free_bytes: int, kv_format: KVFormat
 
 
 def within_limit(budget_bytes: int, limit_bytes: int | None, taken_bytes: int) -> int:
-    """``budget_bytes``, at most ``limit_bytes`` (the neuron's reservation) less ``taken_bytes``."""
+    """``limit_bytes`` is the neuron's reservation."""
     if limit_bytes is None:
         return budget_bytes
     return max(0, min(budget_bytes, limit_bytes - taken_bytes))
@@ -293,23 +276,20 @@ def _too_slow(bounds: ContextBounds, shortest: int) -> str:
 
 
 def cpu_kv_share() -> float:
-    """HELEXA_CPU_KV_SHARE, of the memory that is free once the weights are loaded. Raises
-    ``SettingError``."""
+    """The share of what is free once the weights are loaded. Raises ``SettingError``."""
     share = CPU_KV_SHARE.read(os.environ)
     return DEFAULT_CPU_KV_SHARE if share is None else share
 
 
 def kept_host_bytes(weight_bytes: int) -> int | None:
-    """Bytes that cached prefixes may occupy on a CPU. ``None``, no limit within the budget, where
-    the operator has set the budget with HELEXA_CPU_KV_SHARE."""
+    """``None``, no limit within the budget, where HELEXA_CPU_KV_SHARE sets the budget."""
     if CPU_KV_SHARE.read(os.environ) is not None:
         return None
     return KEPT_PER_WEIGHT_BYTE * weight_bytes
 
 
 def positions_of_part(spec: LoadSpec, opened: OpenedModel) -> int:
-    """How many positions the device can serve, before anything is built there. ``spec`` and
-    ``opened``: of the whole model, or of one stage of it."""
+    """Before anything is built. ``spec`` and ``opened``: of the whole model or of one stage."""
     device, config = opened.factory.device, opened.config
     if opened.layers is not None:
         config = stage_config(config, opened.layers)

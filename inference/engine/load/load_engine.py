@@ -1,8 +1,5 @@
-"""Loads an engine from a ``LoadSpec`` and makes its load report.
-
-Opens the files with ``inference.loading``, builds the model, tries it out (what its largest steps
-take, how fast prompts go), sizes the KV blocks and warms up. Knows no sockets and no neurons.
-"""
+"""Loads an engine from a ``LoadSpec`` and makes its load report. Knows no sockets and no
+neurons."""
 
 from __future__ import annotations
 
@@ -80,9 +77,7 @@ class LoadedEngine:
     engine: Engine | EmbeddingEngine
     report: LoadReport
     children: Children | None = None
-    """The processes of other ranks or stages, where the model has some."""
     sleeper: Sleeper | None = None
-    """``None``: the loaded model cannot sleep."""
 
 
 def load_engine(
@@ -92,8 +87,7 @@ def load_engine(
     *,
     check_when_idle: bool = False,
 ) -> LoadedEngine:
-    """Blocks for as long as it takes, downloads included. Raises ``LoadError``, ``EngineError``,
-    ``ModelError``."""
+    """Blocks, downloads included. Raises ``LoadError``, ``EngineError``, ``ModelError``."""
     host_gauge = HostGauge()
     check_divided(spec)
     with later_stages(spec) as later:
@@ -173,8 +167,6 @@ def _engine_builder(
     *,
     check_when_idle: bool,
 ) -> Callable[[Sequence[int]], Engine]:
-    """Builds the engine, after the load and after each sleep. It holds the models and nothing of
-    the files."""
     draft, config = built.draft, opened.config
     loader = AdapterLoader(built.model, data_dir / "models") if built.ranked is None else None
     fingerprint = prefix_fingerprint(opened, built.model, built.execution)
@@ -225,13 +217,11 @@ def _sleeper(built: BuiltModel, build: Callable[[], Engine]) -> Sleeper:
 
 
 def _as_text_model(opened: OpenedModel, reason: str) -> OpenedModel:
-    """The model without its vision tower, so that the faster text path can run it."""
     words = "; ".join(filter(None, [opened.left_out, reason]))
     return replace(opened, config=replace(opened.config, vision=None), left_out=words)
 
 
 def load_warnings(device: torch.device) -> list[str]:
-    """Says what this host lacks to run its models as fast as they could."""
     problem = triton_problem() if device.type == "cuda" else None
     return [] if problem is None else [problem]
 
@@ -307,7 +297,6 @@ def _report(
 
 
 def configure_threads() -> int:
-    """torch's threads: HELEXA_ENGINE_THREADS, else one per physical core this process may use."""
     physical = psutil.cpu_count(logical=False) or 1
     num_threads = ENGINE_THREADS.read(os.environ) or min(physical, len(os.sched_getaffinity(0)))
     torch.set_num_threads(num_threads)

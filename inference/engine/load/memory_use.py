@@ -3,9 +3,8 @@ gauge for each kind of device:
 
     open_gauge ─▶ … load weights … ─▶ watch ─▶ largest steps ─▶ used_bytes
 
-On a CPU anonymous memory counts (swapped out or not): heap and mappings that no file stands behind.
-Pages of the weight files and of libraries are the page cache's, which the system takes back when
-memory is short.
+On a CPU anonymous memory counts, swapped out or not. Pages of files are the page cache's, which the
+system takes back when memory is short.
 """
 
 from __future__ import annotations
@@ -49,7 +48,6 @@ class HostGauge:
         release_freed_memory()
         self.process_bytes = anonymous_bytes()
         self.free_card_bytes = free_card_bytes()
-        """Free bytes of each card at that time, by its UUID."""
 
     def watch(self) -> None:
         release_freed_memory()
@@ -65,15 +63,13 @@ class HostGauge:
 
 
 class CudaGauge:
-    """torch's allocator keeps freed memory, so the device lacks all that it has reserved; the
-    process' share is the CUDA context and the libraries' memory beside the allocator.
-
-    Where the driver does not list this process, as in a container, the share is what has left the
-    card's free memory since ``free_at_open_bytes`` was measured; others' processes blur it."""
+    """torch's allocator keeps freed memory, so all that it has reserved counts; the process' share
+    is the CUDA context and the libraries' memory. Where the driver does not list this process, as
+    in a container, the share is what has left the card's free memory since, blurred by other
+    processes."""
 
     def __init__(self, device: torch.device, free_at_open_bytes: int | None) -> None:
-        """``free_at_open_bytes``: of the card, before this process used it; ``None`` where the
-        driver does not report it."""
+        """``free_at_open_bytes``: before this process used the card; ``None``: not reported."""
         self._device = device
         taken_bytes = cuda_process_bytes(device)
         if not taken_bytes and free_at_open_bytes is not None:
@@ -89,15 +85,13 @@ class CudaGauge:
 
 
 def gauge_for(device: torch.device, host: HostGauge) -> MemoryGauge:
-    """``host`` was opened before the device was known."""
     if device.type != "cuda":
         return host
     return CudaGauge(device, host.free_card_bytes.get(card_uuid(device)))
 
 
 def anonymous_bytes() -> int:
-    """The anonymous memory of this process. Where there is no /proc: what it shares with no other
-    process."""
+    """Without /proc: what the process shares with no other."""
     status = _status()
     if "RssAnon" not in status:
         return int(psutil.Process().memory_full_info().uss)
@@ -105,25 +99,22 @@ def anonymous_bytes() -> int:
 
 
 def free_cached(device: torch.device) -> None:
-    """Returns memory that allocators keep after it was freed to the system and to ``device``."""
     release_freed_memory()
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 def allocated_bytes(device: torch.device) -> int:
-    """Bytes of this process' tensors on a card; 0 on a CPU."""
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
 
 def card_uuid(device: torch.device) -> str:
-    """Returns the card's UUID as NVML writes it: ``GPU-…``."""
+    """As NVML writes it: ``GPU-…``."""
     return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
 
 
 def cuda_process_bytes(device: torch.device) -> int:
-    """Bytes of this process on ``device`` as the driver counts; 0 where it does not report them (in
-    a container it may know the process by another id)."""
+    """As the driver counts; 0 where it reports none (in a container the process has another id)."""
     nvml: Any = pynvml
     try:
         nvml.nvmlInit()
@@ -135,8 +126,7 @@ def cuda_process_bytes(device: torch.device) -> int:
 
 
 def free_card_bytes() -> dict[str, int]:
-    """Free bytes of each card by its UUID, without using any: asking torch would create a context
-    there. Cards whose memory NVML does not report are left out."""
+    """By UUID, where NVML reports it. Asking torch would create a context on the card."""
     nvml: Any = pynvml
     found: dict[str, int] = {}
     with contextlib.suppress(nvml.NVMLError):
@@ -151,7 +141,6 @@ def free_card_bytes() -> dict[str, int]:
 
 
 def _status() -> dict[str, int]:
-    """The lines of /proc/self/status that are in kB, as bytes; empty where there is none."""
     try:
         lines = STATUS_FILE.read_text().splitlines()
     except OSError:

@@ -1,8 +1,7 @@
 """The loss by quantising while loading: the finished model against the same files' dense weights.
 
-Both run over one fixed text. The dense weights never lie in memory together: they are read layer by
-layer, and only their log-probabilities of the text are kept. A figure is kept on disk, by files,
-weights and kernels, so that a second load does not measure again.
+Dense weights are read layer by layer, and only their log-probabilities are kept. A figure is kept
+on disk, by files, weights and kernels.
 
     text ─▶ dense, layer by layer ─▶ log-probabilities, float16 ─┐
         └─▶ the model as it will serve ──────────────────────────┴─▶ KL divergence, perplexities
@@ -66,8 +65,7 @@ letter changes every figure: all models are measured again."""
 log = logging.getLogger(__name__)
 
 MAX_TOKENS = 257
-"""How much of the text is used. Each token but the last is followed by one that was to be
-predicted."""
+"""Each token but the last is followed by one that was to be predicted."""
 FEWEST_TOKENS = 16
 COPIES_OF_A_LAYER = 2
 """A layer is held as its file has it, and as it is multiplied."""
@@ -97,12 +95,9 @@ def quality_in_words(
     cache_dir: Path,
     on_progress: OnProgress,
 ) -> str:
-    """Returns the quality figure for the load report; empty for a model whose weights are as its
-    files hold them.
-
-    ``execution``: in words, what runs the model; other kernels have another figure. Blocks for one
-    pass over the dense weights where no earlier load has measured. Raises ``LoadError``.
-    """
+    """Empty for a model whose weights are as its files hold them. ``execution``: in words, what
+    runs the model; other kernels have another figure. Without an earlier figure it blocks for one
+    pass over the dense weights. Raises ``LoadError``."""
     dense = opened.unquantized
     if dense is None:
         return ""
@@ -162,7 +157,7 @@ def compare(reference: torch.Tensor, logits: torch.Tensor, next_ids: torch.Tenso
     kl_nats, dense_nats, quantized_nats = 0.0, 0.0, 0.0
     for first in range(0, len(next_ids), KL_ROWS):
         rows = slice(first, first + KL_ROWS)
-        # float16 rounds each number by itself; the sum is made 1 again.
+        # Renormalizes: rounding to float16 changed the sum of the probabilities.
         expected = reference[rows].float().log_softmax(dim=-1)
         actual = logits[rows].float().log_softmax(dim=-1)
         came = next_ids[rows].unsqueeze(1)
@@ -211,7 +206,6 @@ def model_logits(model: AnyModel, token_ids: list[int]) -> torch.Tensor:
 
 
 def _prompt(token_ids: list[int], block_tokens: int) -> StepInput:
-    """The whole of one sequence; logits of every token that another one follows."""
     return StepInput.of_sequence(token_ids, block_tokens, logit_rows=slice(None, -1))
 
 

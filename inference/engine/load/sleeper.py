@@ -6,8 +6,7 @@ of its engine is freed and built again.
       │                                            │  on CUDA AwayWeights take the weights
       └──wake── warmed up ◀── engine built again ◀─┘
 
-The prefix cache is lost with its blocks, except for the part that is on disk. For the engine's
-thread, while nothing runs.
+Of the prefix cache only the part on disk survives. For the engine's thread, while nothing runs.
 """
 
 from __future__ import annotations
@@ -33,12 +32,9 @@ from inference.protocol.load_report import AsleepBytes
 log = logging.getLogger(__name__)
 
 COPIED_TOGETHER_BYTES = 1 << 30
-"""How much is copied back before the device is waited for."""
 
 
 class Sleeps(Protocol):
-    """A model, a stage of one, or the layer that drafts for one."""
-
     @property
     def device(self) -> torch.device: ...
 
@@ -48,12 +44,10 @@ class Sleeps(Protocol):
 
 
 class RestingModels:
-    """The models of one process while they sleep. Engines and storages of keys and values are
-    dropped before, and made again afterwards."""
+    """Engines and KV storages are dropped before, and made again afterwards."""
 
     def __init__(self, models: Sequence[Sleeps], *, process_bytes: int) -> None:
-        """``models`` are on one device. ``process_bytes``: what the process takes there beside what
-        torch reserves."""
+        """``models`` are on one device. ``process_bytes``: there, beside what torch reserves."""
         self._models = models
         self._device = models[0].device
         self._process_bytes = process_bytes
@@ -61,12 +55,10 @@ class RestingModels:
 
     @property
     def problem(self) -> str:
-        """Why sleeping and waking is slower than it could be; empty: no reason."""
         return self._away.problem
 
     def fall_asleep(self) -> AsleepBytes:
-        """Raises ``RuntimeError`` and ``MemoryError`` where the host has no memory: then the
-        process is of no use any more."""
+        """Raises ``RuntimeError`` and ``MemoryError``: then the process is of no use any more."""
         for model in self._models:
             model.sleep()
         collect_all()
@@ -94,8 +86,6 @@ class RestingModels:
 
 
 class Sleeper:
-    """Owns the models while they sleep; the engine's owner drops its reference."""
-
     def __init__(
         self,
         models: Sequence[Sleeps],
@@ -105,10 +95,8 @@ class Sleeper:
         others: StageProcesses | None = None,
         captures: Sequence[AnyModel] = (),
     ) -> None:
-        """``models``: the one that answers, and what drafts for it. ``build`` makes an engine
-        as the load did, with KV of its own, and warms it up. ``process_bytes``: what this process
-        takes of its device beside what torch reserves. ``captures``: those of the models whose
-        decode steps ``build`` captures again."""
+        """``build`` makes an engine as the load did, with KV of its own, and warms it up.
+        ``captures``: those of ``models`` whose decode steps it captures again."""
         self._own = RestingModels(models, process_bytes=process_bytes)
         self._device = models[0].device
         self._others = others
@@ -116,12 +104,10 @@ class Sleeper:
         self._captures = captures
         self._loaded_captures: list[str] | None = None
         self.capture_problem = ""
-        """The decode steps that the load captured and waking did not, as text; empty: none."""
 
     def fall_asleep(self) -> AsleepBytes:
-        """Puts the models to sleep and returns the memory that they still hold. Call it once the
-        last reference to the engine is gone. Raises where the host has no memory: the process is of
-        no use after that."""
+        """Call it once the last reference to the engine is gone. Raises where the host has no
+        memory: the process is of no use after that."""
         started_s = time.monotonic()
         if self._loaded_captures is None:
             self._loaded_captures = self._captures_in_words()
@@ -138,7 +124,7 @@ class Sleeper:
         return held
 
     def wake(self) -> Engine:
-        """Builds an engine as the load did. Raises where the device has no memory."""
+        """Raises where the device has no memory."""
         self._own.wake()
         if self._others is not None:
             self._others.wake()
@@ -149,8 +135,6 @@ class Sleeper:
 
     @property
     def warnings(self) -> list[str]:
-        """The reasons, as text, why sleeping and waking are slower than they could be, and the
-        model after it woke."""
         return [problem for problem in (self._own.problem, self.capture_problem) if problem]
 
     def _captures_in_words(self) -> list[str]:
@@ -164,8 +148,6 @@ class Sleeper:
 
 
 def asleep_together(parts: Sequence[tuple[str, AsleepBytes]]) -> AsleepBytes:
-    """Sums the memory of a model whose parts sleep in several processes. ``parts``: each part's
-    device and the memory it still holds."""
     by_device: Counter[str] = Counter()
     for device, part in parts:
         by_device[device] += part.device_bytes
@@ -177,16 +159,14 @@ def asleep_together(parts: Sequence[tuple[str, AsleepBytes]]) -> AsleepBytes:
 
 
 def asleep_bytes(trial: DeviceTrial, held_bytes: int) -> AsleepBytes:
-    """The most that a model will hold of one of its devices while it sleeps, before its KV is
-    there. ``held_bytes``: of a card, as the allocator counts."""
+    """Before KV is there. ``held_bytes``: of a card, as the allocator counts."""
     if trial.device.type != "cuda":
         return AsleepBytes(device_bytes=trial.process_bytes + trial.load_bytes)
     return AsleepBytes(device_bytes=trial.process_bytes, host_bytes=held_bytes)
 
 
 class AwayWeights:
-    """Moves a model's tensors from its device to the host's memory, page-locked on CUDA, and back.
-    A storage is emptied and filled again, so that every tensor over it keeps its shape. Nothing
+    """A storage is emptied and filled again, so that every tensor over it keeps its shape. Nothing
     may use the model in between."""
 
     def __init__(self, model: object, device: torch.device) -> None:
@@ -195,15 +175,12 @@ class AwayWeights:
         self._away: list[tuple[torch.UntypedStorage, torch.Tensor]] = []
         self._locked: list[torch.Tensor] = []
         self.problem = ""
-        """Why pages are not locked any more; empty where nothing was refused."""
 
     @property
     def num_bytes(self) -> int:
-        """The bytes that the weights take in the host's memory."""
         return sum(buffer.nbytes for _, buffer in self._away)
 
     def take(self) -> None:
-        """Raises ``RuntimeError`` and ``MemoryError`` where the host has no memory."""
         assert not self._away
         for storage in storages_of(self._model, self._device):
             if not storage.nbytes() or not storage.resizable():
@@ -215,7 +192,6 @@ class AwayWeights:
             self._away.append((storage, buffer))
 
     def restore(self) -> None:
-        """Raises ``RuntimeError`` where the device has no memory."""
         copied_bytes = 0
         for storage, buffer in self._away:
             storage.resize_(buffer.nbytes)
@@ -229,10 +205,9 @@ class AwayWeights:
         self._away.clear()
 
     def _lock_pages(self, buffer: torch.Tensor) -> None:
-        """A card copies twice as fast from pages that stay where they are. Registered and not
-        taken from torch's allocator of such memory, which rounds up to powers of two and gives none
-        back. Where the driver refuses once (a container's limit on locked memory), the rest stays
-        unlocked, and copying is only slower."""
+        """A card copies twice as fast from locked pages. torch's own allocator of them rounds up to
+        powers of two and gives none back. Where the driver refuses once (a container's limit on
+        locked memory), the rest stays unlocked."""
         if self._device.type != "cuda" or self.problem:
             return
         cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
@@ -258,7 +233,6 @@ class AwayWeights:
 
 
 def storages_of(root: object, device: torch.device) -> list[torch.UntypedStorage]:
-    """The storages of all tensors on ``device`` that ``root`` reaches, each once."""
     found: dict[int, torch.UntypedStorage] = {}
     for tensor in tensors_of(root):
         if tensor.device == device:
@@ -268,8 +242,7 @@ def storages_of(root: object, device: torch.device) -> list[torch.UntypedStorage
 
 
 def tensors_of(root: object) -> Iterator[torch.Tensor]:
-    """Yields each tensor that ``root`` reaches by attributes, slots, items, and what functions and
-    methods have bound."""
+    """Follows attributes, slots, items, and what functions and methods have bound."""
     seen: set[int] = set()
     waiting: list[object] = [root]
     kept: list[object] = []  # an id is another object's once its own has gone

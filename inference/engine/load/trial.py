@@ -1,10 +1,8 @@
 """Measures a freshly built model on its device, beside the estimate: the memory of its largest
 steps, image and sampling, and how fast prompts go. Knows no engine and no requests.
 
-Steps run over blocks of their own, released afterwards, so that nothing of them is left in the KV
-cache. What depth costs is measured on blocks that are zero, or are another part of the context as
-well: attention reads them all the same. No step is longer than the context that the model was built
-for.
+Steps run over blocks of their own, released afterwards. What depth costs is measured on blocks that
+are zero or used twice: attention reads them all the same.
 """
 
 from __future__ import annotations
@@ -66,7 +64,7 @@ class DeviceTrial:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
     devices: tuple[DeviceTrial, ...]
-    """The model's, the one where it samples first."""
+    """The device where the model samples comes first."""
     prefill_speed: PrefillSpeed
     bound: PrefillBound
 
@@ -90,9 +88,8 @@ def try_out(
     others: Iterable[tuple[AnyDevice, MemoryGauge]] = (),
     on_step: Callable[[int], None] = lambda done: None,
 ) -> Trial:
-    """``host_gauge`` was opened before anything was loaded. ``context_tokens``: what the model was
-    built for. ``others``: gauges of other processes that compute parts of it. ``on_step`` gets how
-    many of ``TRIAL_STEPS`` are done."""
+    """``host_gauge`` was opened before anything was loaded. ``others``: gauges of other processes
+    that compute parts of the model. ``on_step`` gets how many of ``TRIAL_STEPS`` are done."""
     gauges: dict[AnyDevice, list[MemoryGauge]] = {
         model.device: [gauge_for(model.device, host_gauge)]
     }
@@ -131,8 +128,7 @@ def try_out(
 def with_memory(
     report: LoadReport, spec: LoadSpec, opened: OpenedEmbeddingModel, host_gauge: HostGauge
 ) -> LoadReport:
-    """The report with the bytes that the load took. An embedding model has run its steps by now,
-    and has no KV."""
+    """An embedding model has run its steps by now, and has no KV."""
     gauge = gauge_for(opened.device, host_gauge)
     earlier = earlier_loads_on(spec, opened.device)
     correction_bytes = earlier.memory_correction_bytes if earlier else 0
@@ -150,10 +146,9 @@ def with_memory(
 def run_largest_steps(
     model: AnyModel, limits: SchedulerLimits, context_tokens: int, num_parameters: int
 ) -> int:
-    """Runs the widest step of prompts and of sequences that decode, a chunk at a context's end, and
-    the widest decode step. On a CPU a model that copies no context takes no more for a deep row
-    than for one that has just begun: there the first of these is all. Returns how many blocks they
-    ran over, which the gauge sees too, beside ``NUM_LONE_STATES`` states."""
+    """On a CPU a model that copies no context takes no more for a deep row than for one that has
+    just begun, so the first step is all. Returns how many blocks they ran over, which the gauge
+    sees too, beside ``NUM_LONE_STATES`` states."""
     device, most_rows = model.device, _most_rows(model.device, num_parameters)
     num_rows = min(limits.max_running, most_rows // 2)
     num_tokens = min(limits.prefill_tokens_per_step, most_rows - num_rows)
@@ -175,9 +170,7 @@ def run_largest_steps(
 
 
 def run_largest_image(model: AnyModel) -> None:
-    """Runs the tower over the largest image that the model accepts. Does nothing without a tower.
-    On a CPU it runs no more patches than a trial may take: what more of them would take is small
-    beside the weights."""
+    """On a CPU it runs fewer patches: what more would take is small beside the weights."""
     if (tower := model.tower) is None:
         return
     vision = tower.config
@@ -190,7 +183,6 @@ def run_largest_image(model: AnyModel) -> None:
 
 
 def block_weights(vision: VisionConfig) -> int:
-    """How many weights of the tower's blocks a patch is multiplied with."""
     return (
         vision.depth * vision.hidden_size * (4 * vision.hidden_size + 2 * vision.intermediate_size)
     )
@@ -198,9 +190,8 @@ def block_weights(vision: VisionConfig) -> int:
 
 @torch.inference_mode()
 def run_largest_sampling(model: AnyModel, drawer: Drawer, limits: SchedulerLimits) -> None:
-    """Samples as much as a step ever does: every running sequence gets a token from adjusted
-    scores, and a prompt's tokens are scored beside them. The model's own steps do not show it: on a
-    large vocabulary, sampling takes several times the memory of the logits."""
+    """On a large vocabulary, sampling takes several times the memory of the logits, which the
+    model's own steps do not show."""
     vocab_size, device = model.config.vocab_size, model.device
     decoded, scored = (
         torch.full((num_rows, vocab_size), 0.5, device=device)
@@ -208,7 +199,7 @@ def run_largest_sampling(model: AnyModel, drawer: Drawer, limits: SchedulerLimit
     )
     logits = torch.cat([decoded, scored])
     del decoded, scored
-    # Rows are drawn some at a time: more than those take no more memory, and longer.
+    # Rows are drawn in batches: a second batch would take time and no more memory.
     num_drawn = min(limits.max_running, rows_at_once(vocab_size))
     sequences = [_sequence(row, row < num_drawn) for row in range(limits.max_running)]
     Sampler(vocab_size, drawer).sample(sequences, logits[: len(sequences)])
@@ -223,9 +214,8 @@ def measure_prefill(
     context_tokens: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> PrefillSpeed:
-    """Times a chunk at the start of a prompt and one deep in it, each of the size that the engine
-    would run in ``TRIAL_STEP_S`` (32 tokens at least). The better of two, but of native code that
-    takes longer, which an interruption changes little, the first."""
+    """Times a chunk at a prompt's start and one deep in it, each of the size that the engine would
+    run in ``TRIAL_STEP_S``."""
     window = model.config.sliding_window
     most_tokens = min(context_tokens, DEEPEST_TRIAL_TOKENS + limits.prefill_tokens_per_step)
     kv = model.new_kv(_num_blocks(most_tokens), DEFAULT_BLOCK_TOKENS, NUM_LONE_STATES)
@@ -240,7 +230,7 @@ def measure_prefill(
         first_s = run_s(start, end)
         if model.has_own_threads and first_s > TRIAL_STEP_S:
             return first_s  # native code compiles nothing, and has run its largest step before
-        # The first may pay for first times.
+        # The first run may include one-time costs.
         return min(first_s, run_s(start, end))
 
     smallest = min(SMALLEST_CHUNK, context_tokens)
@@ -261,16 +251,14 @@ def measure_prefill(
 
 
 def _most_rows(device: torch.device, num_parameters: int) -> int:
-    """Returns the most rows of a trial step. They are calculated and not timed, so that the same
-    model always has the same trial."""
+    """Calculated and not timed, so that the same model always has the same trial."""
     if device.type == "cuda":
         return 2**31
     return max(SMALLEST_CHUNK, LARGEST_TRIAL_OPERATIONS // num_parameters)
 
 
 def _columns_to_gather(model: AnyModel, num_rows: int) -> int:
-    """Blocks of each row, so that a decode step copies as many keys and values at once as it ever
-    does."""
+    """Makes a decode step copy as many keys and values at once as it ever does."""
     num_layers = len(cache_layout(model.config).attention_layers)
     token_bytes = kv_bytes_per_token(model.config, model.kv_format) // num_layers
     return _num_blocks(-(-MOST_GATHERED_BYTES // (token_bytes * num_rows)))
@@ -286,8 +274,6 @@ def synchronize(device: torch.device) -> None:
 
 
 def _chunk(start: int, end: int, num_blocks: int | None = None) -> StepInput:
-    """Part of one sequence's prompt. Its blocks are ``num_blocks``, over and over; ``None``: as
-    many as it takes."""
     blocks = np.arange(_num_blocks(end), dtype=np.int32)
     return _step(
         starts=[start],
@@ -298,8 +284,7 @@ def _chunk(start: int, end: int, num_blocks: int | None = None) -> StepInput:
 
 
 def _mixed_step(num_rows: int, num_tokens: int, context_tokens: int) -> StepInput:
-    """The starts of as many prompts as ``num_tokens`` take, each in blocks of its own, and
-    ``num_rows`` sequences that decode with a context of one token."""
+    """Each prompt has blocks of its own; decoding sequences have a context of one token."""
     lengths = [
         min(context_tokens, num_tokens - first) for first in range(0, num_tokens, context_tokens)
     ]
@@ -317,7 +302,6 @@ def _mixed_step(num_rows: int, num_tokens: int, context_tokens: int) -> StepInpu
 
 
 def _decode_step(num_rows: int, num_context: int) -> StepInput:
-    """Rows at the end of a context whose blocks are all the first."""
     return _step(
         starts=[num_context - 1] * num_rows,
         query_lens=[1] * num_rows,
@@ -327,7 +311,6 @@ def _decode_step(num_rows: int, num_context: int) -> StepInput:
 
 
 def _step(*, starts: list[int], query_lens: list[int], table: Ints, num_decodes: int) -> StepInput:
-    """The logits of every sequence's last row."""
     return StepInput.of_queries(
         [0] * sum(query_lens),
         starts,

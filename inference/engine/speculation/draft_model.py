@@ -4,9 +4,8 @@
     answering     [ keys and values in blocks ......... ]
     drafting      [ in the same blocks ..... ) num_read      ─▶ fill ─▶ draft ▏a b c
 
-It reads a sequence behind the model that answers, and only while drafts pay: before it drafts it
-reads the unread tokens, a bounded number a step. Blocks of shared prefixes that it has read for one
-sequence serve the others. Wrong keys and values cost drafts, never an answer. Knows no tensors.
+It reads a sequence behind the model that answers, and only while drafts pay. Blocks of shared
+prefixes that it has read serve other sequences. Wrong keys and values cost drafts, never an answer.
 """
 
 from __future__ import annotations
@@ -55,7 +54,6 @@ OF_A_MODEL = 1
 class DraftRow:
     sequence: Sequence
     start: int
-    """The first position that the drafting model has not read."""
     length: int
     """Tokens to draft, at least 1. There are blocks for them."""
 
@@ -78,13 +76,10 @@ class Drafter(Protocol):
 
 @dataclass(slots=True)
 class _Reading:
-    """Kept with a sequence."""
-
     acceptance: Acceptance
     block_ids: list[int] = field(default_factory=list)
     """The sequence's list of blocks that the numbers below count; a preempted one gets another."""
     num_read: int = 0
-    """Tokens whose keys and values it has."""
     num_noted: int = 0
     draft: list[int] = field(default_factory=list)
     length_then: int = 0
@@ -159,14 +154,12 @@ class DraftModelSpeculator(Origin):
         return spent_s
 
     def _able(self, sequences: list[Sequence]) -> list[Sequence]:
-        """The sequences that it can draft for: without images, and within its own context."""
         if len(sequences) > MOST_SEQUENCES or self._num_failures >= MOST_FAILURES:
             return []
         room = self._drafter.num_positions - self._most_tokens
         return [s for s in sequences if s.images is None and len(s.token_ids) < room]
 
     def _candidates(self, able: list[Sequence]) -> list[tuple[int, float]]:
-        """Returns the most tokens to draft for each, and the chance of each of them."""
         return [
             (most, self._reading_of(sequence).acceptance.rates[OF_A_MODEL])
             for sequence in able
@@ -222,7 +215,6 @@ class DraftModelSpeculator(Origin):
         return len(sequence.block_ids) * self._kv_cache.block_tokens - num_tokens
 
     def _note(self, sequence: Sequence, reading: _Reading) -> None:
-        """Notes the blocks that are read whole and that the prefix cache knows."""
         num_full = reading.num_read // self._kv_cache.block_tokens
         for index in range(reading.num_noted, min(num_full, sequence.num_registered_blocks)):
             block_id = sequence.block_ids[index]
@@ -242,7 +234,6 @@ class DraftModelSpeculator(Origin):
         return reading
 
     def _num_known(self, sequence: Sequence) -> int:
-        """Counts the leading blocks that it has read for another sequence."""
         content_of = self._kv_cache.allocator.content_of
         for index in range(sequence.num_registered_blocks):
             block_id = sequence.block_ids[index]

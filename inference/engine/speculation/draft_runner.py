@@ -1,6 +1,4 @@
-"""Runs what makes drafts: a second model, or the model's own predictor. The only file of drafting
-that knows tensors; it knows no sampling.
-"""
+"""Runs what makes drafts: a second model, or the model's own predictor. Knows no sampling."""
 
 from __future__ import annotations
 
@@ -26,14 +24,12 @@ FOLLOWING_GAIN = 0.1
 
 
 class DraftRunner:
-    """A ``Drafter`` that runs a second model over the answering model's blocks, in a storage of its
-    own.
+    """Runs a second model over the answering model's blocks, in a storage of its own.
 
     fill      positions [start, end) of a sequence ─▶ their keys and values
     draft     each sequence's last tokens ─▶ the likeliest next one, and so on: one forward a token
 
-    Keys and values at a position depend on the tokens up to there alone, so sequences can share
-    blocks.
+    KV at a position depends on the tokens up to there alone, so sequences can share blocks.
     """
 
     follows = False
@@ -64,7 +60,7 @@ class DraftRunner:
 
     @torch.inference_mode()
     def draft(self, rows: Ordered[DraftRow]) -> list[list[int]]:
-        """Drafts as many tokens for each row as its ``length``. Waits for the device once."""
+        """Waits for the device once."""
         drafts = _drafts(rows, self._chain)
         return [drafts[row.sequence] for row in rows]
 
@@ -110,8 +106,7 @@ class DraftRunner:
 def _drafts(
     rows: Ordered[DraftRow], chain: Callable[[list[DraftRow]], list[torch.Tensor]]
 ) -> dict[Sequence, list[int]]:
-    """``chain`` gets the longest drafts first, so that those that are done leave at the end, and
-    returns the likeliest tokens after each forward."""
+    """``chain`` gets the longest drafts first, and returns the likeliest tokens of each forward."""
     ordered = sorted(rows, key=lambda row: -row.length)
     drafts: dict[Sequence, list[int]] = {row.sequence: [] for row in ordered}
     for token_ids in read_back(chain(ordered)):
@@ -130,9 +125,7 @@ class _Kept:
 
 
 class PredictorRunner:
-    """A ``Drafter`` that runs the model's own predictor (``inference.models.backend``). It follows
-    each step, so that it has keys and values of all computed tokens, and drafts on from the last
-    row.
+    """Follows each step, so that the predictor has keys and values of all computed tokens.
 
     step     rows at      p     p + 1  …  q          hidden rows
     follow   rows at  p - 1     p      …  q - 1      token of each row, hidden row before it
@@ -165,7 +158,6 @@ class PredictorRunner:
         self._kept.pop(sequence.sequence_id, None)
 
     def follow(self, schedule: Schedule, hidden: torch.Tensor) -> None:
-        """Runs the predictor over the rows of the model's step and their ``hidden`` states."""
         if self._has_failed or self._rests:
             return
         started_s = self._clock()
@@ -207,8 +199,7 @@ class PredictorRunner:
 
     @torch.inference_mode()
     def draft(self, rows: Ordered[DraftRow]) -> list[list[int]]:
-        """Drafts as many tokens for each row as its ``length``; none for one whose last step it
-        missed. Waits for the device once."""
+        """A row whose last step it missed gets none. Waits for the device once."""
         ready = [row for row in rows if self._is_ready(row.sequence)]
         drafts = _drafts(ready, self._chain) if ready else {}
         return [drafts.get(row.sequence, []) for row in rows]
@@ -244,8 +235,7 @@ class PredictorRunner:
 
 @dataclass(slots=True)
 class _FollowedRows:
-    """A step's rows one position earlier, each with the hidden row before it. The first row of a
-    sequence has one only where the step before kept it."""
+    """A step's rows one position earlier, each with the hidden row before it."""
 
     kept: dict[str, _Kept]
     token_ids: list[int] = field(default_factory=list)
@@ -272,8 +262,7 @@ class _FollowedRows:
     def _add(
         self, sequence: Sequence, start: int, tokens: list[int], total: int, *, decodes: bool
     ) -> None:
-        """A sequence with images is not followed, nor one that decodes and was not followed
-        before: its earlier keys and values are missing."""
+        """Skips images, and decoding sequences not followed before: their earlier KV is missing."""
         first_row, self._num_rows = self._num_rows, self._num_rows + len(tokens)
         kept = self.kept.get(sequence.sequence_id)
         if sequence.images is not None or (decodes and kept is None):

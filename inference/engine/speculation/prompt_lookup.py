@@ -3,8 +3,6 @@ and proposes the tokens that followed there.
 
     text   … the quick brown fox … the quick brown ▏
              [  match      ] ─▶ fox …  is proposed
-
-``PromptLookup`` searches one text, ``LookupSpeculator`` the text of each sequence. Plain integers.
 """
 
 from __future__ import annotations
@@ -45,12 +43,9 @@ _PAIR_MASK = (1 << TOKEN_BITS * SHORTEST_MATCH) - 1
 class Proposal:
     token_ids: list[int]
     match_length: int
-    """Tokens before it that are the same, ``LONGEST_MATCH`` at most."""
 
 
 class PromptLookup:
-    """An index of one text, which only grows. A proposal costs microseconds at any length."""
-
     def __init__(self) -> None:
         self._latest: dict[int, int] = {}
         """Two tokens -> the end of the last place, but the text's end, at which they stood."""
@@ -59,12 +54,10 @@ class PromptLookup:
         self._earlier: list[int] = []
         """A place's end -> the end of the place before with the same two tokens; 0: none."""
         self._key = 0
-        """The last ``LONG_MATCH`` indexed tokens."""
         self._num_indexed = 0
 
     def propose(self, text: list[int], most: int) -> Proposal | None:
-        """Proposes at most ``most`` tokens to follow ``text``, which begins with that of the last
-        call; ``None`` without a match."""
+        """``text`` begins with that of the last call."""
         self._index(text)
         if self._num_indexed < len(text) - 1 or len(text) <= SHORTEST_MATCH or most < 1:
             return None
@@ -97,8 +90,7 @@ class PromptLookup:
         self._num_indexed = max(first, last)
 
     def _best_place(self, text: list[int]) -> tuple[int, int]:
-        """Returns where the longest match ends, the last of equals, and its length, which is 0
-        without a match."""
+        """Returns (end, length) of the longest match, the last of equals; length 0: none."""
         key = (self._key << TOKEN_BITS | text[-1]) & _LONG_MASK
         if len(text) >= LONG_MATCH and (end := self._latest_long.get(key)):
             return end, _match_length(text, end)
@@ -121,8 +113,7 @@ def _match_length(text: list[int], end: int) -> int:
 
 
 HEAD_TOKENS = 8
-"""So many tokens of the prompt's end are put before a client's prediction, so that it is found with
-the answer's first token.
+"""Put before a client's prediction, so that it is found with the answer's first token.
 
     [ prompt's end ][ prediction ][ prompt ............. end ][ answer ]
 """
@@ -130,11 +121,8 @@ the answer's first token.
 
 @dataclass(slots=True)
 class _Lookup:
-    """Kept with a sequence."""
-
     acceptance: Acceptance
     head: list[int]
-    """The tokens put before the sequence's own text: its client's prediction, or nothing."""
     text: list[int]
     index: PromptLookup = field(default_factory=PromptLookup)
     proposal: Proposal | None = None
@@ -142,8 +130,6 @@ class _Lookup:
 
 
 class LookupSpeculator(Origin):
-    """Drafts from the sequence's own text, and from its client's prediction."""
-
     name = "prompt lookup"
 
     def __init__(self, most_tokens: int = DEFAULT_DRAFT_TOKENS) -> None:

@@ -1,10 +1,7 @@
-"""The interface of drafting, the number of drafts that pay, by the share of right proposals of a
-sequence and by the cost of more rows on this device, and the choice between two origins.
+"""The interface of drafting, the number of drafts that pay, and the choice between two origins.
 
-    schedule ─▶ propose ─▶ as long as it pays ─▶ drafts, verified in the step
-    commit   ◀─ the tokens, compared with the proposal, also where it was not run
-
-Knows no tensors.
+schedule ─▶ propose ─▶ as long as it pays ─▶ drafts, verified in the step
+commit   ◀─ the tokens, compared with the proposal, also where it was not run
 """
 
 from __future__ import annotations
@@ -34,8 +31,7 @@ until it has caught up, which takes one step."""
 
 class Speculator(Protocol):
     def drafts(self, sequences: list[Sequence]) -> dict[Sequence, list[int]]:
-        """Returns drafts for those of ``sequences``, all of which decode in the next step, for
-        which drafts pay. None reaches past the sequence's last allowed token."""
+        """``sequences`` decode next. No draft reaches past a sequence's last allowed token."""
         ...
 
     def expects_drafts(self, sequences: list[Sequence]) -> bool:
@@ -46,13 +42,11 @@ class Speculator(Protocol):
         """``sampled``: the step's tokens, about to be added to the sequence."""
         ...
 
-    def weigh_by(self, step_time: StepTimeModel) -> None:
-        """Sets the model of the cost of more rows. The engine fits it."""
-        ...
+    def weigh_by(self, step_time: StepTimeModel) -> None: ...
 
     @property
     def status(self) -> str:
-        """A sentence for people about the origins chosen lately; empty where there is one."""
+        """A sentence for people; empty where there is one origin."""
         ...
 
     def take_drafting_s(self) -> float:
@@ -65,19 +59,15 @@ class Offer:
     worth: float
     """The expected speed-up: tokens for a step's time, against a step without drafts."""
     is_trial: bool
-    """Whether they are made only to measure how many come true."""
     make: Callable[[], dict[Sequence, list[int]]]
 
 
 class Origin(Speculator, Protocol):
-    """A source of drafts: a ``Speculator`` that can be weighed against others."""
-
     name: str
     status: str = ""
 
     def offer(self, sequences: list[Sequence]) -> Offer | None:
-        """Returns drafts for ``sequences``, all of which decode in the next step, that are still to
-        be made; ``None``: they would not pay."""
+        """The offered drafts are still to be made. ``None``: they would not pay."""
         ...
 
     def drafts(self, sequences: list[Sequence]) -> dict[Sequence, list[int]]:
@@ -89,8 +79,7 @@ class Origin(Speculator, Protocol):
 
 
 def most_drafts(sequence: Sequence) -> int:
-    """The most tokens that a step may draft for it, beside the step's own token. An answer's
-    ``min_tokens`` are sampled one by one."""
+    """Beside the step's own token. An answer's ``min_tokens`` are sampled one by one."""
     if sequence.num_output_tokens < sequence.params.min_tokens:
         return 0
     if sequence.num_lagging >= MOST_LAGGING:
@@ -111,8 +100,7 @@ def match_class(match_length: int) -> int:
 
 
 class Acceptance:
-    """The chance that one more proposed token is right where those before it were, by class of
-    match length. It starts from ``parent``'s, which follows it more slowly."""
+    """By class of match length. Starts from ``parent``'s rates, which follow it more slowly."""
 
     def __init__(self, parent: Acceptance | None = None) -> None:
         self._parent = parent
@@ -120,8 +108,6 @@ class Acceptance:
         self.rates: list[float] = list(parent.rates if parent is not None else PRIORS)
 
     def record(self, of_class: int, proposed: Ordered[int], sampled: Ordered[int]) -> None:
-        """``sampled``: the model's own tokens at the proposed ones' places, as far as they are
-        known."""
         for guess, token_id in zip(proposed, sampled, strict=False):
             is_right = guess == token_id
             self._move(of_class, is_right)
@@ -146,8 +132,7 @@ class Costs(Protocol):
 def best_length(
     num_rows: int, candidates: Ordered[tuple[int, float]], costs: Costs, most_rows: int
 ) -> int:
-    """Returns the length that drafts are cut to; 0: none pay. ``candidates``: the length of each
-    proposal and the chance of each of its tokens, of some of the step's ``num_rows`` sequences."""
+    """0: none pay. ``candidates``: each proposal's length and the chance of each of its tokens."""
     best, best_worth = 0, WORTH
     longest = max((length for length, _ in candidates), default=0)
     for length in (*(some for some in LENGTHS if some < longest), longest):
@@ -163,14 +148,12 @@ def best_length(
 def worth_of(
     length: int, num_rows: int, candidates: Ordered[tuple[int, float]], costs: Costs
 ) -> float:
-    """The expected speed-up by drafts of ``length`` tokens at most: see ``Offer.worth``."""
     drafted = sum(min(length, own) for own, _ in candidates)
     gained = sum(_expected(min(length, own), rate) for own, rate in candidates)
     return (num_rows + gained) / num_rows / costs.ratio(num_rows + drafted, num_rows)
 
 
 def _expected(length: int, rate: float) -> float:
-    """The expected number of right tokens before the first that is not."""
     if rate >= 1.0:
         return float(length)
     return rate * (1.0 - rate**length) / (1.0 - rate)
@@ -181,7 +164,6 @@ IDLE_STEPS = 512
 REST_STEPS = 8192
 """So many steps later it follows new sequences and is tried again."""
 STATUS_STEPS = 256
-"""The status describes so many steps, and is written after as many."""
 STATUS_PERCENT = 10
 """Shares in the status are rounded to this, so that it changes seldom."""
 
@@ -238,7 +220,7 @@ class AutomaticSpeculator:
         return self._lookup.take_drafting_s() + self._predicted.take_drafting_s()
 
     def _chosen(self, sequences: list[Sequence]) -> tuple[Origin, Offer] | None:
-        """Returns the best offer. A trial, which measures, comes first."""
+        """A trial, which measures, comes first."""
         origins = (self._lookup, self._predicted) if self._follows else (self._lookup,)
         offers = [(origin, origin.offer(sequences)) for origin in origins]
         found = [(origin, offer) for origin, offer in offers if offer is not None]
@@ -282,7 +264,6 @@ class _Status:
         self._drafts: dict[Sequence, list[int]] = {}
 
     def add_step(self, name: str, drafts: dict[Sequence, list[int]]) -> None:
-        """``name``: the origin's; empty without drafts."""
         if self._num_steps == STATUS_STEPS:
             self._write()
         self._num_steps += 1
