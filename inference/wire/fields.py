@@ -2,11 +2,7 @@
 
 A dialect is one table of ``Field``: every name of its specification, each either honoured, accepted
 only with values that change nothing (neutral), or refused by name. Other names are refused too,
-unless the operator wants them ignored. ``null`` means the same as leaving a field out, whatever its
-name.
-
-A ``Check`` converts one JSON value to the parsed one, or raises an ``ApiError`` that names its
-path.
+unless the operator wants them ignored. ``null`` means the same as leaving a field out.
 """
 
 from __future__ import annotations
@@ -31,7 +27,7 @@ from inference.wire.unknown_fields import is_left_out, near_name
 
 T = TypeVar("T")
 Check = Callable[[Any, str], T]
-"""(JSON value, path) to the parsed value."""
+"""(JSON value, path) to the parsed value; raises an ``ApiError`` that names the path."""
 
 MAX_OBJECT_DEPTH = 32
 MAX_SCHEMA_DEPTH = 96
@@ -86,9 +82,6 @@ def refused(name: str, reason: str) -> Field:
 
 
 class Table(dict[str, Field]):
-    """The fields of one object, by name. Of ``required`` ones, the first that is missing is
-    named."""
-
     __slots__ = ("checks", "required")
 
     def __init__(self, fields: Sequence[Field]) -> None:
@@ -174,8 +167,8 @@ def number(minimum: float, maximum: float) -> Check[float]:
 
 
 def integer(minimum: int, maximum: int) -> Check[int]:
-    """JSON has one kind of number: 3.0 is 3. Integers beyond 64 bits are read as floats, too, and
-    those just below -2⁶³ are rounded to it."""
+    """JSON has one kind of number: 3.0 is 3. orjson reads integers beyond 64 bits as floats, too,
+    and rounds those just below -2⁶³ to it."""
 
     def check(value: Any, path: str) -> int:
         may_be_rounded = False
@@ -223,7 +216,7 @@ model_name = text(MAX_MODEL_NAME_CHARS, min_chars=1)
 
 
 def spelled(pattern: re.Pattern[str], wanted: str) -> Check[str]:
-    """A string that fully matches ``pattern``; ``wanted`` describes it for messages."""
+    """``wanted`` describes ``pattern`` in messages."""
 
     def check(value: Any, path: str) -> str:
         if not isinstance(value, str):
@@ -253,7 +246,6 @@ def array(
 
 
 def only(*accepted: Any, reason: str) -> Check[Any]:
-    """Exactly these values match the server's behaviour; others are unsupported."""
 
     def check(value: Any, path: str) -> Any:
         if any(type(value) is type(one) and value == one for one in accepted):
@@ -301,8 +293,7 @@ def json_object(value: Any, path: str) -> dict[str, Any]:
 
 
 def json_schema(value: Any, path: str) -> dict[str, Any]:
-    """An object at most ``MAX_SCHEMA_DEPTH`` levels deep. The neuron, which compiles it, checks
-    whether it is a schema."""
+    """The neuron, which compiles it, checks whether it is a schema."""
     return _nested_object(value, path, MAX_SCHEMA_DEPTH)
 
 
@@ -341,17 +332,18 @@ def _kind(value: Any) -> str:
 
 
 MAX_VALUES = 100_000
-"""The most values (strings with keys among them, objects, lists) in a body: some 25,000 messages,
-which are decoded within a hundredth of a second."""
+"""Strings (keys too), objects and lists of a body: some 25,000 messages, decoded within 10 ms."""
 PIECE_BYTES = 64 * 1024
 
 
 def check_num_values(body: bytes) -> None:
-    """Bounds the number of strings, objects and lists in a body before it is decoded. Decoding
-    holds the interpreter's lock throughout, and spends most of its time on these: 30 MB of short
+    """Bounds the number of strings, objects and lists in a body before it is decoded.
+
+    Decoding holds the interpreter's lock and spends most of its time on these: 30 MB of short
     messages would stop a gateway's other streams for a sixth of a second, 3 MB of empty lists for
     longer. Numbers are not bounded: prompts of token ids have millions. Raises
-    ``TooManyValuesError``."""
+    ``TooManyValuesError``.
+    """
     if len(body) <= MAX_VALUES:
         return
     num_quotes = num_containers = 0

@@ -1,9 +1,7 @@
 """The OpenAPI document of the clients' API, generated from the parsers' own declarations.
 
-    Field ─▶ its check is shown one value of each JSON type ─▶ the types that it takes
-
-A refused field is listed with its reason and accepts only null. /openapi.json serves the document.
-Pure.
+Each field's check is shown one value of each JSON type. A refused field is listed with its reason
+and accepts only null.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Unknown fields: suggestions for them, and whether they are ignored. No I/O."""
+"""Unknown fields: suggestions for them, and whether they are ignored."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _left_out: ContextVar[list[str] | None] = ContextVar("fields that are left out",
 
 @contextmanager
 def unknown_fields_ignored() -> Iterator[list[str]]:
-    """Bodies read within the block ignore unknown fields and name them in the list, for operators
-    who choose that. Known fields that are refused stay refused."""
+    """Bodies read within the block ignore unknown fields and name them in the list. Known fields
+    that are refused stay refused."""
     left_out: list[str] = []
     token = _left_out.set(left_out)
     try:
@@ -24,7 +24,7 @@ def unknown_fields_ignored() -> Iterator[list[str]]:
 
 
 def is_left_out(path: str) -> bool:
-    """Whether an unknown field is ignored; then it has been named."""
+    """Also names the field in the list."""
     left_out = _left_out.get()
     if left_out is None:
         return False

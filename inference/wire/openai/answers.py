@@ -6,7 +6,7 @@
     [null, {"9707": {"logprob": -1.2, "rank": 3, "decoded_token": "Hello"}, …}, …]
                                         vLLM's ``prompt_logprobs``: nothing precedes the first token
 
-Pure: the padding is derived from the chunk.
+The padding is derived from the chunk.
 """
 
 from __future__ import annotations
@@ -47,20 +47,19 @@ DONE_FRAME = b"data: [DONE]\n\n"
 
 
 CHOICE_MARK = b',"choices":[{'
-"""Bytes of every chunk with a choice. No JSON string contains them."""
+"""In every chunk with a choice, and in no JSON string."""
 NO_USAGE_YET = b'],"usage":null}\n\n'
-"""The end of a chunk whose stream reports usage in its last chunk. No JSON string contains these
-bytes."""
+"""Ends a chunk whose stream reports usage in its last chunk. No JSON string contains it."""
 
 
 class UsageReporting(StrEnum):
     NEVER = "never"
     LAST = "last"
-    """The usage is in a chunk of its own before [DONE]."""
+    """In a chunk of its own before [DONE]."""
     RUNNING = "running"
-    """The usage is in that chunk, and the usage so far in every other one."""
+    """Like LAST, and the usage so far in every other chunk."""
     TIMED = "timed"
-    """LAST with the engine's own times in the usage; also in a body."""
+    """Like LAST with the engine's own times; also in a body."""
 
 
 def head_of(head: dict[str, Any], event: Accepted) -> dict[str, Any]:
@@ -112,7 +111,7 @@ class AskedAnswer:
         }
 
     def reporting(self, encoder: Encoder) -> Encoder:
-        """The stream's encoder, which also counts and pads where that was requested."""
+        """Wraps the stream's encoder to count and pad where that was requested."""
         if self.usage is UsageReporting.RUNNING:
             encoder = RunningUsage(encoder)
         return Obfuscated(encoder, marks=CHOICE_MARK) if self.pads_chunks else encoder
@@ -186,8 +185,6 @@ class StreamEncoder(ABC):
 
 
 class Choice(ABC):
-    """One choice of a body, which grows by events."""
-
     def __init__(self) -> None:
         self.finish_reason = ""
         self.token_ids: list[int] = []
@@ -298,19 +295,19 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 
 
 def finish_reason(reason: FinishReason) -> str:
-    """A full context is ``length`` in this API, like ``max_tokens``."""
+    """This API calls a full context ``length``."""
     return "length" if reason == "context" else reason
 
 
 BLOCK_BYTES = 64
-"""More than most tokens and their escapes take."""
+"""Most tokens with their escapes fit."""
 FRAME_END = b"\n\n"
 OBJECT_END = b"}"
 FIELD = b',"obfuscation":"%b"}'
 
 
 class Obfuscated:
-    """A stream encoder whose chunks are padded. ``marks``: bytes in frames to pad."""
+    """``marks``: bytes in the frames to pad."""
 
     def __init__(self, encoder: Encoder, *, marks: bytes) -> None:
         self._encoder = encoder
@@ -353,7 +350,6 @@ def _position(tokens: list[RankedToken]) -> bytes:
 
 
 def token_object(token: TextLogprob) -> dict[str, Any]:
-    """An output token with its log probability and those of the most likely ones in its place."""
     assert token.logprob is not None, "every output token has one"
     top = [_candidate(*candidate) for candidate in token.top]
     return {**_candidate(token.token, token.token_bytes, token.logprob), "top_logprobs": top}

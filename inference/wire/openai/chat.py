@@ -1,11 +1,9 @@
 """OpenAI's chat completions dialect: bytes in, one request out; events in, chunks or a body out.
 
-    parse(body) ─▶ ChatRequest(generation, stream, …)
     event ─▶ added(event) ─▶ ChatStreamEncoder      each addition is a chunk
                           └▶ ChatChoice             additions are put together, as an SDK would
 
-Both encode the results of ``added``, so a stream and a body of the same events cannot differ. Pure:
-ids and times are arguments. Source: https://platform.openai.com/docs/api-reference/chat.
+Source: https://platform.openai.com/docs/api-reference/chat.
 """
 
 from __future__ import annotations
@@ -58,7 +56,7 @@ THINKING_EFFORTS = ("low", "medium", "high", "xhigh", "max")
 NOT_THINKING_EFFORTS = ("none", "minimal")
 
 INLINE_REASONING_HEADER = "x-include-thinking"
-"""``true``: the client wants the thinking block in the answer's text, as some bridges do."""
+"""``true``: the client wants thinking in the answer's text, as some bridges do."""
 
 FIELDS = f.table(
     *openai_fields.SHARED_FIELDS.values(),
@@ -152,7 +150,7 @@ class Reasoning(StrEnum):
     HIDDEN = "hidden"
     FIELD = "field"
     INLINE = "inline"
-    """Reasoning is sent in ``content``, between its markers."""
+    """In ``content``, between its markers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,8 +277,8 @@ ROLE: dict[str, Any] = {"role": "assistant", "content": "", "refusal": None}
 
 
 class ChatStreamEncoder(StreamEncoder):
-    """One request's events as server-sent events: a role chunk for each choice, then at most one
-    chunk for each event, then usage where requested, then [DONE]."""
+    """A role chunk for each choice, then at most one chunk for each event, then usage where
+    requested, then [DONE]."""
 
     text, text_end = b'"delta":{"content":', b"}"
     empty: dict[str, Any] = {"delta": {}}
@@ -314,7 +312,7 @@ class ChatChoice(Choice):
         self._reasoning = reasoning
         self._texts: dict[str, list[str]] = {"content": [], "reasoning_content": []}
         self._calls: list[tuple[dict[str, Any], list[str]]] = []
-        """The calls as in the body, with their arguments in pieces."""
+        """Calls as in the body, with their arguments in pieces."""
         self._tokens: list[bytes] | None = [] if shows_logprobs else None
 
     def add(self, event: Event) -> None:

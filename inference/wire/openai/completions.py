@@ -1,11 +1,7 @@
 """OpenAI's completions dialect: prompts, as text or token ids, and their continuations.
 
-    parse(body) ─▶ CompletionRequest(generation, …)
-    event ─▶ CompletionStreamEncoder      a chunk for each piece of text
-          └▶ CompletionChoice             the pieces of each choice put together
-
-These requests have neither tools nor a chat template, so a thinking block is ordinary text. Source:
-https://platform.openai.com/docs/api-reference/completions. Pure: ids and times are arguments.
+Without a chat template a thinking block is ordinary text. Source:
+https://platform.openai.com/docs/api-reference/completions.
 """
 
 from __future__ import annotations
@@ -116,8 +112,8 @@ def _check_num_choices(read: dict[str, Any], num_prompts: int) -> None:
 
 @dataclass(slots=True)
 class Logprobs:
-    """The dialect's four parallel lists. ``text_offset`` counts characters of the text, token by
-    token, from ``num_chars`` on. The first token of an echoed prompt has no probability."""
+    """The dialect's four parallel lists. ``text_offset`` counts characters. The first token of an
+    echoed prompt has no probability."""
 
     num_chars: int = 0
     tokens: list[str] = field(default_factory=list)

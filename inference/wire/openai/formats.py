@@ -1,5 +1,5 @@
 """Formats of the answer's text, by OpenAI's field (``response_format``) or vLLM's
-(``structured_outputs``, earlier ``guided_…``), one at a time. Pure.
+(``structured_outputs``, earlier ``guided_…``), one at a time.
 
 Sources: https://platform.openai.com/docs/guides/structured-outputs,
 https://docs.vllm.ai/en/latest/features/structured_outputs.html.
@@ -144,8 +144,7 @@ OUTPUT_NAMES = ("response_format", "structured_outputs", *(f"guided_{name}" for 
 
 
 def output_format(read: dict[str, Any]) -> OutputFormat | None:
-    """``read``: the result of ``read_fields`` for a dialect with ``OUTPUT_FIELDS``. Raises
-    ``InvalidRequestError`` for two formats of one answer."""
+    """Raises ``InvalidRequestError`` for two formats of one answer."""
     return _the_only({name: read[name] for name in OUTPUT_NAMES if name in read})
 
 

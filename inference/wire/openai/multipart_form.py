@@ -3,9 +3,8 @@
     --B CRLF head CRLF CRLF content CRLF --B CRLF … CRLF --B--
                            [start, end)
 
-The file is read in pieces, and contents stay in it. A form is forwarded under a new boundary, with
-rewritten heads: no content can contain that boundary, so the upstream reads the same parts as the
-gateway. Source: RFC 7578. Pure but for the file.
+The file is read in pieces, and contents stay in it. A form is forwarded under a new boundary, which
+no content can contain, so the upstream reads the same parts as the gateway. Source: RFC 7578.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class Part:
     filename: str | None
     content_type: str
     start: int
-    """The content's first byte in the body; ``end`` is behind its last."""
+    """``[start, end)`` are the content's bytes in the body."""
     end: int
 
     @property
@@ -149,8 +148,7 @@ def _boundary(content_type: str) -> str:
 
 
 def _delimiters(body: IO[bytes], delimiter: bytes) -> list[int]:
-    """The offset of each; the first one's line break is before the body, at -2. Raises
-    ``InvalidRequestError`` where there are too many."""
+    """The offset of each. The first one's line break is before the body, at -2."""
     found: list[int] = []
     window, base = b"\r\n", -2
     body.seek(0)
@@ -166,7 +164,7 @@ def _delimiters(body: IO[bytes], delimiter: bytes) -> list[int]:
 
 
 def _part(head: bytes, at: int, end: int) -> Part:
-    """``head``: the bytes behind a delimiter, at that offset. Raises ``InvalidRequestError``."""
+    """``head``: the bytes behind a delimiter, at that offset."""
     line, crlf, rest = head.partition(b"\r\n")
     if not crlf or line.strip(b" \t"):
         raise _unreadable("a boundary's line has something behind it")
@@ -194,8 +192,8 @@ def _part(head: bytes, at: int, end: int) -> Part:
 
 
 def _parameter(message: Message, name: str) -> str | None:
-    """A parameter of ``Content-Disposition``. Forms should have none in a charset (RFC 7578, 4.2);
-    aiohttp sends ``filename*`` alone."""
+    """Forms should have no parameter in a charset (RFC 7578, 4.2); aiohttp sends ``filename*``
+    alone."""
     value = message.get_param(name, header="content-disposition")
     return None if value is None else collapse_rfc2231_value(value)
 

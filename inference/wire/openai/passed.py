@@ -1,11 +1,6 @@
-"""Endpoints that are passed through to upstreams (audio, images, moderation): the gateway's part of
-a request (model, end user, metered units), and the units of its answer. The upstream honours or
-refuses fields that are not read here. Pure but for files.
-
-    JSON ─▶ read_json ─┐
-                       ├▶ PassedRequest ─▶ to_json | Form.rewritten: the upstream's model in it
-    form ─▶ read_upload┘
-    the answer's bytes as they go by ─▶ UnitsReader
+"""Endpoints that are passed through to upstreams (audio, images, moderation): model, end user and
+metered units of a request, and the units of its answer. The upstream honours or refuses other
+fields.
 
 The length of a WAV file of samples follows from its rate, channels and width. Other audio files'
 lengths are only bounded: no codec in use needs fewer bytes a second than ``LEAST_BYTES_A_SECOND``.
@@ -37,7 +32,7 @@ from inference.wire.openai.multipart_form import Form
 
 MAX_IMAGES_A_REQUEST = 10
 END_USER_FIELDS = ("user", "safety_identifier")
-"""Not forwarded: names of end users are not sent to upstreams."""
+"""Names of end users are not sent to upstreams."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +41,9 @@ class PassedRequest:
     model: str
     end_user: str
     most_units: int
-    """The most units of its task that it may use."""
+    """Of its task."""
     likely_units: int
-    """The units charged where the upstream reports none."""
+    """Charged where the upstream reports none."""
     is_exact: bool
     fields: Mapping[str, msgspec.Raw] | None = None
     form: Form | None = None
@@ -171,11 +166,11 @@ METERED_FIELDS = {
     "/v1/images/edits": (_IMAGES,),
     "/v1/images/variations": (_IMAGES,),
 }
-"""Fields that a request is metered by, by path: names and notes. All others are the upstream's."""
+"""Fields that a request is metered by, by path: names and notes."""
 
 
 def paths_of(task: str) -> str:
-    """The paths of a task, in words; empty: the task is not passed through."""
+    """Empty where the task is not passed through."""
     return ", ".join(one.path for one in ENDPOINTS if one.task == task)
 
 
@@ -190,7 +185,7 @@ SAMPLES = frozenset({1, 3, 0xFFFE})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Units:
-    """``likely``: charged where the upstream reports none."""
+    """``likely`` is charged where the upstream reports none."""
 
     most: int
     likely: int
@@ -209,8 +204,8 @@ def audio_length(head: bytes, num_bytes: int) -> Units:
 
 
 def _samples(head: bytes) -> tuple[int, int] | None:
-    """Bytes a second, and the offset of the samples. ``None``: it is no WAV file of samples. The
-    length in its head does not count: some recorders write it last."""
+    """Bytes a second, and the offset of the samples. The length in the head does not count: some
+    recorders write it last."""
     if len(head) < 12 or head[:4] != b"RIFF" or head[8:12] != b"WAVE":
         return None
     at, rate_bytes = 12, 0
@@ -240,7 +235,7 @@ ERROR_EVENT = re.compile(rb'(?:^|\n)event: ?error|"type"\s{0,9}:\s{0,9}"error"|d
 
 
 class Scanner:
-    """Finds a pattern's matches in parts, each once."""
+    """Finds each match once in a body that comes in parts."""
 
     def __init__(self, pattern: re.Pattern[bytes]) -> None:
         self._pattern = pattern

@@ -3,9 +3,7 @@
     created ─▶ (queued) ─▶ in_progress ─▶ items … ─▶ completed | incomplete
                                    at any time: error ─▶ failed
 
-The body is the response in the last event. Every event has the next sequence number, from 0. Pure:
-ids and times are arguments.
-
+The body is the response in the last event. Every event has the next sequence number, from 0.
 Source: https://platform.openai.com/docs/api-reference/responses-streaming.
 """
 
@@ -47,7 +45,7 @@ from inference.wire.responses.output import (
 )
 
 DELTA_MARK = b".delta\ndata: "
-"""The bytes that every frame of a delta has, and no JSON string."""
+"""In every frame of a delta, and in no JSON string."""
 
 
 class ResponseStreamEncoder:
@@ -83,8 +81,8 @@ class ResponseStreamEncoder:
         return self._padded(self._encoded(event))
 
     def parts(self, event: Event) -> Iterator[bytes]:
-        """The frames of ``encode``, one at a time where they are large: the three that close a
-        message contain all of its log probabilities."""
+        """Yields large frames one at a time: the three that close a message contain all of its log
+        probabilities."""
         if isinstance(event, ChoiceFinished):
             yield from map(self._padded, self._choice_finished(event))
         else:
@@ -141,8 +139,7 @@ class ResponseStreamEncoder:
         return frames
 
     def response_after(self, event: Finished) -> dict[str, Any]:
-        """The response object after ``event``, so that it can be stored before the client gets
-        it."""
+        """So that it can be stored before the client gets it."""
         status, fields = self._ending(event.usage)
         return self._object(status, **fields)
 
@@ -200,7 +197,7 @@ class ResponseStreamEncoder:
     def _ending(self, usage: Usage) -> tuple[str, dict[str, Any]]:
         used = {"usage": usage_object(usage)}
         if not self._is_cut:
-            # Called twice for one answer: to store it, and to send it to the client.
+            # Called twice for one answer: to store it, and to send it.
             self._completed_unix_s = self._completed_unix_s or self._clock()
             return "completed", {**used, "completed_at": self._completed_unix_s}
         return "incomplete", {**used, "incomplete_details": {"reason": "max_output_tokens"}}

@@ -8,16 +8,14 @@ A replay, with its items whole, since deltas are not stored:
 The closing event keeps its number from the first stream: a client that resumes drops every event up
 to the last one it has seen.
 
-Compaction makes a request for a summary, and from the summary the items that replace the
-conversation. The user's and the developer's messages stay. One ``compaction`` item replaces the
-model's messages, calls and results:
+Compaction makes a request for a summary. The user's and the developer's messages stay; one
+``compaction`` item replaces the model's messages, calls and results:
 
-    parse_compact(body) ─▶ ResponsesRequest ─▶ continued ─▶ summary_request ─▶ Summary ─▶ items
-        ended by itself, with words ─▶ the model's summary
-        cut off ─▶ up to its last whole sentence, a note, the last turns
-        empty ───▶                                 a note, the last turns
+    ended by itself, with words ─▶ the model's summary
+    cut off ─▶ up to its last whole sentence, a note, the last turns
+    empty ───▶                                 a note, the last turns
 
-Pure. Sources: https://platform.openai.com/docs/api-reference/responses/get and the pages after it,
+Sources: https://platform.openai.com/docs/api-reference/responses/get and the pages after it,
 https://developers.openai.com/api/reference/resources/responses/methods/compact.
 """
 
@@ -114,7 +112,7 @@ def read_item_page(query: bytes) -> ItemPage:
 
 
 def _read(query: bytes, fields: f.Table) -> dict[str, Any]:
-    """The honoured parameters. Of duplicates the last counts."""
+    """Of duplicates the last counts."""
     read: dict[str, Any] = {}
     for name, value in parse_qsl(query.decode("latin-1"), keep_blank_values=True):
         plain = "include" if name == "include[]" else name
@@ -123,8 +121,8 @@ def _read(query: bytes, fields: f.Table) -> dict[str, Any]:
 
 
 def item_list_body(items: Sequence[dict[str, Any]], page: ItemPage) -> bytes:
-    """One page of a response's input items, which come oldest first. Raises
-    ``InvalidRequestError`` where ``after`` is not one of them."""
+    """``items`` come oldest first. Raises ``InvalidRequestError`` where ``after`` is not one of
+    them."""
     ordered = list(items) if page.order == "asc" else list(reversed(items))
     if page.after is not None:
         ids = [item["id"] for item in ordered]
@@ -217,8 +215,8 @@ def _whole_sentences(text: str) -> str:
 
 
 def _last_turns(conversation: Sequence[InputItem]) -> str:
-    """The newest turns up to ``MAX_LAST_CHARS``, in their order. An earlier summary is kept whole,
-    since its turns are gone."""
+    """The newest turns up to ``MAX_LAST_CHARS``. An earlier summary is kept whole, since its turns
+    are gone."""
     kept: list[str] = []
     room = MAX_LAST_CHARS
     for item in reversed(conversation):
@@ -260,7 +258,7 @@ MIN_SUMMARY_TOKENS = 256
 BYTES_PER_TOKEN = 4
 """A usual rate. A summary must be shorter than its conversation."""
 TEMPERATURE, TOP_P = 0.2, 0.9
-"""A summary is to be exact, whatever the model's own default is."""
+"""Exact, whatever the model's own default is."""
 
 COMPACTED = (
     *("model", "input", "instructions", "previous_response_id", "prompt_cache_key"),

@@ -1,9 +1,7 @@
 """The input items of a Responses request: checks, listings, and conversion to turns of a chat.
 
-    "Hi" | [item, …] ─▶ InputItem(object, part) … ─▶ ChatMessage …
-
-A response's output items are input items too: this server accepts its own answers. Reasoning, text
-and calls that follow one another are one assistant turn. Pure.
+This server accepts its own output items. Reasoning, text and calls that follow one another are one
+assistant turn.
 
 Source: https://platform.openai.com/docs/api-reference/responses/create#responses-create-input.
 """
@@ -271,7 +269,7 @@ def _message(read: dict[str, Any], path: str) -> InputItem:
     role = read["role"]
     given: Content = read["content"]
     if not given.parts and role != "assistant":
-        # Answers without text are sent back so.
+        # Clients send answers without text back so.
         raise InvalidRequestError(f"'{path}.content' must not be empty.", param=f"{path}.content")
     if given.has_images and role != "user":
         raise UnsupportedParameterError(f"{path}.content", "only the user's messages have images")
@@ -311,8 +309,8 @@ def _refuse_doubles(read: Iterable[InputItem], path: str) -> None:
 
 
 def check_results(conversation: Sequence[InputItem], num_earlier: int = 0) -> None:
-    """Raises ``InvalidRequestError`` for a result of a missing call. ``num_earlier``: the number of
-    items before the request's own."""
+    """``num_earlier``: the number of items before the request's own. Raises ``InvalidRequestError``
+    for a result of a missing call."""
     called: set[str] = set()
     for index, item in enumerate(conversation):
         if isinstance(item.part, Called):
@@ -326,7 +324,7 @@ def check_results(conversation: Sequence[InputItem], num_earlier: int = 0) -> No
 
 
 def resolved(read: Iterable[InputItem], stored: Mapping[str, InputItem]) -> list[InputItem]:
-    """Replaces references by their items. Raises ``InvalidRequestError`` for a missing one."""
+    """Raises ``InvalidRequestError`` for a reference to a missing item."""
     return [
         _stored_item(item.part, stored) if isinstance(item.part, Referred) else item
         for item in read

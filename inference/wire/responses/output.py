@@ -1,10 +1,10 @@
 """The response object (the echo of the request, the outcome, the usage), and its growing output
-items: each opens, grows by deltas, and is done once.
+items.
 
     item added ─▶ (content part added) ─▶ delta … ─▶ text done ─▶ (part done) ─▶ item done
 
-An item returns these events without their sequence numbers. For deltas, of which there are
-thousands, it returns only the frame around the text. Pure.
+An item returns these events without sequence numbers. For deltas, of which there are thousands, it
+returns only the frame around the text.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class OutputItem(ABC):
     def __init__(
         self, item_id: str, output_index: int, text: str, part: str, place: dict[str, Any]
     ) -> None:
-        """``text``: the prefix of the types of its text's events, ``part`` of its part's; empty: it
-        has no parts. ``place``: fields of both beside the item's id and index."""
+        """``text``, ``part``: prefixes of the types of the text's and the part's events; an empty
+        ``part``: it has no parts. ``place``: fields of both beside the item's id and index."""
         self._id = item_id
         self._output_index = output_index
         self._text_event, self._part_event = f"response.{text}", f"response.{part}" if part else ""
@@ -162,8 +162,7 @@ class CallItem(OutputItem):
 
 
 def without_logprobs(output: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The items in the form that clients may send back: log probabilities, which the model cannot
-    read, are encoded JSON in an answer's items."""
+    """For input: the model cannot read log probabilities."""
     return [
         {**item, "content": [{**part, "logprobs": []} for part in item["content"]]}
         if item["type"] == "message"
@@ -174,8 +173,8 @@ def without_logprobs(output: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerSettings:
-    """``echo`` are the fields of the response object that echo the request; ``members`` the
-    functions of namespaces, by the names in the prompt."""
+    """``echo``: the response's fields that echo the request. ``members``: the functions of
+    namespaces, by the names in the prompt."""
 
     echo: dict[str, Any]
     members: Mapping[str, Member]
@@ -211,7 +210,7 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 
 
 def response_error(error: ApiError) -> dict[str, Any]:
-    """The few codes that a failed response may have; the message describes the error."""
+    """A failed response may have few codes; the message describes the error."""
     code = "server_error"
     if error.status == 429:
         code = "rate_limit_exceeded"

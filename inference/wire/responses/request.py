@@ -8,9 +8,8 @@
     frames of the stream encoder ─▶ messages_of ─▶ a JSON text each
 
 The server of a request loads stored items (``previous_response_id``, item references) and calls
-``continued``. Pure: ids and times are arguments.
-
-Sources: https://platform.openai.com/docs/api-reference/responses/create and …/input-tokens,
+``continued``. Sources:
+https://platform.openai.com/docs/api-reference/responses/create and …/input-tokens,
 https://developers.openai.com/api/docs/guides/websocket-mode.
 """
 
@@ -164,9 +163,9 @@ class ResponsesRequest:
     def continued(
         self, history: Sequence[InputItem], stored: Mapping[str, InputItem]
     ) -> ResponsesRequest:
-        """Returns the request with the turns of ``history`` before its own, and its references
-        replaced by the ``stored`` items of those ids. Raises ``InvalidRequestError`` for one that
-        is missing, and for a result of no call."""
+        """Puts the turns of ``history`` before its own, and replaces references by the ``stored``
+        items of those ids. Raises ``InvalidRequestError`` for one that is missing, and for a result
+        of no call."""
         own = resolved(self.items, stored)
         conversation = [*history, *own]
         check_results(conversation, len(history))
@@ -296,8 +295,7 @@ class SocketRequest:
 
 
 def parse_message(message: bytes) -> SocketRequest:
-    """Raises ``ApiError`` (400) for everything that is not a request this server honours in
-    full."""
+    """Raises ``ApiError`` (400)."""
     read = f.read_body(message, _MESSAGE_FIELDS)
     return SocketRequest(request_of({**read, "stream": True}), read.get("generate", True))
 

@@ -3,9 +3,8 @@
     tools ─▶ GivenTools ─▶ the model sees  look_up  and  crm.look_up
     its call of crm.look_up ─▶ GivenTools.members ─▶ namespace crm, name look_up
 
-Codex offers MCP servers' tools as namespaces. Chat templates have no place for them, so the prompt
-has their functions under both names. A tool without ``strict`` is strict where its schema fits, by
-OpenAI's rule. Pure.
+Codex offers MCP servers' tools as namespaces, which chat templates lack. A tool without ``strict``
+is strict where its schema fits, by OpenAI's rule.
 
 Source: https://platform.openai.com/docs/guides/function-calling#defining-namespaces.
 """
@@ -52,8 +51,7 @@ class Namespace:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A function of a namespace: the names of its calls, and the namespace's description in the
-    prompt."""
+    """The names of a call of a namespace's function."""
 
     namespace: str
     name: str
@@ -62,8 +60,8 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class GivenTools:
-    """``functions`` have their names in the prompt; those of a namespace's are the keys of
-    ``members``. ``as_objects``: the response's echo of the tools."""
+    """``functions`` have their names in the prompt; those of namespaces are the keys of
+    ``members``. ``as_objects`` is the response's echo."""
 
     functions: list[ToolDefinition] = field(default_factory=list)
     members: Mapping[str, Member] = field(default_factory=dict)
@@ -87,7 +85,6 @@ NO_TOOLS = GivenTools()
 
 
 def shown_name(name: str, namespace: str | None) -> str:
-    """The name in the prompt. Of two functions with one such name one is refused."""
     return name if namespace is None else f"{namespace}.{name}"
 
 
@@ -202,14 +199,13 @@ ENFORCEABLE = frozenset(
 
 
 def is_strict(schema: dict[str, Any]) -> bool:
-    """Whether it is an object's schema, all its keywords are ``ENFORCEABLE``, and every object in
-    it, at any depth, allows no further properties and requires all its own."""
+    """An object's schema of ``ENFORCEABLE`` keywords, in which every object, at any depth, allows
+    no further properties and requires all its own."""
     return schema.get("type") == "object" and _fits(schema)
 
 
 def _fits(node: Any) -> bool:
-    """Whether a schema can be enforced. Also false for a value that is no schema; other checks
-    refuse it."""
+    """Also false for a value that is no schema; other checks refuse it."""
     if not isinstance(node, dict) or not node.keys() <= ENFORCEABLE:
         return False
     properties = node.get("properties", {})

@@ -1,16 +1,12 @@
 """Encodes our request as an upstream's body, and decodes its answer to our events: the reverse of a
-dialect. Pure: no clock, no ids of its own, no I/O.
+dialect.
 
     GenerationRequest ─▶ a dialect ─▶ body
     bytes ─▶ a dialect ─▶ answer_events ─▶ events
     an error's body ─▶ inference.wire.failures ─▶ Failure
 
-``chat`` is OpenAI's dialect, ``messages_*`` Anthropic's, ``ollama`` its own. ``exchanges`` chooses
-among them.
-
-Here is what the requests of all dialects share: settings beside the client's fields, tools and
-calls, and refusals of untranslated fields, by the client's names. A value that changes nothing (a
-penalty of 0) is no reason to refuse: clients send them.
+Here is what all dialects share. Untranslated fields are refused by the client's names, but not
+values that change nothing (a penalty of 0): clients send them.
 """
 
 from __future__ import annotations
@@ -59,7 +55,7 @@ def tool_of(tool: ToolDefinition, *, parameters: str, shows_strict: bool = True)
 
 
 def arguments_of(call: ToolCall) -> orjson.Fragment:
-    """The arguments of an earlier call as an object, whose numbers may be of any size."""
+    """JSON by the standard library: numbers may be of any size."""
     return orjson.Fragment(json.dumps(call.arguments_object, ensure_ascii=False))
 
 

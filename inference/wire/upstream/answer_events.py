@@ -1,12 +1,11 @@
-"""One answer of an upstream in any dialect, as our events. Pure.
+"""One answer of an upstream in any dialect, as our events.
 
     bytes ─▶ SseReader | LinesReader ─▶ an event's data, or a line of JSON ─▶ AnswerReader
     accept ─▶ think | write | begin_call, add_arguments, send_calls ─▶ finish ─▶ end
 
-A dialect's reader calls these and takes their events. A tool call is held back until its arguments
-are complete, and is sent in one piece; one whose arguments are not a JSON object is text, as for
-our own models. Tokens that the upstream does not count are estimated by bytes. Of server-sent
-events, only ``data`` is read: it has the event's type too. Source:
+A tool call is held back until its arguments are complete; one whose arguments are not a JSON object
+is text, as for our own models. Tokens that the upstream does not count are estimated by bytes. Of
+server-sent events, only ``data`` is read: it has the event's type too. Source:
 https://html.spec.whatwg.org/multipage/server-sent-events.html.
 """
 
@@ -37,11 +36,11 @@ from inference.protocol.events import (
 )
 
 MAX_FRAME_BYTES = 8 * 1024 * 1024
-"""The most bytes of a frame, which may have all arguments of a tool call."""
+"""A frame may have all arguments of a tool call."""
 
 
 class FrameError(ValueError):
-    """The stream is no valid frames; the message has none of its bytes."""
+    """The message has none of the stream's bytes."""
 
 
 class LinesReader:
@@ -93,7 +92,7 @@ class SseReader(LinesReader):
 
 
 BYTES_A_TOKEN = 4
-"""An estimate counts a token for as many bytes, which most texts have."""
+"""Most texts have as many."""
 MAX_CALLS = 1_024
 
 
@@ -102,16 +101,12 @@ class UpstreamFaultError(Exception):
 
 
 class UpstreamErrorObject(Exception):  # noqa: N818 - an answer as well
-    """An error object in place of an answer."""
-
     def __init__(self, error: Any) -> None:
         super().__init__("an error object")
         self.error = error
 
 
 class Answer(msgspec.Struct):
-    """An upstream's answer, or an error in its place."""
-
     error: Any = None
 
 
@@ -147,7 +142,7 @@ class _HeldCall:
 @dataclass(slots=True)
 class _ChoiceState:
     calls: dict[int, _HeldCall] = field(default_factory=dict)
-    """Held calls by the upstream's index, in the order in which they began."""
+    """By the upstream's index, in the order in which they began."""
     num_begun: int = 0
     num_sent: int = 0
     is_broken: bool = False
@@ -158,8 +153,7 @@ class _ChoiceState:
 
 
 class AnswerEvents:
-    """The events of one request, in order. ``take`` returns the new ones; the others raise
-    ``UpstreamFaultError``."""
+    """The events of one request, in order. All but ``take`` raise ``UpstreamFaultError``."""
 
     def __init__(
         self,
@@ -185,8 +179,8 @@ class AnswerEvents:
         self.is_ended = False
 
     def accept(self, prompt_tokens: int | None = None) -> None:
-        """Accepts the request once; later calls are ignored. ``prompt_tokens``: the upstream's
-        count, which replaces the estimate if it is possible."""
+        """Later calls are ignored. ``prompt_tokens``: the upstream's count, which replaces the
+        estimate if it is possible."""
         if self.is_accepted:
             return
         self.is_accepted = True
@@ -197,7 +191,6 @@ class AnswerEvents:
         )
 
     def think(self, index: int, text: str) -> None:
-        """Raises ``UpstreamFaultError``, like the following methods."""
         count = self._estimate(self._open_choice(index), text)
         self._events.append(
             ReasoningDelta(request_id=self._request_id, text=text, index=index, num_tokens=count)
@@ -212,7 +205,7 @@ class AnswerEvents:
         )
 
     def begin_call(self, index: int, key: int | None, name: str | None, call_id: str | None) -> int:
-        """``key``: the upstream's number of the call; ``None``: it has none. Returns it."""
+        """``key``: the upstream's number of the call, if it has one. Returns it."""
         state = self._open_choice(index)
         if not name or state.num_begun >= MAX_CALLS:
             raise UpstreamFaultError("a tool call without a name, or too many")
@@ -287,7 +280,7 @@ class AnswerEvents:
         return all(choice.is_finished for choice in self._choices)
 
     def end(self) -> None:
-        """The last event, once. Raises ``UpstreamFaultError`` where the answer is incomplete."""
+        """Idempotent. Raises ``UpstreamFaultError`` where the answer is incomplete."""
         if self.is_ended:
             return
         if not self.is_accepted or not self.has_finished:
@@ -334,7 +327,7 @@ def reason_of(reasons: Mapping[str, FinishReason], given: str) -> FinishReason:
 
 
 def tokens_of(table: Any, name: str) -> int | None:
-    """A number of tokens in an upstream's usage; ``None``: missing or impossible."""
+    """``None``: missing or impossible."""
     value = table.get(name) if isinstance(table, dict) else None
     return value if type(value) is int and value >= 0 else None
 

@@ -1,11 +1,8 @@
-"""OpenAI's chat or text completions, for an upstream: the body, and its chunks as our events. Pure.
-
-    data ─▶ accept ─▶ think | write | calls ─▶ finish ─▶ [DONE] ─▶ end
+"""OpenAI's chat or text completions, for an upstream: the body, and its chunks as our events.
 
 Every field is translated or refused by the client's name for it: see
-``docs/decisions/0050-translated-for-upstreams.md``. Extensions keep vLLM's names, and an
-upstream that does not have one refuses it itself. Only fields for our events are read; a field of
-another type is an error. An answer that is not streamed is read as one chunk.
+``docs/decisions/0050-translated-for-upstreams.md``. Extensions keep vLLM's names, and an upstream
+that does not have one refuses it itself. An answer that is not streamed is read as one chunk.
 """
 
 from __future__ import annotations
@@ -109,7 +106,7 @@ def _max_tokens_name(host: str) -> str:
 
 
 def _message(message: ChatMessage, sending: Sending) -> dict[str, Any]:
-    """Thoughts of earlier turns are left out, as OpenAI's own clients do."""
+    """Leaves out thoughts of earlier turns, as OpenAI's own clients do."""
     content: Any = message.content
     if message.images:
         content = [_part(part, sending) for part in message.parts]
@@ -151,7 +148,6 @@ def _tool_choice(chat: ChatInput) -> dict[str, Any]:
 
 
 def _reasoning_effort(chat: ChatInput) -> str | None:
-    """Converts a thinking budget to an effort. ``None``: the client set nothing."""
     if chat.reasoning_effort is not None:
         return chat.reasoning_effort
     if chat.thinking is False:
@@ -165,7 +161,7 @@ def _reasoning_effort(chat: ChatInput) -> str | None:
 
 
 def _sampling(request: GenerationRequest) -> dict[str, Any]:
-    """Our options have these APIs' names, and only those that are set are written."""
+    """Our options have these APIs' names."""
     made: dict[str, Any] = msgspec.to_builtins(request.sampling, str_keys=True)
     made.pop("max_tokens", None)
     if "top_logprobs" in made:
@@ -230,7 +226,7 @@ _decode = msgspec.json.Decoder(Chunk).decode
 
 
 def logprobs_of(content: Any) -> list[TextLogprob] | None:
-    """``content``: a list of tokens. Raises ``UpstreamFaultError``."""
+    """Raises ``UpstreamFaultError``."""
     try:
         read = msgspec.convert(content, list[Logprob] | None) or []
         return [_text_logprob(one) for one in read] or None
@@ -239,7 +235,6 @@ def logprobs_of(content: Any) -> list[TextLogprob] | None:
 
 
 def _text_logprob(one: Logprob) -> TextLogprob:
-    """Raises ``ValueError`` for bytes that are none."""
     top = [(each.token, _token_bytes(each), _checked(each)) for each in one.top_logprobs or ()]
     return TextLogprob(
         token=one.token, token_bytes=_token_bytes(one), logprob=_checked(one), top=top
@@ -290,7 +285,6 @@ class ChatEvents:
         self._wants_logprobs = wants_logprobs
 
     def read(self, data: bytes) -> list[Event]:
-        """Raises ``UpstreamFaultError``, ``UpstreamErrorObject``."""
         if data == DONE:
             self._answer.end()
             return self._answer.take()

@@ -1,4 +1,4 @@
-"""An upstream's streamed message, of Anthropic's dialect, as our events. Pure.
+"""An upstream's streamed message, of Anthropic's dialect, as our events.
 
     message_start ─▶ accept     content_block_* ─▶ think | write | calls
     message_delta ─▶ finish     message_stop ─▶ end     error ─▶ UpstreamErrorObject
@@ -83,7 +83,6 @@ class MessagesEvents:
         self._calls: set[int] = set()
 
     def read(self, data: bytes) -> list[Event]:
-        """Raises ``UpstreamFaultError``, ``UpstreamErrorObject``."""
         event = decoded(_decode, data, "what is no event of a message")
         if event.type == "error":
             raise UpstreamErrorObject(event.error)
@@ -170,7 +169,7 @@ def usage_of(reported: dict[str, Any]) -> Usage | None:
 
 
 def _prompt_tokens(reported: dict[str, Any]) -> int | None:
-    """The prompt's tokens, including cache reads and writes, which that API counts apart."""
+    """That API counts cache reads and writes apart."""
     fresh = tokens_of(reported, "input_tokens")
     if fresh is None:
         return None
