@@ -16,7 +16,7 @@ from inference.protocol.generation import GenerationRequest
 from inference.wire.errors import InvalidRequestError
 
 WAITING_COMMENT = b": waiting\n\n"
-"""A comment of server-sent events, for the time before a stream's first event."""
+"""A comment of server-sent events: in every dialect a stream's first event must come first."""
 
 
 def waiting_comment(words: str) -> bytes:
@@ -58,8 +58,8 @@ NO_CONTEXT = RequestContext()
 
 
 class Encoder(Protocol):
-    """Stateful, for one answer. A body encoder returns nothing until the last event. Encoders of
-    large answers also have ``parts``, which yields the result of ``encode`` in pieces."""
+    """For one answer. A body encoder returns nothing until the last event. Encoders of large
+    answers also have ``parts``, which yields the result of ``encode`` in pieces."""
 
     def encode(self, event: Event) -> bytes: ...
 
@@ -74,9 +74,7 @@ class ParsedRequest(Protocol):
 
 
 class Parse(Protocol):
-    def __call__(self, body: bytes, context: RequestContext, /) -> ParsedRequest:
-        """Raises ``ApiError`` for a request that this server does not honour in full."""
-        ...
+    def __call__(self, body: bytes, context: RequestContext, /) -> ParsedRequest: ...
 
 
 REQUEST_ID_HEADERS = (b"x-request-id", b"request-id")
@@ -93,7 +91,6 @@ def served_by_headers(served_by: str) -> list[tuple[bytes, bytes]]:
 
 
 def page_limit(query: Mapping[str, str], default: int, most: int) -> int:
-    """Raises ``InvalidRequestError``."""
     limit = query.get("limit", str(default))
     is_number = limit.isascii() and limit.isdigit() and len(limit) <= len(str(most))
     if not is_number or not 1 <= int(limit) <= most:
@@ -102,7 +99,6 @@ def page_limit(query: Mapping[str, str], default: int, most: int) -> int:
 
 
 def page_of(objects: Sequence[dict[str, Any]], limit: int) -> dict[str, Any]:
-    """``objects`` may be more than ``limit``."""
     data = objects[:limit]
     return {
         "data": data,

@@ -33,8 +33,7 @@ SHORTEST = 1e-12
 
 
 class VectorsEncoder(ABC):
-    """Writes one vector a piece: encoding all may take a third of a second, and the event loop runs
-    between pieces."""
+    """Encoding all vectors may take 0.3 s; the event loop runs between the parts."""
 
     def __init__(self) -> None:
         self._num_vectors = 0
@@ -58,8 +57,8 @@ class VectorsEncoder(ABC):
 
 
 def _numbers(vector: bytes, *, to_unit: bool = False) -> bytes:
-    """Writes float32 numbers with the fewest digits that read back the same. ``to_unit``:
-    normalised to length 1."""
+    """float32 with the fewest digits that read back the same. ``to_unit``: normalised to length
+    1."""
     import numpy as np  # a gateway without embeddings does without its memory
 
     numbers = np.frombuffer(vector, dtype="<f4")
@@ -185,8 +184,6 @@ OLD_OLLAMA_FIELDS = f.table(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OllamaEmbeddings:
-    """``is_old``: one prompt, and one vector without a list around it."""
-
     embedding: EmbeddingRequest
     model: str
     is_old: bool = False

@@ -70,12 +70,11 @@ class OpenAIResponsesErrors(OpenAIErrors):
     param_names = {"messages": "input", "prompt": "input", "max_tokens": "max_output_tokens"}
 
     def error_frame(self, error: ApiError, *, request_id: str) -> bytes:
-        """Only for a stream without an event so far: an encoder that has begun numbers its own."""
+        """For a stream without an event so far; an encoder that has begun numbers its own."""
         return named_frame(*self.error_event(error), sequence_number=0)
 
     def error_event(self, error: ApiError) -> tuple[str, dict[str, Any]]:
-        """Flat, as the reference documents it, and nested, as OpenAI sends it and its SDKs raise
-        it."""
+        """Flat, as in the reference, and nested, as OpenAI sends it and its SDKs raise it."""
         fields = {
             "code": error.code,
             "message": error.message,
@@ -99,16 +98,13 @@ ANTHROPIC_TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-"""Anthropic answers 529 when overloaded. Clients use the type and ``Retry-After``, and retry every
-status from 500 up, so it stays 503 here."""
+"""Anthropic answers 529 when overloaded; its clients retry 503 as well."""
 
 TOO_LONG = "prompt is too long: "
 """Anthropic's clients look for this before they shorten a conversation."""
 
 
 class AnthropicErrors:
-    """``details.error_code`` is our code."""
-
     keep_alive_frame = b'event: ping\ndata: {"type":"ping"}\n\n'
     param_names = {"prompt": "messages", "stop": "stop_sequences"}
 

@@ -60,10 +60,10 @@ class ApiError(Exception):
     type = "invalid_request_error"
     code = "invalid_value"
     account = ""
-    """The refused caller, where known: only for the record."""
+    """Only for the record."""
     key = ""
     cause = ""
-    """The limit that refuses, where the code has several causes: only for the operator."""
+    """The limit that refuses, where the code has several causes; only for the operator."""
 
     def __init__(
         self, message: str, *, param: str | None = None, retry_after_s: float | None = None
@@ -74,8 +74,7 @@ class ApiError(Exception):
         self.retry_after_s = retry_after_s
 
     def param_in(self, names: Mapping[str, str]) -> str | None:
-        """The field by the dialect's name. ``names`` maps chat completions' names, which neurons
-        use, to the dialect's where they differ."""
+        """``names``: from chat completions' names, which neurons use, to the dialect's."""
         return self.param
 
     @property
@@ -184,8 +183,6 @@ class ModelNotAllowedError(ForbiddenError):
 
 
 class InsufficientQuotaError(ApiError):
-    """A spent balance is not refilled by itself."""
-
     status = 429
     type = "insufficient_quota"
     code = "insufficient_quota"
@@ -250,8 +247,6 @@ class ResponseNotFoundError(NotFoundError):
 
 
 class FileNotStoredError(NotFoundError):
-    """Never stored, deleted, another account's, or on another host's disk."""
-
     code = "file_not_found"
 
     def __init__(self, file_id: str) -> None:

@@ -233,8 +233,7 @@ def _message(error: dict[str, Any], secret: str) -> str:
 
 
 def _seconds(retry_after: str | None, date: str | None) -> float | None:
-    """The header's seconds, or its date less the answer's, both by the upstream's clock (RFC 9110,
-    10.2.3)."""
+    """A date counts by the upstream's clock (RFC 9110, 10.2.3)."""
     try:
         seconds = float(retry_after or "")
     except ValueError:

@@ -68,7 +68,7 @@ def neutral(name: str, check: Check[Any], note: str) -> Field:
 
 
 def fixed(name: str, value: Any, reason: str) -> Field:
-    """Neutral, with one value. JSON has one kind of number: 1 and 1.0 are the same."""
+    """JSON has one kind of number: 1 and 1.0 are the same."""
     same = (value, float(value)) if type(value) is int else (value,)
     note = value if isinstance(value, str) and value else orjson.dumps(value).decode()
     return neutral(name, only(*same, reason=reason), note)
@@ -91,7 +91,6 @@ class Table(dict[str, Field]):
         self.required = tuple(field.name for field in fields if field.is_required)
 
     def read(self, value: Any, path: str) -> dict[str, Any]:
-        """A ``Check`` of an object with these fields."""
         if not isinstance(value, dict):
             raise wrong_type(path, "an object", value)
         return read_fields(value, self, path=f"{path}.")
@@ -102,8 +101,7 @@ def table(*fields: Field) -> Table:
 
 
 def read_json_object(body: bytes, *, bounds_values: bool = True) -> dict[str, Any]:
-    """Raises ``InvalidJsonError`` for bytes that are not one JSON object in UTF-8, and
-    ``TooManyValuesError``. Of duplicate keys the last one counts."""
+    """Raises ``InvalidJsonError`` and ``TooManyValuesError``. Of duplicate keys the last counts."""
     if bounds_values:
         check_num_values(body)
     value = read_json_value(body)
@@ -113,7 +111,6 @@ def read_json_object(body: bytes, *, bounds_values: bool = True) -> dict[str, An
 
 
 def read_json_value(text: bytes | memoryview) -> Any:
-    """Raises ``InvalidJsonError``."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -121,7 +118,6 @@ def read_json_value(text: bytes | memoryview) -> Any:
 
 
 def read_body(body: bytes, fields: Table) -> dict[str, Any]:
-    """Raises ``ApiError`` (400)."""
     return read_fields(read_json_object(body), fields)
 
 
@@ -167,8 +163,8 @@ def number(minimum: float, maximum: float) -> Check[float]:
 
 
 def integer(minimum: int, maximum: int) -> Check[int]:
-    """JSON has one kind of number: 3.0 is 3. orjson reads integers beyond 64 bits as floats, too,
-    and rounds those just below -2⁶³ to it."""
+    """JSON has one kind of number: 3.0 is 3. orjson reads integers beyond 64 bits as floats and
+    rounds those just below -2⁶³ to it."""
 
     def check(value: Any, path: str) -> int:
         may_be_rounded = False
@@ -216,7 +212,6 @@ model_name = text(MAX_MODEL_NAME_CHARS, min_chars=1)
 
 
 def spelled(pattern: re.Pattern[str], wanted: str) -> Check[str]:
-    """``wanted`` describes ``pattern`` in messages."""
 
     def check(value: Any, path: str) -> str:
         if not isinstance(value, str):
@@ -280,8 +275,7 @@ def kind_of(value: Any, path: str) -> str:
 def read_kind(
     value: Any, path: str, tables: Mapping[str, Table], reason: Callable[[str], str]
 ) -> tuple[str, dict[str, Any]]:
-    """Reads an object whose fields depend on its ``type``. ``reason``: why a type is unsupported.
-    Raises ``ApiError``."""
+    """For an object whose fields depend on its ``type``. ``reason``: why a type is unsupported."""
     kind = kind_of(value, path)
     if kind not in tables:
         raise UnsupportedParameterError(f"{path}.type", reason(shown(kind)))
@@ -337,13 +331,9 @@ PIECE_BYTES = 64 * 1024
 
 
 def check_num_values(body: bytes) -> None:
-    """Bounds the number of strings, objects and lists in a body before it is decoded.
-
-    Decoding holds the interpreter's lock and spends most of its time on these: 30 MB of short
-    messages would stop a gateway's other streams for a sixth of a second, 3 MB of empty lists for
-    longer. Numbers are not bounded: prompts of token ids have millions. Raises
-    ``TooManyValuesError``.
-    """
+    """Bounds the strings, objects and lists in a body before it is decoded. Decoding holds the
+    interpreter's lock: 30 MB of short messages would stop other streams for a sixth of a second.
+    Numbers are not bounded: prompts of token ids have millions. Raises ``TooManyValuesError``."""
     if len(body) <= MAX_VALUES:
         return
     num_quotes = num_containers = 0
@@ -357,7 +347,7 @@ def check_num_values(body: bytes) -> None:
 
 
 def _pieces(body: bytes) -> Iterator[bytes]:
-    """No piece ends in the middle of an escape: behind an odd number of backslashes."""
+    """No piece ends behind an odd number of backslashes, in the middle of an escape."""
     start = 0
     while start < len(body):
         piece = body[start : start + PIECE_BYTES]

@@ -174,7 +174,6 @@ def _uint24(data: bytes, position: int) -> int:
 
 
 def _orientation(exif: bytes) -> int:
-    """The orientation in the first directory; 1 is upright."""
     tiff = exif.removeprefix(EXIF_MARK)
     order = {b"II*\x00": "<", b"MM\x00*": ">"}.get(tiff[:4])
     if order is None:
@@ -240,7 +239,7 @@ class ImageRules:
     max_images: int = 100
     max_total_bytes: int = 64 * MIB
     fetches: bool = False
-    """Addresses are fetched, from the hosts that the operator allows."""
+    """From the hosts that the operator allows."""
 
 
 class ImageFile(ImageRef, frozen=True, kw_only=True):
@@ -259,7 +258,7 @@ class ImageReading:
     rules: ImageRules = ImageRules()
     fetched: Mapping[str, bytes] = field(default_factory=dict)
     wanted: dict[str, str] = field(default_factory=dict)
-    """Address to its first path."""
+    """The path of each address."""
     is_stored: bool = False
     """Accepted before: no limit applies any more."""
 
@@ -269,8 +268,7 @@ _reading: ContextVar[ImageReading | None] = ContextVar("how images are read", de
 
 @contextmanager
 def images_read(reading: ImageReading) -> Iterator[None]:
-    """Bodies parsed within the block read images by ``reading``; others by the default rules, which
-    fetch nothing."""
+    """Outside the block the default rules hold, which fetch nothing."""
     token = _reading.set(reading)
     try:
         yield
@@ -325,7 +323,6 @@ def _decoded_with_spaces(value: str, path: str) -> bytes:
 
 
 def image_file(data: bytes, path: str) -> ImageFile:
-    """Raises ``InvalidImageError``, which names the exceeded limit."""
     reading = _reading.get() or ImageReading()
     _check_size(len(data), reading, path)
     try:

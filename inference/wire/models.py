@@ -30,7 +30,7 @@ class ModelPrices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelProgress:
-    """Progress of the load that is furthest; ``total`` is 0 while it is unknown."""
+    """Of the load that is furthest. ``total`` is 0 while unknown."""
 
     stage: str
     done: int
@@ -42,7 +42,7 @@ class ModelProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelStage:
-    """The model's layers ``[first_layer, last_layer)``, on one device."""
+    """``[first_layer, last_layer)``."""
 
     node: str
     device: str
@@ -54,8 +54,6 @@ class ModelStage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLocation:
-    """A neuron that holds the model. ``status`` is the replica's state."""
-
     node: str
     status: str
     vram_estimate_mb: int | None
@@ -63,7 +61,7 @@ class ModelLocation:
     predicted_tokens_per_s: float | None = None
     """Predicted by the plan of ``stages`` for one request."""
     tokens_per_s: float | None = None
-    """The measured rate now, of all requests together."""
+    """Measured, of all requests together."""
 
 
 LOADED = "loaded"
@@ -72,9 +70,8 @@ LOADED = "loaded"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCard:
     """``status`` is the best of its replicas', ``outdated`` where they serve an older catalogue
-    entry, or ``unloaded``; ``status_reason`` is why it failed, or the stage that it waits for.
-    ``feasible_on`` are the neurons that could serve it. ``capabilities`` are common to all ready
-    replicas; ``None``: it was never loaded."""
+    entry, or ``unloaded``. ``feasible_on``: the neurons that could serve it. ``capabilities`` are
+    common to all ready replicas; ``None``: never loaded."""
 
     id: str
     created_unix_s: int
@@ -92,7 +89,7 @@ class ModelCard:
     status_reason: str | None = None
     progress: ModelProgress | None = None
     parent: str | None = None
-    """An adapter's base. Memory and limits are the base's."""
+    """An adapter's base, whose memory and limits it has."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -128,7 +125,6 @@ class ModelCard:
 
 
 def _own_fields(card: ModelCard, name: str) -> dict[str, Any]:
-    """No ``cost`` where the model is not priced."""
     return {
         "description": card.description,
         **({} if name == card.id else {"alias_of": card.id}),
@@ -175,7 +171,6 @@ def _location(location: ModelLocation) -> dict[str, Any]:
 
 
 def openai_model(card: ModelCard, name: str) -> dict[str, Any]:
-    """``name`` is the card's id or one of its aliases."""
     return {
         "id": name,
         "object": "model",
@@ -244,7 +239,6 @@ def anthropic_model(card: ModelCard, name: str) -> dict[str, Any]:
 
 
 def _page(names: list[str], page: PageRequest) -> tuple[int, int, bool]:
-    """The slice's ends, and whether more follows in the page's direction."""
     if page.before_id is not None:
         end = _position(names, page.before_id, "before_id")
         start = max(0, end - page.limit)

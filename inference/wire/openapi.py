@@ -154,7 +154,7 @@ def document_bytes() -> bytes:
 
 
 def types_of(field: Field) -> list[str]:
-    """The JSON types that its check accepts, or refuses for another reason than their type."""
+    """Also types whose value is refused for another reason."""
     taken = [name for name, value in SAMPLES.items() if _takes(field, value)]
     return [name for name in taken if not (name == "integer" and "number" in taken)]
 

@@ -23,7 +23,7 @@ def joined_text(parts: Iterable[Part]) -> str:
 
 
 def parts_with_images(parts: Iterable[Part]) -> list[Part]:
-    """None where there is no image; adjacent texts are joined."""
+    """Empty where there is no image."""
     given = list(parts)
     if not any(isinstance(part, ImageRef) for part in given):
         return []
@@ -64,7 +64,7 @@ class Returned:
 def read_parts(
     value: Any, path: str, tables: Mapping[str, Table], reason: Callable[[str], str]
 ) -> list[Part]:
-    """``reason``: why a type is unsupported. Raises ``ApiError``."""
+    """``reason``: why a type is unsupported."""
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list):
@@ -78,8 +78,7 @@ def read_parts(
 
 
 def without_answer_start(chat: list[ChatMessage]) -> tuple[list[ChatMessage], str]:
-    """Removes a last turn of the assistant, which is the start of the answer. Raises
-    ``InvalidRequestError`` where it has more than text."""
+    """Removes a last turn of the assistant, which is the start of the answer."""
     *earlier, last = chat
     if last.role != "assistant":
         return chat, ""

@@ -63,7 +63,6 @@ DELTAS: dict[Kind, tuple[bytes, bytes]] = {
 class Style:
     thinking: Display = "hidden"
     reports_edits: bool = False
-    """``context_management`` is answered with an empty list of applied edits."""
 
 
 class MessageEncoder(ABC):
@@ -153,7 +152,7 @@ class MessageStreamEncoder(MessageEncoder):
     _index = -1
 
     def _start(self, prompt_tokens: int) -> bytes:
-        """``message_delta`` reports the cached tokens, which are not known yet."""
+        """``message_delta`` reports the cached tokens."""
         usage = usage_object(Usage(prompt_tokens=prompt_tokens, completion_tokens=0))
         unended = {"content": [], "stop_reason": None, "stop_sequence": None, **NO_MORE}
         message = {**self._head, **unended, "usage": usage}

@@ -53,8 +53,6 @@ tool_name = f.spelled(
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """``cache`` is as of ``cache_of``."""
-
     text: str
     cache: str | None = None
 

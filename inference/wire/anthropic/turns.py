@@ -108,7 +108,6 @@ def tools(value: Any, path: str) -> list[Tool]:
 def offered_tools(
     declared: Iterable[Tool], references: Iterable[ToolReference]
 ) -> list[ToolDefinition]:
-    """Raises ``InvalidRequestError`` for a reference to an undeclared tool."""
     by_name = {tool.definition.name: tool for tool in declared}
     referenced = set()
     for reference in references:
@@ -157,7 +156,6 @@ def tool_choice(value: Any, path: str) -> Choice:
 
 
 def check_choice(choice: ToolChoice, offered: list[ToolDefinition]) -> None:
-    """Raises ``InvalidRequestError`` for a required call of a missing tool."""
     if choice.mode != "required":
         return
     if not offered:
@@ -192,8 +190,8 @@ def marks_of_tools(offered: Iterable[str], declared: Iterable[Tool]) -> list[Cac
 
 
 def _places(blocks: Sequence[Block]) -> Iterator[tuple[int | None, str]]:
-    """Yields for each mark the number of characters before it (``None``: after the turn) and its
-    time to live."""
+    """Yields the number of characters before each mark (``None``: after the turn) and its time to
+    live."""
     end = 0
     num_texts = 0
     for block in blocks:
@@ -209,8 +207,8 @@ def _places(blocks: Sequence[Block]) -> Iterator[tuple[int | None, str]]:
 MAX_MESSAGES = 100_000
 SYSTEM_SEPARATOR = "\n\n"
 BILLING_MARK = "x-anthropic-billing-header:"
-"""Claude Code writes a first system block for the vendor's accounting, which that API removes from
-the prompt. Left in, its changes would be part of the prompt."""
+"""Claude Code's first system block, for the vendor's accounting; that API removes it, too. It
+changes, so it would spoil the prompt's prefix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,8 +265,6 @@ def _is_billing(block: Any) -> bool:
 
 
 def chat_messages(turns: list[Turn], system_blocks: Sequence[Text]) -> MarkedChat:
-    """Raises ``InvalidRequestError`` for a chat without a user turn and for results of unknown
-    calls."""
     dialogue = [turn for turn in turns if turn.role != "system"]
     if all(turn.role != "user" for turn in dialogue):
         raise InvalidRequestError("'messages' must have a turn of the user.", param="messages")
@@ -306,7 +302,6 @@ def _system_texts(turns: list[Turn]) -> Iterator[str]:
 def _user_messages(
     content: Iterable[Block], open_ids: set[str]
 ) -> Iterator[tuple[ChatMessage, Sequence[Block]]]:
-    """Removes answered ids from ``open_ids``."""
     rest = []
     for block in content:
         if not isinstance(block, ToolResult):

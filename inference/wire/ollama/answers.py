@@ -32,7 +32,7 @@ FineClock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """``model`` is the client's name for it. ``is_chat``: text is in a message, else a field."""
+    """``model`` is the client's name for it."""
 
     model: str
     is_chat: bool
@@ -64,8 +64,6 @@ def timestamp(unix_s: float) -> str:
 
 
 class OllamaEncoder(ABC):
-    """``shows_thinking``: some models think although thinking is disabled."""
-
     def __init__(self, shape: Shape, clock: FineClock, *, shows_thinking: bool = True) -> None:
         self._shape = shape
         self._shows_thinking = shows_thinking
@@ -77,7 +75,6 @@ class OllamaEncoder(ABC):
         self._reason = ""
 
     def asked_at(self, unix_s: float) -> None:
-        """Counts the time before the encoder was made as loading."""
         self._asked_s = min(unix_s, self._started_s)
 
     @abstractmethod
@@ -123,7 +120,7 @@ class OllamaEncoder(ABC):
         return self._add("", {"tool_calls": [{"id": call.call_id, "function": function}]}, None)
 
     def _end(self, usage: Usage) -> dict[str, Any]:
-        """This API ends a call with ``stop``, too."""
+        """A call's reason is ``stop`` in this API."""
         now_s = self._clock()
         first_s = now_s if self._first_s is None else self._first_s
         return {

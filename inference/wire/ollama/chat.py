@@ -59,7 +59,7 @@ _HOW_IT_RUNS = "How a model is run is its operator's; no answer differs."
 
 
 def num_predict(value: Any, path: str) -> int | None:
-    """-1 and -2 become ``None``: until the model stops, or the context is full."""
+    """-1 and -2: until the model stops, or the context is full."""
     checked: int = f.integer(-2, MAX_TOKENS)(value, path)
     if checked == 0:
         raise InvalidRequestError(f"'{path}' must not be 0.", param=path)
@@ -292,8 +292,6 @@ NESTED_FIELDS: dict[str, Mapping[str, f.Field]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OllamaRequest:
-    """``only_loads``: ``generation`` is not to be run."""
-
     generation: GenerationRequest
     stream: bool
     shape: Shape
@@ -324,7 +322,6 @@ def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> OllamaRequest:
 
 
 def chat_input(read: dict[str, Any], turns: list[ChatMessage], **more: Any) -> ChatInput:
-    """Reasoning is shown unless thinking is disabled."""
     think: bool | str | None = read.get("think")
     return ChatInput(
         messages=turns,

@@ -84,8 +84,8 @@ UNKNOWN_ARCHITECTURE = "unknown"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferedModel:
-    """``spec_digest`` is of its load spec. Unknown numbers are 0 and unknown texts empty: clients
-    drop a whole list for one field of another type than Ollama's."""
+    """Unknown numbers are 0 and unknown texts empty: clients drop a whole list for one field of
+    another type than Ollama's."""
 
     card: ModelCard
     spec_digest: str
@@ -93,12 +93,11 @@ class OfferedModel:
     num_parameters: int = 0
     weight_bytes: int = 0
     gpu_bytes: int = 0
-    """Weights on accelerators."""
     format: str = ""
 
 
 def parse_show(body: bytes, _context: object = None) -> str:
-    """Raises ``ApiError`` (400)."""
+    """Raises ``ApiError``."""
     read = f.read_body(body, SHOW_FIELDS)
     name = read.get("model", read.get("name"))
     if name is None:
@@ -197,8 +196,7 @@ PULL_FIELDS = f.table(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullRequest:
-    """A model of the catalogue, or a source and its file or quant. ``called`` is the client's name
-    for it."""
+    """``called`` is the client's name for it."""
 
     model: str | None = None
     source: str | None = None
@@ -215,7 +213,7 @@ class PullState:
     where: str
     status: str
     is_ours: bool = False
-    """This pull began the download; else it was running already."""
+    """Else it was running before this pull."""
     bytes_done: int = 0
     bytes_total: int = 0
     failure_code: str = ""
@@ -229,7 +227,7 @@ class PullState:
 def parse_pull(
     body: bytes, _context: object = None, *, named_sources: Sequence[str] = ()
 ) -> PullRequest:
-    """``named_sources``: hubs beside Hugging Face. Raises ``ApiError`` (400)."""
+    """``named_sources``: hubs beside Hugging Face. Raises ``ApiError``."""
     read = f.read_body(body, PULL_FIELDS)
     name = read.get("model", read.get("name"))
     if name is None:

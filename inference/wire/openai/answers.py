@@ -49,7 +49,7 @@ DONE_FRAME = b"data: [DONE]\n\n"
 CHOICE_MARK = b',"choices":[{'
 """In every chunk with a choice, and in no JSON string."""
 NO_USAGE_YET = b'],"usage":null}\n\n'
-"""Ends a chunk whose stream reports usage in its last chunk. No JSON string contains it."""
+"""In no JSON string."""
 
 
 class UsageReporting(StrEnum):
@@ -111,16 +111,14 @@ class AskedAnswer:
         }
 
     def reporting(self, encoder: Encoder) -> Encoder:
-        """Wraps the stream's encoder to count and pad where that was requested."""
         if self.usage is UsageReporting.RUNNING:
             encoder = RunningUsage(encoder)
         return Obfuscated(encoder, marks=CHOICE_MARK) if self.pads_chunks else encoder
 
 
 class StreamEncoder(ABC):
-    """The server-sent events of one answer. ``text``: the bytes between a choice's index and the
-    JSON of its text, ``text_end`` those behind it. ``empty``: the fields of a choice without
-    text."""
+    """``text``: the bytes between a choice's index and the JSON of its text, ``text_end`` those
+    behind it. ``empty``: the fields of a choice without text."""
 
     text: bytes
     text_end: bytes
@@ -166,8 +164,6 @@ class StreamEncoder(ABC):
         finish_reason: str | None = None,
         more_head: dict[str, Any] | None = None,
     ) -> bytes:
-        """``content``: the fields of this dialect's choices; ``more_head``: additional fields
-        beside the choice."""
         end = {"logprobs": logprobs, "finish_reason": finish_reason}
         start = self._start if more_head is None else _start({**self._head, **more_head})
         return start + orjson.dumps({"index": index, **content, **end}) + self._end
@@ -217,7 +213,7 @@ class BodyEncoder:
         self._n = generation.n
         self._prompts: list[list[int]] | None = None
         self._scores: list[list[bytes]] | None = None
-        """The positions of each prompt, already as JSON: there are many of them."""
+        """Per prompt, already as JSON: there are many positions."""
         if generation.sampling.prompt_logprobs is not None:
             self._scores = [[b"null"] for _ in range(len(choices) // self._n)]
 
@@ -280,7 +276,6 @@ def full_usage_object(event: Finished, usage: UsageReporting) -> dict[str, Any]:
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
-    """Drafts are counted for requests that had any."""
     details = {"reasoning_tokens": usage.reasoning_tokens}
     if usage.accepted_drafts or usage.rejected_drafts:
         details["accepted_prediction_tokens"] = usage.accepted_drafts
@@ -307,8 +302,6 @@ FIELD = b',"obfuscation":"%b"}'
 
 
 class Obfuscated:
-    """``marks``: bytes in the frames to pad."""
-
     def __init__(self, encoder: Encoder, *, marks: bytes) -> None:
         self._encoder = encoder
         self._marks = marks

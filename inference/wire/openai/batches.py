@@ -181,7 +181,7 @@ LINE_FIELDS = f.table(
 
 def read_lines(lines: Iterable[bytes], endpoint: str) -> Iterator[tuple[int, BatchLine]]:
     """Yields each request with its line's offset. ``lines`` include their ends. Raises
-    ``InvalidRequestError`` that names the line; one of the whole file comes last."""
+    ``InvalidRequestError``; one of the whole file comes last."""
     seen: set[str] = set()
     offset = 0
     ends = (line for piece in lines for line in piece.splitlines(keepends=True))
@@ -236,7 +236,6 @@ def errored(custom_id: str, request_id: str, error: ApiError) -> bytes:
 
 
 def unrun(custom_id: str, request_id: str, why: Unrun) -> bytes:
-    """Empty for a cancelled request."""
     if why == "cancelled":
         return b""
     message = "This request could not be executed before the completion window expired."

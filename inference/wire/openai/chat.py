@@ -56,7 +56,7 @@ THINKING_EFFORTS = ("low", "medium", "high", "xhigh", "max")
 NOT_THINKING_EFFORTS = ("none", "minimal")
 
 INLINE_REASONING_HEADER = "x-include-thinking"
-"""``true``: the client wants thinking in the answer's text, as some bridges do."""
+"""``true``: thinking is sent in the answer's text, as some bridges want it."""
 
 FIELDS = f.table(
     *openai_fields.SHARED_FIELDS.values(),
@@ -150,7 +150,6 @@ class Reasoning(StrEnum):
     HIDDEN = "hidden"
     FIELD = "field"
     INLINE = "inline"
-    """In ``content``, between its markers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +209,6 @@ def chat_input(read: dict[str, Any], reasoning: Reasoning) -> ChatInput:
 
 
 def _continued(read: dict[str, Any], choice: ToolChoice) -> tuple[list[ChatMessage], str]:
-    """The turns, and the start of the answer. Refuses fields that decide how an answer begins."""
     messages: list[ChatMessage] = read["messages"]
     if not read.get("continue_final_message", False):
         return messages, ""
@@ -249,7 +247,7 @@ def _max_tokens(read: dict[str, Any]) -> int | None:
 
 
 def added(event: Event, reasoning: Reasoning) -> dict[str, Any]:
-    """The event's addition to its choice's message; may be empty."""
+    """May be empty."""
     match event:
         case Delta(text=text) if text:
             return {"content": text}
@@ -277,8 +275,7 @@ ROLE: dict[str, Any] = {"role": "assistant", "content": "", "refusal": None}
 
 
 class ChatStreamEncoder(StreamEncoder):
-    """A role chunk for each choice, then at most one chunk for each event, then usage where
-    requested, then [DONE]."""
+    """A role chunk for each choice, at most one for each event, usage where requested, [DONE]."""
 
     text, text_end = b'"delta":{"content":', b"}"
     empty: dict[str, Any] = {"delta": {}}
@@ -312,7 +309,7 @@ class ChatChoice(Choice):
         self._reasoning = reasoning
         self._texts: dict[str, list[str]] = {"content": [], "reasoning_content": []}
         self._calls: list[tuple[dict[str, Any], list[str]]] = []
-        """Calls as in the body, with their arguments in pieces."""
+        """Calls as in the body, and their arguments in pieces."""
         self._tokens: list[bytes] | None = [] if shows_logprobs else None
 
     def add(self, event: Event) -> None:

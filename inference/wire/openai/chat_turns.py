@@ -86,7 +86,6 @@ def tools(value: Any, path: str) -> list[ToolDefinition]:
 
 
 def refuse_doubles(named: Iterable[tuple[str, str]], kind: str, path: str) -> None:
-    """Raises ``InvalidRequestError``."""
     seen: set[str] = set()
     for name, place in named:
         if name in seen:
@@ -119,7 +118,7 @@ ALLOWED_TOOLS_FIELDS = f.table(
 
 @dataclass(frozen=True, slots=True)
 class Choosing:
-    """``allowed``: the permitted functions; ``None``: all."""
+    """``allowed``: ``None`` is all."""
 
     choice: ToolChoice
     allowed: list[str] | None = None
@@ -158,7 +157,7 @@ PARALLEL_TOOL_CALLS = f.honoured(
 def chosen_tools(
     given: list[ToolDefinition], choosing: Choosing
 ) -> tuple[list[ToolDefinition], ToolChoice]:
-    """The model does not see functions that may not be called."""
+    """Hides functions from the model that may not be called."""
     choice = choosing.choice
     known = {tool.name: tool for tool in given}
     for name in [choice.name] if choice.name is not None else choosing.allowed or ():

@@ -112,8 +112,8 @@ def _check_num_choices(read: dict[str, Any], num_prompts: int) -> None:
 
 @dataclass(slots=True)
 class Logprobs:
-    """The dialect's four parallel lists. ``text_offset`` counts characters. The first token of an
-    echoed prompt has no probability."""
+    """Parallel lists. ``text_offset`` counts characters. An echoed prompt's first token has no
+    probability."""
 
     num_chars: int = 0
     tokens: list[str] = field(default_factory=list)
@@ -144,7 +144,7 @@ class Logprobs:
 
 
 def most_likely(token: TextLogprob, logprob: float) -> dict[str, float]:
-    """The token's own and the candidates', the best of equal spellings."""
+    """Of candidates with one spelling the best counts."""
     top = {token.token: logprob}
     top |= {candidate: value for candidate, _, value in reversed(token.top)}
     return {candidate: max(value, LEAST_LOGPROB) for candidate, value in top.items()}

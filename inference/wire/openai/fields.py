@@ -22,8 +22,8 @@ SAFETY_IDENTIFIER = f.honoured(
 TIMING_HEADER = "x-helexa-timing"
 TRUE_WORDS = frozenset({"true", "1", "yes"})
 FALSE_WORDS = frozenset({"false", "0", "no"})
-"""The timing header asks for the engine's own times beside the usage. It is a header because
-servers without it refuse an unknown field but ignore a header."""
+"""The timing header asks for the engine's times in the usage. Servers without it ignore a header
+but refuse an unknown field."""
 
 MAX_TOKENS = 2**31 - 1
 MAX_CHOICES = 128
@@ -206,7 +206,6 @@ def asked_answer(
     top_logprobs: int | None,
     **of_generation: Any,
 ) -> dict[str, Any]:
-    """Raises ``InvalidRequestError``."""
     return {
         "generation": GenerationRequest(
             model=read["model"],
@@ -224,7 +223,7 @@ def asked_answer(
 
 
 def top_logprobs(read: dict[str, Any]) -> int | None:
-    """For dialects that request log probabilities with a flag. ``None``: not requested."""
+    """For dialects with a flag beside it."""
     top: int = read.get("top_logprobs", 0)
     if read.get("logprobs", False):
         return top
@@ -236,8 +235,6 @@ def top_logprobs(read: dict[str, Any]) -> int | None:
 
 
 def flag_header(context: RequestContext, name: str) -> bool:
-    """Case does not matter; a missing header is false. Raises ``InvalidRequestError`` for other
-    words."""
     word = context.headers.get(name, "false").strip().lower()
     if word not in TRUE_WORDS | FALSE_WORDS:
         raise InvalidRequestError(
@@ -281,8 +278,7 @@ _each_token_id = f.array(f.integer(0, f.MAX_TOKEN_ID), min_items=1)
 
 
 def prompts(max_prompts: int) -> f.Check[Any]:
-    """The first item of an array decides whether it has strings, token ids or arrays of token
-    ids."""
+    """The first item of an array decides its kind."""
     texts = f.array(_text, max_prompts, min_items=1)
     lists_of_token_ids = f.array(token_ids, max_prompts)
 
@@ -302,7 +298,7 @@ def prompts(max_prompts: int) -> f.Check[Any]:
 
 
 def token_ids(value: Any, path: str) -> list[int]:
-    """A prompt may have 10^5 token ids, so paths are made only for a wrong one."""
+    """A prompt may have 10^5 ids, so paths are made only for a wrong one."""
     are_integers = isinstance(value, list) and set(map(type, value)) == {int}
     if are_integers and min(value) >= 0 and max(value) <= f.MAX_TOKEN_ID:
         return value  # type: ignore[no-any-return]

@@ -144,7 +144,6 @@ OUTPUT_NAMES = ("response_format", "structured_outputs", *(f"guided_{name}" for 
 
 
 def output_format(read: dict[str, Any]) -> OutputFormat | None:
-    """Raises ``InvalidRequestError`` for two formats of one answer."""
     return _the_only({name: read[name] for name in OUTPUT_NAMES if name in read})
 
 
@@ -160,8 +159,7 @@ def _the_only(demands: dict[str, OutputFormat | None]) -> OutputFormat | None:
 
 
 def check_with_tools(output_format: OutputFormat | None, may_call: bool) -> None:
-    """A call differs from a JSON answer at its beginning, but not from other formats. Raises
-    ``InvalidRequestError``."""
+    """A call differs from a JSON answer at its beginning, but not from other formats."""
     if output_format is not None and may_call and not output_format.is_json:
         raise InvalidRequestError(
             f"'{output_format.path}' is only allowed without tools, or with 'tool_choice' none.",

@@ -37,7 +37,7 @@ class Part:
     filename: str | None
     content_type: str
     start: int
-    """``[start, end)`` are the content's bytes in the body."""
+    """``[start, end)`` in the body."""
     end: int
 
     @property
@@ -51,14 +51,12 @@ class Form:
     body: IO[bytes]
 
     def part(self, name: str) -> Part | None:
-        """Raises ``InvalidRequestError`` where the form has several."""
         found = [part for part in self.parts if part.name == name]
         if len(found) > 1:
             raise InvalidRequestError(f"'{name}' is in the form more than once.", param=name)
         return found[0] if found else None
 
     def text(self, name: str) -> str | None:
-        """Raises ``InvalidRequestError``."""
         part = self.part(name)
         if part is None:
             return None
@@ -70,7 +68,6 @@ class Form:
             raise InvalidRequestError(f"'{name}' is not UTF-8.", param=name) from None
 
     def file(self, name: str) -> Part:
-        """Raises ``InvalidRequestError``."""
         part = self.part(name)
         if part is None:
             raise MissingParameterError(name)

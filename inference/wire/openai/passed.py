@@ -41,7 +41,6 @@ class PassedRequest:
     model: str
     end_user: str
     most_units: int
-    """Of its task."""
     likely_units: int
     """Charged where the upstream reports none."""
     is_exact: bool
@@ -166,11 +165,9 @@ METERED_FIELDS = {
     "/v1/images/edits": (_IMAGES,),
     "/v1/images/variations": (_IMAGES,),
 }
-"""Fields that a request is metered by, by path: names and notes."""
 
 
 def paths_of(task: str) -> str:
-    """Empty where the task is not passed through."""
     return ", ".join(one.path for one in ENDPOINTS if one.task == task)
 
 
@@ -178,15 +175,13 @@ HEAD_BYTES = 64 * 1024
 LEAST_BYTES_A_SECOND = 500
 """4 kbit/s: Opus begins at 6, AMR at 4.75."""
 USUAL_BYTES_A_SECOND = 8_000
-"""64 kbit/s, common for speech: the estimate where no upstream reports a length."""
+"""64 kbit/s, common for speech."""
 SAMPLES = frozenset({1, 3, 0xFFFE})
-"""Uncompressed WAV formats: integers, floats, and either by a longer description."""
+"""Uncompressed WAV: integers, floats, and either by a longer description."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Units:
-    """``likely`` is charged where the upstream reports none."""
-
     most: int
     likely: int
     is_exact: bool
@@ -204,8 +199,8 @@ def audio_length(head: bytes, num_bytes: int) -> Units:
 
 
 def _samples(head: bytes) -> tuple[int, int] | None:
-    """Bytes a second, and the offset of the samples. The length in the head does not count: some
-    recorders write it last."""
+    """Bytes a second, and the offset of the samples. Some recorders write the head's length
+    last."""
     if len(head) < 12 or head[:4] != b"RIFF" or head[8:12] != b"WAVE":
         return None
     at, rate_bytes = 12, 0
@@ -235,8 +230,6 @@ ERROR_EVENT = re.compile(rb'(?:^|\n)event: ?error|"type"\s{0,9}:\s{0,9}"error"|d
 
 
 class Scanner:
-    """Finds each match once in a body that comes in parts."""
-
     def __init__(self, pattern: re.Pattern[bytes]) -> None:
         self._pattern = pattern
         self._kept = b""
@@ -298,8 +291,7 @@ class SecretGuard:
         self._held = b""
 
     def feed(self, part: bytes) -> bytes | None:
-        """Returns the bytes to send now: all but an end with which the secret may begin. ``None``:
-        it contains the secret."""
+        """Holds back an end with which the secret may begin. ``None``: the secret is in it."""
         if not self._secret:
             return part
         window = self._held + part

@@ -57,8 +57,8 @@ class ResponseStreamEncoder:
         *,
         writes_closings: bool = True,
     ) -> None:
-        """``writes_closings``: whether to write the frames that end an item, which are large where
-        it has log probabilities."""
+        """``writes_closings``: writes the frames that end an item, which are large with log
+        probabilities."""
         self._settings = settings
         self._writes_closings = writes_closings
         self._request_id = request_id
@@ -81,8 +81,7 @@ class ResponseStreamEncoder:
         return self._padded(self._encoded(event))
 
     def parts(self, event: Event) -> Iterator[bytes]:
-        """Yields large frames one at a time: the three that close a message contain all of its log
-        probabilities."""
+        """The three frames that close a message each contain all of its log probabilities."""
         if isinstance(event, ChoiceFinished):
             yield from map(self._padded, self._choice_finished(event))
         else:
@@ -120,9 +119,8 @@ class ResponseStreamEncoder:
         return self._lifecycle("queued", named="created") + self._lifecycle("queued")
 
     def failed(self, error: ApiError, *, names_error: bool = True) -> bytes:
-        """Ends the answer with two events: ``error`` has the exact code, ``response.failed`` one of
-        OpenAI's. The latter is left out if the client has no response yet, the former if
-        ``names_error`` is false: on a socket each of them ends a response."""
+        """``error`` has the exact code, ``response.failed`` one of OpenAI's. The latter needs a
+        response; the former is left out on sockets, where each of them ends a response."""
         frames = self._close("incomplete")
         if names_error:
             frames += self._frame(*openai_responses_errors.error_event(error))
@@ -131,7 +129,7 @@ class ResponseStreamEncoder:
         return frames + self._lifecycle("failed", error=response_error(error))
 
     def cancelled(self, error: ApiError) -> bytes:
-        """Ends the answer with ``error``: OpenAI has no other event for this."""
+        """OpenAI has no other event for this than ``error``."""
         frames = self._close("incomplete") + self._frame(
             *openai_responses_errors.error_event(error)
         )
@@ -139,7 +137,6 @@ class ResponseStreamEncoder:
         return frames
 
     def response_after(self, event: Finished) -> dict[str, Any]:
-        """So that it can be stored before the client gets it."""
         status, fields = self._ending(event.usage)
         return self._object(status, **fields)
 

@@ -21,7 +21,7 @@ from inference.wire.parts import Part, joined_text, read_parts
 
 MAX_FORMAT_NAME_CHARS = 128
 DEFAULT_FORMAT_NAME = "response_schema"
-"""Echoed where a schema came without a name: the API's own objects have one."""
+"""The API's own objects always have one."""
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
 INCLUDABLE = (
@@ -92,7 +92,7 @@ class Content:
         return self.text if self.is_string else self.objects("input_text")
 
     def objects(self, kind: str) -> list[dict[str, Any]]:
-        """``kind``, of parts of text: ``input_text`` or ``output_text``."""
+        """``kind`` of texts: ``input_text`` or ``output_text``."""
         more: dict[str, Any] = {"annotations": [], "logprobs": []} if kind == "output_text" else {}
         return [
             _image_object(part)
@@ -103,7 +103,7 @@ class Content:
 
 
 def _image_object(image: ImageFile) -> dict[str, Any]:
-    """With its bytes even if it came by address: a stored response outlives addresses."""
+    """Holds the bytes: a stored response outlives addresses."""
     given = LOW_DETAIL if image.is_low_detail else "auto"
     return {"type": "input_image", "image_url": image.data_uri, "detail": given}
 
@@ -238,7 +238,7 @@ def carried(thought: str) -> str:
 
 
 def encrypted_content(value: Any, path: str) -> str:
-    """Decodes the thought encoded by ``carried``. Raises ``InvalidRequestError``."""
+    """Decodes what ``carried`` encoded. Raises ``InvalidRequestError``."""
     given: str = _string(value, path)
     if given.startswith(CARRIER_PREFIX):
         try:

@@ -54,7 +54,7 @@ class ItemPage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retrieval:
-    """``starting_after``: the number of the last event that the client has seen."""
+    """``starting_after``: the last event that the client has seen."""
 
     stream: bool = False
     starting_after: int | None = None
@@ -112,7 +112,6 @@ def read_item_page(query: bytes) -> ItemPage:
 
 
 def _read(query: bytes, fields: f.Table) -> dict[str, Any]:
-    """Of duplicates the last counts."""
     read: dict[str, Any] = {}
     for name, value in parse_qsl(query.decode("latin-1"), keep_blank_values=True):
         plain = "include" if name == "include[]" else name
@@ -121,8 +120,7 @@ def _read(query: bytes, fields: f.Table) -> dict[str, Any]:
 
 
 def item_list_body(items: Sequence[dict[str, Any]], page: ItemPage) -> bytes:
-    """``items`` come oldest first. Raises ``InvalidRequestError`` where ``after`` is not one of
-    them."""
+    """``items`` come oldest first. Raises ``InvalidRequestError`` for an unknown ``after``."""
     ordered = list(items) if page.order == "asc" else list(reversed(items))
     if page.after is not None:
         ids = [item["id"] for item in ordered]
@@ -147,7 +145,7 @@ UNKNOWN_LAST_NUMBER = 2**31 - 1
 def replay(
     response: dict[str, Any], starting_after: int | None, *, last_number: int | None
 ) -> bytes:
-    """``response`` has ended. ``last_number``: of its first stream's closing event, if known."""
+    """``last_number``: of its first stream's closing event, if known."""
     if starting_after is None:
         opening = _opening(response)
         closing_number = UNKNOWN_LAST_NUMBER if last_number is None else last_number
@@ -215,8 +213,7 @@ def _whole_sentences(text: str) -> str:
 
 
 def _last_turns(conversation: Sequence[InputItem]) -> str:
-    """The newest turns up to ``MAX_LAST_CHARS``. An earlier summary is kept whole, since its turns
-    are gone."""
+    """An earlier summary is kept whole, since its turns are gone."""
     kept: list[str] = []
     room = MAX_LAST_CHARS
     for item in reversed(conversation):
@@ -258,7 +255,6 @@ MIN_SUMMARY_TOKENS = 256
 BYTES_PER_TOKEN = 4
 """A usual rate. A summary must be shorter than its conversation."""
 TEMPERATURE, TOP_P = 0.2, 0.9
-"""Exact, whatever the model's own default is."""
 
 COMPACTED = (
     *("model", "input", "instructions", "previous_response_id", "prompt_cache_key"),

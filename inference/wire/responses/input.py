@@ -60,7 +60,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Referred:
-    """Replaced by the stored item of that id. ``path`` is for refusals."""
+    """Replaced by the stored item of that id."""
 
     id: str
     path: str
@@ -123,8 +123,8 @@ def _joined_turn(last: ChatMessage, more: ChatMessage) -> ChatMessage:
 
 
 def earlier_turns(messages: Sequence[ChatMessage]) -> list[int]:
-    """The number of messages in the first turn, the first two, and so on up to all but the last. A
-    turn begins with a message of the user."""
+    """The number of messages in the first turn, the first two, … all but the last. A turn begins
+    with the user."""
     begins = [index for index, message in enumerate(messages) if message.role == "user"]
     return begins[1:]
 
@@ -287,7 +287,7 @@ def _call(read: dict[str, Any]) -> InputItem:
 
 
 def _reasoning(read: dict[str, Any]) -> InputItem:
-    """The text itself takes precedence over its encoded form, and that over a summary."""
+    """The text takes precedence over its encoded form, and that over a summary."""
     texts = read.get("content") or [read.get("encrypted_content") or ""]
     thought = PART_SEPARATOR.join(texts) or PART_SEPARATOR.join(read.get("summary", []))
     named = {
@@ -309,8 +309,7 @@ def _refuse_doubles(read: Iterable[InputItem], path: str) -> None:
 
 
 def check_results(conversation: Sequence[InputItem], num_earlier: int = 0) -> None:
-    """``num_earlier``: the number of items before the request's own. Raises ``InvalidRequestError``
-    for a result of a missing call."""
+    """``num_earlier``: the items before the request's own."""
     called: set[str] = set()
     for index, item in enumerate(conversation):
         if isinstance(item.part, Called):
@@ -324,7 +323,6 @@ def check_results(conversation: Sequence[InputItem], num_earlier: int = 0) -> No
 
 
 def resolved(read: Iterable[InputItem], stored: Mapping[str, InputItem]) -> list[InputItem]:
-    """Raises ``InvalidRequestError`` for a reference to a missing item."""
     return [
         _stored_item(item.part, stored) if isinstance(item.part, Referred) else item
         for item in read

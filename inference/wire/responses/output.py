@@ -26,15 +26,15 @@ from inference.wire.responses.tools import NO_TOOLS, GivenTools, Member
 
 Status = Literal["in_progress", "completed", "incomplete"]
 NamedEvent = tuple[str, dict[str, Any]]
-"""The event's type and its fields without ``type`` and ``sequence_number``."""
+"""The type, and fields without ``type`` and ``sequence_number``."""
 
 
 class OutputItem(ABC):
     def __init__(
         self, item_id: str, output_index: int, text: str, part: str, place: dict[str, Any]
     ) -> None:
-        """``text``, ``part``: prefixes of the types of the text's and the part's events; an empty
-        ``part``: it has no parts. ``place``: fields of both beside the item's id and index."""
+        """``text``, ``part``: prefixes of the event types; empty ``part``: it has none. ``place``:
+        fields of both beside the item's id and index."""
         self._id = item_id
         self._output_index = output_index
         self._text_event, self._part_event = f"response.{text}", f"response.{part}" if part else ""
@@ -120,8 +120,8 @@ class MessageItem(OutputItem):
 
 
 class ReasoningItem(OutputItem):
-    """One thinking block, in clear: as ``content``, or as ``summary`` to clients that requested
-    one, since they ignore the former. ``carries``: also as ``encrypted_content``."""
+    """In clear: as ``content``, or as ``summary`` to clients that requested one, since they ignore
+    the former. ``carries``: also as ``encrypted_content``."""
 
     def __init__(self, item_id: str, output_index: int, *, as_summary: bool, carries: bool) -> None:
         self._field = "summary" if as_summary else "content"
@@ -162,7 +162,7 @@ class CallItem(OutputItem):
 
 
 def without_logprobs(output: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For input: the model cannot read log probabilities."""
+    """For input: the model cannot read them."""
     return [
         {**item, "content": [{**part, "logprobs": []} for part in item["content"]]}
         if item["type"] == "message"
@@ -173,8 +173,7 @@ def without_logprobs(output: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerSettings:
-    """``echo``: the response's fields that echo the request. ``members``: the functions of
-    namespaces, by the names in the prompt."""
+    """``members``: the functions of namespaces, by their names in the prompt."""
 
     echo: dict[str, Any]
     members: Mapping[str, Member]
@@ -199,7 +198,7 @@ def lost_turns(event: Accepted) -> dict[str, Any]:
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
-    """Writing to the prefix cache is never charged, so nothing is counted there."""
+    """Cache writes are never charged."""
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
@@ -210,7 +209,7 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 
 
 def response_error(error: ApiError) -> dict[str, Any]:
-    """A failed response may have few codes; the message describes the error."""
+    """A failed response has one of few codes."""
     code = "server_error"
     if error.status == 429:
         code = "rate_limit_exceeded"
@@ -236,7 +235,7 @@ NEUTRAL_SAMPLING = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
 }
-"""Echoed for absent fields until the model's own defaults are known."""
+"""Echoed until the model's own defaults are known."""
 
 
 def answer_settings(read: dict[str, Any], *, store: bool, background: bool) -> AnswerSettings:

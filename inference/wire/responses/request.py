@@ -143,8 +143,8 @@ COUNT_FIELDS = f.table(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponsesRequest:
-    """``generation`` is complete once ``references`` is empty and, where the request continues
-    ``previous_response_id``, that history is in it."""
+    """``generation`` is complete once ``references`` is empty and the history of
+    ``previous_response_id`` is in it."""
 
     generation: GenerationRequest
     stream: bool
@@ -163,9 +163,8 @@ class ResponsesRequest:
     def continued(
         self, history: Sequence[InputItem], stored: Mapping[str, InputItem]
     ) -> ResponsesRequest:
-        """Puts the turns of ``history`` before its own, and replaces references by the ``stored``
-        items of those ids. Raises ``InvalidRequestError`` for one that is missing, and for a result
-        of no call."""
+        """Puts ``history`` before its own turns, and ``stored`` items for references. Raises
+        ``InvalidRequestError`` for a missing one, and for a result of no call."""
         own = resolved(self.items, stored)
         conversation = [*history, *own]
         check_results(conversation, len(history))
@@ -193,8 +192,7 @@ def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> ResponsesRequest
 
 
 def request_of(read: dict[str, Any]) -> ResponsesRequest:
-    """``read``: a body checked by ``FIELDS``, ``model`` and ``input`` at least. Raises ``ApiError``
-    (400)."""
+    """``read``: checked by ``FIELDS``; has ``model`` and ``input`` at least."""
     store, background = read.get("store", True), read.get("background", False)
     request = ResponsesRequest(
         generation=_generation(read),
@@ -295,7 +293,7 @@ class SocketRequest:
 
 
 def parse_message(message: bytes) -> SocketRequest:
-    """Raises ``ApiError`` (400)."""
+    """Raises ``ApiError``."""
     read = f.read_body(message, _MESSAGE_FIELDS)
     return SocketRequest(request_of({**read, "stream": True}), read.get("generate", True))
 

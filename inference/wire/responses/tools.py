@@ -41,8 +41,6 @@ TOOL_FIELDS = f.table(
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """``functions`` have their names within it."""
-
     name: str
     path: str
     description: str | None
@@ -60,8 +58,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class GivenTools:
-    """``functions`` have their names in the prompt; those of namespaces are the keys of
-    ``members``. ``as_objects`` is the response's echo."""
+    """``functions`` have their names in the prompt: the keys of ``members`` for namespaces'."""
 
     functions: list[ToolDefinition] = field(default_factory=list)
     members: Mapping[str, Member] = field(default_factory=dict)
@@ -194,13 +191,13 @@ ENFORCEABLE = frozenset(
         *("title", "description", "$schema"),
     }
 )
-"""Keywords that every grammar supports. A schema with others is only enforced if its client sets
+"""Every grammar supports these. A schema with other keywords is only enforced if its client sets
 ``strict``, and may then be refused."""
 
 
 def is_strict(schema: dict[str, Any]) -> bool:
-    """An object's schema of ``ENFORCEABLE`` keywords, in which every object, at any depth, allows
-    no further properties and requires all its own."""
+    """OpenAI's rule: every object, at any depth, allows no further properties and requires all its
+    own."""
     return schema.get("type") == "object" and _fits(schema)
 
 

@@ -55,7 +55,7 @@ def tool_of(tool: ToolDefinition, *, parameters: str, shows_strict: bool = True)
 
 
 def arguments_of(call: ToolCall) -> orjson.Fragment:
-    """JSON by the standard library: numbers may be of any size."""
+    """By the standard library: numbers may be of any size."""
     return orjson.Fragment(json.dumps(call.arguments_object, ensure_ascii=False))
 
 
@@ -68,15 +68,13 @@ BY_UPSTREAM = "the model is served by an upstream, for which it is not translate
 
 
 def refuse(asked: Mapping[str, bool]) -> None:
-    """Raises ``UnsupportedParameterError``."""
     for name, is_asked in asked.items():
         if is_asked:
             raise UnsupportedParameterError(name, BY_UPSTREAM)
 
 
 def refuse_unknown(request: GenerationRequest, options: Iterable[str] = ()) -> None:
-    """Refuses fields that no upstream's dialect has, and ``options`` that this one has not. Raises
-    ``UnsupportedParameterError``."""
+    """Refuses fields that no upstream's dialect has, and ``options`` that this one has not."""
     sampling = request.sampling
     refuse(
         {
@@ -90,8 +88,7 @@ def refuse_unknown(request: GenerationRequest, options: Iterable[str] = ()) -> N
 
 
 def refuse_template(chat: ChatInput) -> None:
-    """Refuses fields that need the chat's template on the server. Raises
-    ``UnsupportedParameterError``."""
+    """Refuses fields that need the chat's template on the server."""
     refuse(
         {
             "chat_template_kwargs": bool(chat.template_kwargs.keys() - set(THINKING_SWITCHES)),
@@ -110,8 +107,7 @@ def is_set(options: SamplingOptions, name: str) -> bool:
 def refuse_format(
     wanted: OutputFormat | None, *, allows_json: bool, needs_schema: bool = False
 ) -> None:
-    """``needs_schema``: the dialect lacks JSON of any form. Raises
-    ``UnsupportedParameterError``."""
+    """``needs_schema``: the dialect lacks JSON of any form."""
     if wanted is None:
         return
     if not (wanted.is_json and allows_json):

@@ -44,8 +44,7 @@ class FrameError(ValueError):
 
 
 class LinesReader:
-    """Takes bytes, cut anywhere, and returns the frames that are complete now. Raises
-    ``FrameError`` where one is too large."""
+    """Takes bytes, cut anywhere. Raises ``FrameError`` for too large a frame."""
 
     frame = "a line"
 
@@ -92,7 +91,6 @@ class SseReader(LinesReader):
 
 
 BYTES_A_TOKEN = 4
-"""Most texts have as many."""
 MAX_CALLS = 1_024
 
 
@@ -114,8 +112,7 @@ AnyAnswer = TypeVar("AnyAnswer", bound=Answer)
 
 
 def decoded(decode: Callable[[bytes], AnyAnswer], data: bytes, otherwise: str) -> AnyAnswer:
-    """``otherwise``: the error's words for bytes that cannot be decoded. Raises
-    ``UpstreamFaultError``, ``UpstreamErrorObject``."""
+    """``otherwise``: the error's words. Raises ``UpstreamFaultError``, ``UpstreamErrorObject``."""
     try:
         found = decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -127,8 +124,8 @@ def decoded(decode: Callable[[bytes], AnyAnswer], data: bytes, otherwise: str) -
 
 class AnswerReader(Protocol):
     def read(self, data: bytes) -> list[Event]:
-        """One frame of a stream, or a whole answer that is not streamed. Raises
-        ``UpstreamFaultError``, ``UpstreamErrorObject``."""
+        """A frame of a stream or a whole answer. Raises ``UpstreamFaultError``,
+        ``UpstreamErrorObject``."""
         ...
 
 
@@ -142,7 +139,7 @@ class _HeldCall:
 @dataclass(slots=True)
 class _ChoiceState:
     calls: dict[int, _HeldCall] = field(default_factory=dict)
-    """By the upstream's index, in the order in which they began."""
+    """By the upstream's index."""
     num_begun: int = 0
     num_sent: int = 0
     is_broken: bool = False
@@ -153,7 +150,7 @@ class _ChoiceState:
 
 
 class AnswerEvents:
-    """The events of one request, in order. All but ``take`` raise ``UpstreamFaultError``."""
+    """All but ``take`` raise ``UpstreamFaultError``."""
 
     def __init__(
         self,
@@ -165,7 +162,7 @@ class AnswerEvents:
         max_output_tokens: int,
     ) -> None:
         """``num_choices``: 0 for vectors or a count. ``prompt_tokens`` is an estimate;
-        ``max_output_tokens``, of all choices, bounds one."""
+        ``max_output_tokens`` bounds all choices."""
         self._request_id = request_id
         self._choices = [_ChoiceState() for _ in range(num_choices)]
         self._prompt_tokens = prompt_tokens
@@ -175,12 +172,12 @@ class AnswerEvents:
         self.reported_usage: Usage | None = None
         self.is_accepted = False
         self.has_begun = False
-        """Some of the answer has come, even if it is part of a held call."""
+        """Also where that is part of a held call."""
         self.is_ended = False
 
     def accept(self, prompt_tokens: int | None = None) -> None:
-        """Later calls are ignored. ``prompt_tokens``: the upstream's count, which replaces the
-        estimate if it is possible."""
+        """Later calls are ignored. ``prompt_tokens``: the upstream's count; ignored if
+        impossible."""
         if self.is_accepted:
             return
         self.is_accepted = True
@@ -205,7 +202,7 @@ class AnswerEvents:
         )
 
     def begin_call(self, index: int, key: int | None, name: str | None, call_id: str | None) -> int:
-        """``key``: the upstream's number of the call, if it has one. Returns it."""
+        """``key``: the upstream's number of the call. Returns it."""
         state = self._open_choice(index)
         if not name or state.num_begun >= MAX_CALLS:
             raise UpstreamFaultError("a tool call without a name, or too many")
@@ -228,8 +225,7 @@ class AnswerEvents:
         held.arguments.append(arguments)
 
     def send_calls(self, index: int) -> None:
-        """Sends the held calls: their arguments are complete. A broken one is text, and so is what
-        follows it."""
+        """A broken call is text, and so is what follows it."""
         state = self._open_choice(index)
         for held in state.calls.values():
             arguments = "".join(held.arguments) or "{}"
@@ -280,7 +276,7 @@ class AnswerEvents:
         return all(choice.is_finished for choice in self._choices)
 
     def end(self) -> None:
-        """Idempotent. Raises ``UpstreamFaultError`` where the answer is incomplete."""
+        """Later calls are ignored."""
         if self.is_ended:
             return
         if not self.is_accepted or not self.has_finished:
@@ -320,7 +316,6 @@ class AnswerEvents:
 
 
 def reason_of(reasons: Mapping[str, FinishReason], given: str) -> FinishReason:
-    """Raises ``UpstreamFaultError``."""
     if given not in reasons:
         raise UpstreamFaultError("an unknown reason for an answer's end")
     return reasons[given]

@@ -41,7 +41,6 @@ FORMAT_NAME = "answer"
 
 
 def path_and_body(request: GenerationRequest, sending: Sending) -> tuple[str, bytes]:
-    """Raises ``ApiError`` for fields that are not translated."""
     chat = request.input
     body: dict[str, Any] = {"model": sending.model, "stream": True}
     body["stream_options"] = {"include_usage": True}
@@ -69,8 +68,7 @@ def path_and_body(request: GenerationRequest, sending: Sending) -> tuple[str, by
 
 
 def prompt_of(request: GenerationRequest, sending: Sending) -> dict[str, Any]:
-    """The model, and the part of a chat's body that its template renders, by vLLM's names. Raises
-    ``ApiError`` for fields that are not translated."""
+    """The part of a body that the template renders, by vLLM's names."""
     _check_translatable(request)
     chat = request.input
     assert isinstance(chat, ChatInput), "a prompt without turns"
@@ -161,7 +159,6 @@ def _reasoning_effort(chat: ChatInput) -> str | None:
 
 
 def _sampling(request: GenerationRequest) -> dict[str, Any]:
-    """Our options have these APIs' names."""
     made: dict[str, Any] = msgspec.to_builtins(request.sampling, str_keys=True)
     made.pop("max_tokens", None)
     if "top_logprobs" in made:
@@ -226,7 +223,6 @@ _decode = msgspec.json.Decoder(Chunk).decode
 
 
 def logprobs_of(content: Any) -> list[TextLogprob] | None:
-    """Raises ``UpstreamFaultError``."""
     try:
         read = msgspec.convert(content, list[Logprob] | None) or []
         return [_text_logprob(one) for one in read] or None

@@ -49,7 +49,7 @@ TOKEN_COUNT_DIALECTS = ("openai", "anthropic")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
     path: str
-    """Below the upstream's URL; with ``is_unversioned`` below that without its ``/v1``."""
+    """Below the upstream's URL; with ``is_unversioned`` without its ``/v1``."""
     is_unversioned: bool = False
     body: bytes
     reader_of: Callable[[AnswerEvents], AnswerReader]
@@ -117,8 +117,7 @@ Given = str | list[float]
 
 
 def openai_vectors_body(request: EmbeddingRequest, sending: Sending) -> bytes:
-    """An input that may be cut is sent whole: the upstream cuts or refuses it.
-    ``truncate_prompt_tokens`` is vLLM's field."""
+    """The upstream cuts or refuses long inputs. ``truncate_prompt_tokens`` is vLLM's field."""
     body = {"model": sending.model, "input": _inputs(request), "encoding_format": "base64"}
     if request.dimensions is not None:
         body["dimensions"] = request.dimensions
@@ -128,7 +127,7 @@ def openai_vectors_body(request: EmbeddingRequest, sending: Sending) -> bytes:
 
 
 def ollama_vectors_body(request: EmbeddingRequest, sending: Sending) -> bytes:
-    """Ollama cuts inputs that are too long by default. Raises ``UnsupportedParameterError``."""
+    """Ollama cuts long inputs by default."""
     refuse(
         {
             "input": not isinstance(request.input, TextInput),

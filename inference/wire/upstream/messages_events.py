@@ -150,7 +150,7 @@ class MessagesEvents:
         self._answer.finish(CHOICE, reason, stop_sequence if given == "stop_sequence" else None)
 
     def _count(self, usage: Any) -> None:
-        """Numbers are of the whole message, and those of a later event replace the earlier ones."""
+        """Numbers are of the whole message; a later event's replace the earlier ones."""
         if isinstance(usage, dict):
             self._usage |= {name: value for name, value in usage.items() if value is not None}
 

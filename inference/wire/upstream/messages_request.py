@@ -47,12 +47,11 @@ class Marks:
         self._marks = marks
 
     def of(self, *, message: int | None = None, tool: int | None = None) -> list[CacheMark]:
-        """Without arguments: the marks of the whole request."""
+        """Without arguments: of the whole request."""
         return [mark for mark in self._marks if (mark.message, mark.tool) == (message, tool)]
 
     def on_turn(self, message: int, blocks: list[Block]) -> list[Block]:
-        """Adds marks in place; a mark inside a text splits its block. That API does not cache texts
-        of white space."""
+        """In place; a mark inside a text splits its block. That API does not cache white space."""
         marks = self.of(message=message)
         if not marks or not blocks:
             return blocks
@@ -82,7 +81,7 @@ def _control(mark: CacheMark) -> Block:
 
 PATH = "/v1/messages"
 FALLBACK_MAX_TOKENS = 8_192
-"""For requests without a bound from the client or the catalogue: the API requires one."""
+"""The API requires a bound."""
 SYSTEM_SEPARATOR = "\n\n"
 MAX_TEMPERATURE = 1.0
 IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
@@ -100,8 +99,7 @@ def body_of(request: GenerationRequest, sending: Sending) -> bytes:
 
 
 def prompt_of(request: GenerationRequest, sending: Sending) -> Block:
-    """The model, and the part of a body whose tokens are counted. Raises ``ApiError`` for fields
-    that are not translated."""
+    """The part of a body whose tokens are counted."""
     chat = _translatable_chat(request)
     marks = Marks(request.cache_marks)
     body: Block = {"model": sending.model, "messages": _messages(chat, sending, marks)}

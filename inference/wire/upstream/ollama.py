@@ -53,7 +53,6 @@ UNKNOWN_OPTIONS = ("logit_bias", "stop_token_ids", "min_tokens", "ignore_eos")
 
 
 def path_and_body(request: GenerationRequest, sending: Sending) -> tuple[str, bytes]:
-    """Raises ``ApiError`` for fields that are not translated."""
     refuse_unknown(request, UNKNOWN_OPTIONS)
     refuse({"n": request.n > 1})
     body: dict[str, Any] = {"model": sending.model, "stream": True}
@@ -121,7 +120,7 @@ def _call(call: ToolCall) -> dict[str, Any]:
 
 
 def _think(chat: ChatInput) -> bool | str | None:
-    """That API has no effort without thinking; a budget becomes thinking without a limit."""
+    """That API has no effort without thinking, and no budget."""
     wanted = thinking_of(chat)
     return chat.reasoning_effort or True if wanted else wanted
 
@@ -162,7 +161,7 @@ class Message(msgspec.Struct):
 class Line(Answer):
     message: Message | None = None
     response: str | None = None
-    """A text of generate; its thoughts are a field beside it."""
+    """Of generate; its thoughts are a field beside it."""
     thinking: str | None = None
     done: bool = False
     done_reason: str | None = None
