@@ -1,7 +1,6 @@
 """Messages between processes: requests, events, load specs, heartbeats, Redis key names.
 
-Frozen msgspec structs and nothing else. Imports no torch, no Django, no Redis, so that the gateway,
-the neuron and the engine process can all use them.
+Imports no torch, no Django, no Redis: the gateway, the neuron and the engine process all use it.
 
     gateway ──Submit/Cancel──▶ neuron inbox (Redis list)      inference.protocol.generation
     gateway ◀──EventBatch───── neuron (Redis stream)          inference.protocol.events
@@ -9,4 +8,6 @@ the neuron and the engine process can all use them.
     neuron  ◀──EngineMessage── engine process
     neuron  ──NeuronHeartbeat─▶ Redis key ──▶ gateway, control inference.protocol.heartbeat
     control ──LoadSpec───────▶ neuron (Celery)                inference.protocol.load
+
+Frozen msgspec structs.
 """

@@ -24,8 +24,7 @@ COUNTED_BY_KEY = frozenset({BROKE_WORKER})
 
 
 class Cause(StrEnum):
-    """The limit that refuses, where the code alone does not show it: a spent cap of a window and a
-    limit of a minute have the same one."""
+    """A spent cap of a window and a limit of a minute have one code."""
 
     REQUESTS_PER_MINUTE = "requests_per_minute"
     TOKENS_PER_MINUTE = "tokens_per_minute"
@@ -46,9 +45,8 @@ CAUSES_BEHIND = {
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """``account`` is empty where the caller could not be identified. ``key`` is the public prefix
-    where the code is one of ``COUNTED_BY_KEY`` and there was a key. ``cause`` is a ``Cause`` where
-    the refusal has one."""
+    """``account`` is empty where the caller could not be identified. ``key`` is the public
+    prefix."""
 
     code: str
     account: str
