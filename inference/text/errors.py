@@ -18,11 +18,11 @@ from inference.protocol.generation import ToolDefinition
 
 
 class TextError(Exception):
-    """Base of this package."""
+    pass
 
 
 class TokenizerFilesError(TextError):
-    """Raised while a tokenizer is loaded; the message names the file."""
+    """The message names the file."""
 
 
 class TooManyTokensError(TextError):
@@ -73,12 +73,12 @@ class MalformedSchemaError(SchemaError):
 
 
 def path_of(root: str, steps: Sequence[str | int]) -> str:
-    """``root`` is where the schema stood: ``root.properties.x.anyOf[1]``."""
+    """As ``root.properties.x.anyOf[1]``."""
     return root + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
 
 
 class UnsupportedSchemaError(SchemaError):
-    """``param`` is where in the client's body the keyword stands."""
+    """``param`` is the keyword's path in the client's body."""
 
     def __init__(self, tool: ToolDefinition, steps: tuple[str | int, ...], message: str) -> None:
         super().__init__(steps, message)

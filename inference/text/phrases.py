@@ -5,8 +5,7 @@ tokens between which some models think.
     <think> … </think> <response> … </response>       likewise, where these are no tokens
 
 A block opens only while the answer is empty but for white space. Text that may still become a
-phrase is held back; its tokens count to what it would otherwise be. Owns text only;
-``inference.text.reasoning`` has the markers that are tokens.
+phrase is held back; its tokens count to what it would otherwise be.
 """
 
 from __future__ import annotations
@@ -21,21 +20,20 @@ from inference.text.reasoning import MARKER_PAIRS, Run, TokenKind
 @dataclass(frozen=True, slots=True)
 class StopFeed:
     text: str
-    """Safe to emit: no part of it can belong to a stop string."""
+    """No part of it can belong to a stop string."""
     stop: str | None = None
-    """The stop string found; the answer ends before it."""
+    """The answer ends before it."""
     behind: str = ""
-    """The text behind the stop string."""
+    """Follows the stop string."""
 
 
 class StopStrings:
-    """Finds stop strings in one answer. Once ``feed`` has found a stop, feed it no more.
+    """Once ``feed`` has found a stop, feed it no more. The string whose last character comes first
+    wins; of two that end together, the longer.
 
         feed("Hel") -> StopFeed("Hel", None)      nothing pending
         feed("lo E") -> "lo "                     "E" could become "END": held back
         feed("ND!") -> ("", stop="END")           the stop string and what follows are never emitted
-
-    The string whose last character comes first wins; of two that end together, the longer.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -73,7 +71,7 @@ def _num_begun(text: str, stop: str) -> int:
 
 
 RESPONSE = ("<response>", "</response>")
-"""Granite 3.3's phrases round its answer where it thinks."""
+"""Granite 3.3 writes these around its answer where it thinks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +82,7 @@ class PhraseMarkers:
     closes: tuple[str, ...]
     answer_opens: str = ""
     answer_closes: str = ""
-    """Texts round the answer behind a thought that are no part of it."""
+    """Around the answer behind a thought, but no part of it."""
     is_asked_for: bool = False
     """The model writes the phrases only where its template enables thinking."""
 
@@ -111,7 +109,6 @@ def find_phrases(template: str | None) -> PhraseMarkers | None:
 
 
 def opens_phrase(prompt: str, phrases: PhraseMarkers) -> bool:
-    """Whether the prompt ends with the opening phrase, white space after it aside."""
     return prompt.rstrip().endswith(phrases.opens)
 
 
@@ -126,11 +123,10 @@ class _Stage(Enum):
 
 class PhraseReader:
     def __init__(self, phrases: PhraseMarkers, *, is_open: bool = False) -> None:
-        """``is_open``: the prompt has opened the block."""
         self._phrases = phrases
         self._stage = _Stage.THOUGHT if is_open else _Stage.BEFORE
         self._held = ""
-        """The text that may still become a phrase that has to come first."""
+        """May still become a phrase that has to come first."""
         self._closing = StopStrings(phrases.closes)
 
     def feed(self, token_id: int, text: str) -> tuple[TokenKind, list[Run]]:
@@ -182,7 +178,6 @@ class PhraseReader:
         return [(kind, found), *self._read(begun.removeprefix(found))]
 
     def _read_on(self, text: str, closes: TokenKind, following: _Stage) -> list[Run]:
-        """Up to the phrase that closes this stage."""
         found = self._closing.feed(text)
         runs = _run(self._kind, found.text)
         if found.stop is None:

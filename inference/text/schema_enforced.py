@@ -1,5 +1,5 @@
 """A schema in the keywords and numbers that llguidance enforces exactly: without what forbids
-nothing, and with OpenAPI's ``nullable`` as a type. What cannot be enforced is refused at its place.
+nothing, and with OpenAPI's ``nullable`` as a type.
 
     {"type": "string", "nullable": true}   {"type": ["string", "null"]}
     {"$ref": "#/…", "nullable": true}      {"anyOf": [{"$ref": "#/…"}, {"type": "null"}]}
@@ -37,15 +37,15 @@ VACUOUS: dict[str, tuple[Any, ...]] = {
     "uniqueItems": (False,),
     "nullable": (False,),
 }
-"""Keywords that are not enforced, with those of their values that forbid nothing; schema libraries
-write them."""
+"""Keywords that are not enforced, and their values that forbid nothing; schema libraries write
+them."""
 REFERENCED = frozenset({"$defs", "definitions", "$schema", "$id", "id"})
 """They stay where they are when a schema becomes one option of two: references lead to them."""
 
 
 def enforced(schema: Any) -> Any:
-    """A copy in these keywords. Raises ``SchemaError`` at the first number that is not enforced
-    exactly, and at a reference with which the schema requires itself without an end."""
+    """A copy. Raises ``SchemaError`` at the first number that is not enforced exactly, and at a
+    reference with which the schema requires itself without an end."""
     found = _rewritten(schema)
     try:
         for place in all_places(found):
@@ -57,8 +57,7 @@ def enforced(schema: Any) -> Any:
 
 
 def _rewritten(schema: Any) -> Any:
-    """A copy. ``nullable`` beside ``enum`` allows null only where the enum lists it, as OpenAPI
-    has it."""
+    """``nullable`` beside ``enum`` allows null only where the enum lists it, as OpenAPI has it."""
     if not isinstance(schema, dict):
         return schema
     kept: dict[str, Any] = {}
@@ -84,7 +83,7 @@ def _rewritten(schema: Any) -> Any:
 
 
 def original_steps(schema: Any, steps: Steps) -> Steps:
-    """Returns the steps in ``schema`` to what ``steps`` lead to in ``enforced(schema)``."""
+    """From ``steps`` in ``enforced(schema)``."""
     if _becomes_option(schema) and steps[:1] == ("anyOf",):
         return _steps_below(schema, steps[2:]) if steps[1:2] == (0,) else ()
     return _steps_below(schema, steps)
@@ -123,8 +122,8 @@ ENDLESS = "the schema requires itself again without an end, so that no value can
 
 
 def _check_ends(root: Any) -> None:
-    """Raises ``SchemaError`` at a reference with which a schema requires itself again, so that no
-    value can end. llguidance compiles such schemas, and an answer that enters one never ends."""
+    """Refuses a schema that requires itself again: llguidance compiles it, and an answer that
+    enters it never ends."""
     places = list(all_places(root))
     if any(_has_own_root(place) for place in places):
         return
@@ -151,7 +150,6 @@ def _has_own_root(place: Place) -> bool:
 
 
 def _can_end(root: Any, place: Place, ending: set[Steps]) -> bool:
-    """Whether a value of finite length can match, as far as is known."""
     schema = place.schema
     if not isinstance(schema, dict) or "const" in schema or "enum" in schema:
         return True
@@ -201,8 +199,7 @@ def _length(schema: dict[str, Any], keyword: str) -> int:
 BOUNDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"})
 INT64_MAX = 2**63 - 1
 MAX_REMAINDERS = 2_000
-"""The most remainders. With more, and bounds of 16 digits, llguidance gives up and allows every
-number."""
+"""With more, and bounds of 16 digits, llguidance gives up and allows every number."""
 MAX_DECIMALS = 6
 
 NOT_EXACT = (
@@ -218,8 +215,7 @@ MULTIPLES_OF_CONSTANTS = "multipleOf is not enforced for values that const or en
 
 
 def _check_numbers(root: Any, place: Place) -> None:
-    """Raises ``SchemaError`` for the first number of this schema, not of those inside it, that is
-    not enforced exactly."""
+    """Only of this schema, not of those inside it."""
     if not isinstance(place.schema, dict):
         return
     for keyword, value in place.schema.items():
@@ -281,7 +277,7 @@ def _is_multiple(value: Any) -> TypeGuard[int | float]:
 
 
 def _is_int64_limit(keyword: str, value: int | float, schema: dict[str, Any]) -> bool:
-    """The greatest integer of 64 bits: where the bound of integers saturates."""
+    """The bound of integers saturates there."""
     return keyword == "maximum" and value == INT64_MAX and schema.get("type") == "integer"
 
 
@@ -294,8 +290,8 @@ def _is_exact(value: int | float) -> bool:
 
 
 def _as_llguidance_reads(text: str) -> float:
-    """The float that serde_json reads, without its ``float_roundtrip``: the digits as one float,
-    times or by a power of ten."""
+    """As serde_json without its ``float_roundtrip``: the digits as one float, times or by a power
+    of ten."""
     sign, digits, exponent = Decimal(text).as_tuple()
     significand, power = float(int("".join(map(str, digits)))), int(exponent)
     if abs(power) > 300:
@@ -305,7 +301,7 @@ def _as_llguidance_reads(text: str) -> float:
 
 
 SMALLEST = 1e-30
-"""The smallest bound beside nought: smaller ones make expressions that are nested too deeply."""
+"""Beside nought: smaller bounds make expressions that are nested too deeply."""
 LOWER = ("minimum", "exclusiveMinimum")
 UPPER = ("maximum", "exclusiveMaximum")
 

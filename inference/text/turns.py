@@ -59,8 +59,8 @@ def _turn(message: ChatMessage) -> Turn:
 
 
 def _content(message: ChatMessage) -> Content:
-    """Templates of models that see take a list where a turn has images, and write what stands for
-    each; the others are given text alone."""
+    """Templates of vision models take a list where a turn has images; others are given text
+    alone."""
     if not message.images:
         return message.content or ""
     return [
@@ -70,14 +70,13 @@ def _content(message: ChatMessage) -> Content:
 
 
 def _call(call: ToolCall) -> dict[str, Any]:
-    """The API carries arguments as JSON text; templates iterate them or write them with
-    ``tojson``."""
+    """Templates iterate arguments or write them with ``tojson``."""
     function = {"name": call.name, "arguments": call.arguments_object}
     return {"id": call.id, "type": "function", "function": function}
 
 
 def _text_argument_turns(messages: list[ChatMessage]) -> list[Turn]:
-    """Returns turns whose arguments are text, for templates that put them beside other text."""
+    """For templates that put arguments beside other text."""
     turns = plain_turns(messages)
     for turn, message in zip(turns, messages, strict=True):
         for call, sent in zip(turn.get("tool_calls", []), message.tool_calls, strict=True):
@@ -116,8 +115,8 @@ def _system_arrangements(turns: list[Turn]) -> Iterator[list[Turn]]:
 
 
 def _joined_neighbours(turns: list[Turn]) -> list[Turn]:
-    """Returns turns that alternate, for templates that take no others. What the user adds to a
-    tool's result goes with it, because such templates expect the assistant next."""
+    """Turns that alternate, for templates that take no others. A user's text behind a tool's result
+    goes with it, because such templates expect the assistant next."""
     joined: list[Turn] = []
     for turn in turns:
         if joined and _go_together(joined[-1]["role"], turn["role"]):

@@ -93,10 +93,10 @@ class ListMarkers(NamedTuple):
     """The first is the model's own, others are relatives'."""
     closings: tuple[str, ...] = ()
     ends_list: bool = True
-    """Whether the model writes the closing marker."""
+    """The model writes the closing marker."""
     keys: CallKeys = CallKeys()
     synonyms: Mapping[str, str] = NO_SYNONYMS
-    """The model's keys, and those of a call that they stand for."""
+    """The model's keys to those of a call."""
     margins: tuple[str, str, str] = ("", ", ", "")
     """The grammar's texts before, between and behind the list's objects."""
 
@@ -140,8 +140,7 @@ class JsonListFormat(CallFormat):
 
 
 class PlainFormat(CallFormat):
-    """Calls that a grammar forces on a model with an unknown format: bare objects, one a line. The
-    answer begins with them."""
+    """Calls that a grammar forces on a model with an unknown format: bare objects, one a line."""
 
     name = "plain"
     openings = ("{", "[")
@@ -163,12 +162,12 @@ class PlainFormat(CallFormat):
 
 
 MAX_HEAD_LENGTH = 300
-"""Most characters of name, id and markers together; a longer head is text."""
+"""Of name, id and markers together; a longer head is text."""
 NAME = r"""(?P<name>[^\s\[\]<>"'{}]+?)"""
 
 
 _SPARE = re.compile(rf"\}}{{0,{MAX_EXTRA_BRACES}}}(?:\s*`{{1,3}})?")
-"""Braces that are too many behind arguments, and the end of a code block."""
+"""Too many braces behind arguments, and the end of a code block."""
 
 
 def headed_notation(
@@ -177,8 +176,8 @@ def headed_notation(
     *,
     read: Callable[[str, int], WrittenObject] = read_object,
 ) -> Notation:
-    """A head, whose pattern has the group ``name``, and the arguments as an object. Where it has
-    the group ``mark`` too, only tools that are offered are named without it."""
+    """A head, whose pattern has the group ``name``, and the arguments as an object. Where its group
+    ``mark`` is missing, the name must be an offered tool's."""
     whole = re.compile(rf"{head}\s*(?=\{{)")
     begun = re.compile(rf"[{WHITESPACE}]*[^{{}}]{{0,{MAX_HEAD_LENGTH}}}\Z")
 
@@ -216,21 +215,20 @@ class Section(NamedTuple):
     name: str
     openings: tuple[str, str]
     closings: tuple[str, str]
-    """Markers of the section and the call."""
+    """Of the section and the call."""
     separator: str
     head: str
-    """The pattern of a head."""
+    """A pattern."""
     written: Callable[[str], tuple[str, str]]
     """The grammar's head of a tool's name, around the call's number."""
     is_counted: bool = False
     between: str = ""
-    """What the model writes between two calls."""
     tail: str = ""
-    """What it writes behind a call's arguments."""
+    """Behind a call's arguments."""
 
 
 class SectionFormat(CallFormat):
-    """<section> <call> head {arguments} tail </call> <call> … </call> </section>"""
+    """``<section> <call> head {arguments} tail </call> <call> … </call> </section>``"""
 
     def __init__(self, section: Section) -> None:
         self.name = section.name
@@ -306,7 +304,6 @@ class MistralFormat(CallFormat):
     markers = (MISTRAL_CALLS, MISTRAL_ARGUMENTS, MISTRAL_CALL_ID)
 
     def __init__(self, *, writes_lists: bool) -> None:
-        """``writes_lists``: the older form."""
         self.name = "mistral" if writes_lists else "mistral_named"
         self._writes_lists = writes_lists
 
@@ -330,9 +327,9 @@ class MistralFormat(CallFormat):
 
 
 class HarmonyFormat(CallFormat):
-    """A message to a function, whose head ``inference.text.reasoning`` has put in one form.
-    The model ends with each call, so an answer has one at most. Grammars are of the whole answer
-    behind its thinking: its channel too."""
+    """A message to a function, whose head ``inference.text.reasoning`` has put in one form. The
+    model ends with each call. Grammars are of the whole answer behind its thinking, with its
+    channel."""
 
     name = "harmony"
     openings = (CALL_HEAD,)
