@@ -32,9 +32,7 @@ from inference.protocol.keys import INBOX_FRAME_FIELD, INBOX_PART_FIELD
 PART_BYTES = 128 * 1024
 MAX_PARTS = 2**20
 PARTS_A_READ = 32
-"""4 MiB."""
 FRAME_KEPT_S = 120.0
-"""Then an incomplete frame is dropped."""
 
 Entry = dict[bytes, bytes]
 
@@ -84,7 +82,7 @@ class FrameAssembler:
     def __init__(self, *, kept_s: float = FRAME_KEPT_S) -> None:
         self._kept_s = kept_s
         self._begun: dict[tuple[bytes, int], tuple[float, dict[int, bytes]]] = {}
-        """(frame id, number of pieces) to the first piece's time and the pieces by index."""
+        """Maps (frame id, number of pieces) to the first piece's time and the pieces by index."""
 
     def add(self, entry: Mapping[bytes, bytes], now_s: float) -> bytes | None:
         """``None`` where more must come. Raises ``ValueError`` (as msgspec's errors are)."""
@@ -114,7 +112,6 @@ class FrameAssembler:
 NO_GATEWAY = ""
 MAX_HELD = 10_000
 MAX_HELD_BYTES = 512 * 1024
-"""A longer list is not read."""
 
 
 class HeldRequests(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -131,7 +128,6 @@ class HeldRequests(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 def held_requests(
     epoch: str, beat: int, ids_by_gateway: Mapping[str, list[str]], behind: Iterable[str]
 ) -> dict[str, HeldRequests]:
-    """``behind``: gateways with unsent events."""
     nothing = HeldRequests(epoch=epoch, beat=beat)
     held = {NO_GATEWAY: nothing}
     for gateway_id, request_ids in ids_by_gateway.items():
@@ -147,24 +143,20 @@ decode_held_requests = msgspec.msgpack.Decoder(HeldRequests).decode
 
 
 MARKS_EXPIRY_S = 300
-"""After the last mark. A death is detected within seconds."""
+"""The last mark renews it. A death is detected within seconds."""
 BROKE_WORKER = "request_broke_worker"
 MAX_DEATHS = 1
-"""Workers that died under a request that is still retried, each under several requests."""
+"""The most dead workers of a request that is still retried, each under several requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """``num_worker_deaths`` counts the workers that died while they prepared the request, this one
-    included."""
-
     num_worker_deaths: int
     may_deliver_again: bool
 
 
 def blame(marks: Mapping[str, str], request_ids: Collection[str], num_worker_deaths: int) -> Blame:
-    """``marks`` are the dead neuron's; ``request_ids``: the request's there with uncounted deaths.
-    A request without a mark was only waiting."""
+    """``marks`` are the dead neuron's. A request without a mark was only waiting there."""
     epochs = [marks[request_id] for request_id in request_ids if request_id in marks]
     if not epochs:
         return Blame(num_worker_deaths, may_deliver_again=True)

@@ -93,7 +93,6 @@ class QueuedWork(msgspec.Struct, frozen=True, kw_only=True):
     account: str = ""
     weight: int = 1
     is_anonymous: bool = False
-    """Starts only while no sequence of a known account waits."""
 
 
 class SubmitSequence(QueuedWork, frozen=True, kw_only=True, omit_defaults=True, tag="submit"):
@@ -106,14 +105,13 @@ class SubmitSequence(QueuedWork, frozen=True, kw_only=True, omit_defaults=True, 
     """An earlier sequence with the same prompt: this one starts once that prompt is in blocks, and
     shares them."""
     cache_salt: str = ""
-    """Only sequences of one salt share the prefix cache."""
     images: list[SequenceImage] = []
-    """By rising position; only for a model whose report has ``vision``."""
+    """Sorted by position; only for a model whose report has ``vision``."""
     adapter: AdapterSpec | None = None
     prediction: list[int] = []
     is_traced: bool = False
     max_queue_wait_s: float | None = None
-    """``None``, or above the engine's own limit: that one holds."""
+    """Above the engine's own limit it has no effect."""
 
 
 class EmbedSequences(QueuedWork, frozen=True, kw_only=True, omit_defaults=True, tag="embed"):
@@ -135,7 +133,7 @@ class DropAdapter(msgspec.Struct, frozen=True, kw_only=True, tag="drop_adapter")
 
 
 class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag="shutdown"):
-    """Cancels everything and exits with 0, like closing the socket."""
+    """Cancels everything; the process exits with 0, like after closing the socket."""
 
 
 class Sleep(msgspec.Struct, frozen=True, kw_only=True, tag="sleep"):
@@ -144,7 +142,7 @@ class Sleep(msgspec.Struct, frozen=True, kw_only=True, tag="sleep"):
 
 
 class Wake(msgspec.Struct, frozen=True, kw_only=True, tag="wake"):
-    """Answered by ``Awake``."""
+    pass
 
 
 EngineCommand = (
@@ -172,22 +170,21 @@ class SequenceStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     token_ids: list[int]
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob] | None = None
-    """From the prompt's second token on. All are sent by the first output token."""
+    """Entries start with the prompt's second token. All are sent by the first output token."""
     num_cached_tokens: int | None = None
     finish_reason: Literal["stop", "length"] | None = None
     num_output_tokens: int = 0
-    """So far, the stop token included; set when ``finish_reason`` is."""
+    """Includes a stop token; set when ``finish_reason`` is."""
     timing: SequenceTiming | None = None
     num_drafted_tokens: int = 0
     num_accepted_drafts: int = 0
     """``token_ids`` begins with them."""
     prefill_ms: float | None = None
-    """From the start of its first step to its first token; sent with that token, only for a traced
-    sequence."""
+    """Starts with the first step; sent with the first token of a traced sequence."""
 
 
 class SequenceUsage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Of a sequence, or the inputs of an ``EmbedSequences``, that ended early."""
+    """Usage of a sequence, or of an ``EmbedSequences``, that ended early."""
 
     num_prompt_tokens: int = 0
     """Computed or read from the prefix cache."""
@@ -226,7 +223,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Sequences that hold blocks (prefilling or decoding)."""
     queue_depth: int
     kv_blocks_used: int
-    """Blocks that a live sequence references, without free cached blocks."""
+    """Free cached blocks do not count."""
     kv_blocks_total: int
     decode_tokens_per_s: float
     prefill_tokens_per_s: float
@@ -240,7 +237,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Average over prompts, each step weighted by its tokens; ``None``: not measured."""
     adapters: list[str] = []
     warnings: list[str] = []
-    """Sentences for people: features disabled or slowed down since the load."""
+    """Sentences for people."""
 
 
 class StepOutputs(msgspec.Struct, frozen=True, kw_only=True, tag="outputs"):
@@ -249,7 +246,7 @@ class StepOutputs(msgspec.Struct, frozen=True, kw_only=True, tag="outputs"):
 
 
 class Idle(msgspec.Struct, frozen=True, kw_only=True, tag="idle"):
-    """Sent about once a second, by the engine thread."""
+    """The engine thread sends it about once a second."""
 
     stats: EngineStats
 
@@ -291,15 +288,15 @@ class StageListening(msgspec.Struct, frozen=True, kw_only=True, tag="stage_liste
 
 
 class StageReady(msgspec.Struct, frozen=True, kw_only=True, tag="stage_ready"):
-    """In place of ``Loaded``. Sent again when the memory of its keys and values has changed."""
+    """Replaces ``Loaded``. Sent again when the memory of its keys and values has changed."""
 
     report: StageReport
     memory: DeviceMemory
 
 
 class StageAlive(msgspec.Struct, frozen=True, kw_only=True, tag="stage_alive"):
-    """In place of ``Idle``: every second once the stage has its layers, also while it computes. Its
-    engine watches its steps."""
+    """Replaces ``Idle``: every second, also while the stage computes. Its engine watches its
+    steps."""
 
 
 class StageReleased(msgspec.Struct, frozen=True, kw_only=True, tag="stage_released"):

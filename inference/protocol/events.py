@@ -46,7 +46,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_tokens: int = 0
     accepted_drafts: int = 0
     rejected_drafts: int = 0
-    """Not in any answer and not billed."""
+    """Appears in no answer and is not billed."""
 
 
 class TooLong(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +66,6 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The prompt's length, where it is over the reservation."""
     too_long: TooLong | None = None
     model_id: str = ""
-    """``huggingface:org/name`` of a model that cannot be loaded."""
     suggestion: str = ""
 
 
@@ -86,8 +85,6 @@ class ChoiceEvent(RequestEvent, frozen=True, kw_only=True):
 
 
 class Accepted(RequestEvent, frozen=True, kw_only=True, omit_defaults=True, tag="accepted"):
-    """The engine has the tokenized prompt."""
-
     prompt_tokens: int
     sampling: UsedSampling | None = None
     fingerprint: str = ""
@@ -105,7 +102,7 @@ class RankedToken(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class PromptScored(RequestEvent, frozen=True, kw_only=True, omit_defaults=True, tag="scored"):
-    """From the prompt's second token on, as computed. Each list has the token itself and then the
+    """Entries start with the prompt's second token. Each list has the token itself and then the
     most likely ones, best first."""
 
     tokens: list[list[RankedToken]]
@@ -113,8 +110,8 @@ class PromptScored(RequestEvent, frozen=True, kw_only=True, omit_defaults=True, 
 
 
 class Delta(ChoiceEvent, frozen=True, kw_only=True, omit_defaults=True, tag="delta"):
-    """Whole characters only; may be empty when it carries only logprobs. ``num_tokens``, here as
-    elsewhere, counts this choice's tokens since its last event with a count."""
+    """May be empty when it carries only logprobs. ``num_tokens``, here as elsewhere, counts this
+    choice's tokens since its last event with a count."""
 
     text: str
     num_tokens: int = 1
@@ -122,7 +119,7 @@ class Delta(ChoiceEvent, frozen=True, kw_only=True, omit_defaults=True, tag="del
 
 
 class OutputTokens(ChoiceEvent, frozen=True, kw_only=True, omit_defaults=True, tag="tokens"):
-    """Of one step, thinking and markers too. Their text comes later, perhaps much later."""
+    """One step's ids, thinking and markers too. Their text may come much later."""
 
     token_ids: list[int]
 
@@ -172,18 +169,16 @@ class Finished(RequestEvent, frozen=True, kw_only=True, omit_defaults=True, tag=
 
     usage: Usage
     timing: SequenceTiming | None = None
-    """Of a request's only choice, where the engine finished it and no stop string did."""
+    """Only for a request's only choice, where no stop string ended it."""
 
 
 class EmbeddedPart(RequestEvent, frozen=True, kw_only=True, tag="embedded_part"):
-    """``Embedded`` has the last vectors."""
-
     vectors: list[bytes]
 
 
 class Embedded(RequestEvent, frozen=True, kw_only=True, tag="embedded"):
-    """``vectors`` are float32, little-endian, one for each prompt in order, without those of
-    earlier parts."""
+    """``vectors`` are float32, little-endian, one for each prompt, without those of earlier
+    parts."""
 
     vectors: list[bytes]
     usage: Usage
@@ -194,8 +189,6 @@ class TokensCounted(RequestEvent, frozen=True, kw_only=True, tag="tokens_counted
 
 
 class Tokenized(RequestEvent, frozen=True, kw_only=True, omit_defaults=True, tag="tokenized"):
-    """``text`` is that of the token ids, where those were sent; ``texts`` those of each."""
-
     token_ids: list[int]
     context_tokens: int
     text: str = ""
@@ -223,18 +216,17 @@ class Traced(RequestEvent, frozen=True, kw_only=True, tag="traced"):
 
 
 class StageTimes(RequestEvent, frozen=True, kw_only=True, omit_defaults=True, tag="stage_times"):
-    """Consecutive times, by the neuron's clock. Only where the ``Submit`` has a ``traceparent``.
-    ``None``: the request ended before that stage, or its share is not known."""
+    """Consecutive times, by the neuron's clock. ``None``: the request ended before that stage, or
+    its share is not known."""
 
     total_ms: float
     prepare_ms: float
-    """Until its engine had it: waiting for a thread, rendering, tokenizing."""
+    """Waiting for a thread, rendering, tokenizing."""
     queue_ms: float | None = None
-    """From there until the start of its first step."""
+    """Ends with the start of its first step."""
     prefill_ms: float | None = None
-    """From there until its first token; of several choices the first one's."""
+    """Ends with its first token; of several choices the first one's."""
     decode_ms: float | None = None
-    """From there until its last token."""
 
 
 class Fragment(RequestEvent, frozen=True, kw_only=True, omit_defaults=True, tag="fragment"):

@@ -23,9 +23,8 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def arguments_object(self) -> dict[str, Any]:
-        """For templates and upstreams that accept only an object. An object in a JSON string counts
-        as one, and blank text, ``null`` and ``[]`` as none. Other text, such as a truncated call's,
-        is the value of ``INVALID_ARGUMENTS``."""
+        """An object in a JSON string counts as one, and blank text, ``null`` and ``[]`` as none.
+        Other text, such as a truncated call's, is the value of ``INVALID_ARGUMENTS``."""
         value: Any = self.arguments
         try:
             for _ in range(2):
@@ -57,8 +56,7 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class ToolDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``parameters`` is a JSON schema. ``path`` is the tool's in the client's body, for
-    refusals."""
+    """``parameters`` is a JSON schema. ``path`` is in the client's body, for refusals."""
 
     name: str
     path: str
@@ -94,10 +92,9 @@ class ChatInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
     """Increasing counts of messages that may be left out from the beginning where the prompt does
     not fit; the smallest sufficient one is used. System turns among them stay."""
     adds_generation_prompt: bool = True
-    """``False``: the prompt ends with the last turn, without the assistant's header."""
+    """``False``: the prompt ends without the assistant's header."""
     shows_reasoning: bool = False
-    """Where it is false and the client has not requested thinking, the template gets
-    ``enable_thinking: false``."""
+    """Without it and without requested thinking, the template gets ``enable_thinking: false``."""
 
     @property
     def images(self) -> list[ImageRef]:
@@ -140,13 +137,13 @@ class PairsInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
 
 class OutputFormat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``grammar`` is in Lark's or GBNF's notation. Without regex, choices and grammar the answer is
-    JSON: by ``schema``, else any object. ``path`` is in the client's body, for refusals."""
+    """Without regex, choices and grammar (Lark's or GBNF's) the answer is JSON: by ``schema``, else
+    any object. ``path`` is in the client's body, for refusals."""
 
     path: str
     schema: dict[str, Any] | bool | None = None
     strict: bool = True
-    """Else leaves out the parts of a schema that cannot be enforced."""
+    """Without it, parts of a schema that cannot be enforced are left out."""
     regex: str | None = None
     choices: list[str] = []
     grammar: str | None = None
@@ -210,7 +207,7 @@ class CacheMark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     at: int | None = None
     """Characters of the message's content before the mark; ``None``: after the turn."""
     ttl: str = ""
-    """In the client's form; empty: the upstream decides."""
+    """The client's form; empty: the upstream decides."""
 
 
 class GenerationRequest(
@@ -219,24 +216,22 @@ class GenerationRequest(
     """Choice ``prompt_index * n + i`` is the i-th answer to a prompt. A chat is one prompt."""
 
     model: str
-    """The client's name: a catalogue model's name or an alias."""
+    """A catalogue model's name or an alias."""
     input: ChatInput | TextInput | TokensInput
     sampling: SamplingOptions = SamplingOptions()
     stop: list[str] = []
-    """Matched in the text, held back, never emitted."""
+    """Never emitted."""
     n: int = 1
     output_format: OutputFormat | None = None
     echo: bool = False
-    """Completions only: the prompt's text comes before the answer's."""
+    """The prompt's text comes before the answer's."""
     returns_token_ids: bool = False
-    """``Accepted`` carries the prompts' token ids, and ``OutputTokens`` the answers'."""
     prediction: str = ""
     """Expected text: speeds up the answer where it is right and does not change it."""
     ends_at_context: bool = False
     """``max_tokens`` may exceed the context or the operator's limit: the answer then ends there,
     with the reason ``context`` or ``length``. Otherwise such a request is refused."""
     end_user: str = ""
-    """Stays in the gateway."""
     cache_marks: list[CacheMark] = []
 
 
@@ -264,14 +259,12 @@ class TokenCountRequest(msgspec.Struct, frozen=True, kw_only=True, tag="token_co
     model: str
     input: ChatInput
     output_format: OutputFormat | None = None
-    """Not part of the prompt; refused where it could not be enforced."""
+    """Not part of the prompt."""
 
 
 class TokenizeRequest(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="tokenize"
 ):
-    """Tokenizes ``input``, which is one prompt; of token ids, returns their text."""
-
     model: str
     input: ChatInput | TextInput | TokensInput
     adds_special_tokens: bool = False
@@ -283,22 +276,18 @@ Request = GenerationRequest | EmbeddingRequest | ScoreRequest | TokenCountReques
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="submit"):
-    """``model`` is the catalogue name that placement resolved."""
-
     request_id: str
     gateway_id: str
     model: str
     request: Request
     deadline_unix_s: float
-    """Later the neuron does not start the request: its client has given up."""
+    """The neuron does not start the request later: its client has given up."""
     account: str = "anonymous"
     """Queues are fair between accounts, and cached prefixes are an account's own."""
     key: str = ""
     weight: int = 1
-    """An account of weight 2 gets twice as much as one of weight 1 while both wait."""
     is_anonymous: bool = True
     yields: bool = False
-    """Lowest priority, like anonymous callers."""
     endpoint: str = ""
     max_prompt_tokens: int | None = None
     """The reservation for all prompts. Longer ones are refused with ``insufficient_quota``."""
@@ -307,15 +296,13 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
     ``max_tokens``: the answer ends there with the reason ``length``."""
     adapter: AdapterSpec | None = None
     captures: bool = False
-    """An operator captures its bodies: the neuron reports ``Traced``."""
     traceparent: str = ""
-    """W3C Trace Context's span of this attempt: the neuron reports ``StageTimes``. Empty: not
-    traced."""
+    """W3C Trace Context's span of this attempt: the neuron reports ``StageTimes``."""
     max_queue_wait_s: float | None = None
     """Fails with ``queue_timeout`` if no engine has begun it by then: another target is due.
     ``None``: the model's limit. Only for requests with one choice."""
     num_worker_deaths: int = 0
-    """Neurons that died while they prepared this request. It is retried only after the first."""
+    """Neurons that died while they prepared this request."""
 
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):

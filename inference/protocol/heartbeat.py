@@ -17,9 +17,9 @@ from inference.version import Build
 
 class HeldStageStatus(StrEnum):
     LOADING = "loading"
-    """Fetches its files, waits for other loads, reserves its memory."""
+    """Fetches files, waits for other loads, reserves memory."""
     LISTENING = "listening"
-    """Its memory is reserved; it waits for its engine or reads its weights."""
+    """Waits for its engine or reads its weights."""
     READY = "ready"
     FAILED = "failed"
     """Forgotten after a while, or when it is ordered again."""
@@ -41,7 +41,7 @@ class LoadState(msgspec.Struct, frozen=True, kw_only=True):
     since_unix_s: float
     spec_digest: str = ""
     memory_bytes: int | None = None
-    """Most device memory that it may allocate; ``None`` until measured. A sleeping model's: the
+    """The most device memory that it may allocate; ``None`` until measured. A sleeping model's: the
     memory that it still uses."""
     progress: LoadProgress | None = None
     failure: LoadFailure | None = None
@@ -63,9 +63,8 @@ class ReplicaStatus(StrEnum):
     RECOVERING = "recovering"
     """The engine died; the neuron loads it again from its spec."""
     DRAINING = "draining"
-    """Finishes its sequences and takes no others; then it is gone, or sleeps."""
     ASLEEP = "asleep"
-    """Its weights are in the host's memory; it is LOADING while they come back."""
+    """Its weights are in the host's memory."""
     FAILED = "failed"
 
 
@@ -86,23 +85,23 @@ class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     total_memory_bytes: int
     free_memory_bytes: int
-    """Neither allocated nor reserved for a model, within the operator's limit."""
+    """Neither allocated nor reserved, within the operator's limit."""
     compute_capability: str | None = None
     driver: str | None = None
     utilization_percent: int | None = None
-    """Share of the last sample period; ``None``: the driver does not report it."""
+    """Share of the last sample period."""
     temperature_c: int | None = None
     power_w: float | None = None
     reserved_bytes: int = 0
-    """For models that have not allocated it yet; not in the free memory."""
+    """Reserved but not allocated yet; not in the free memory."""
     has_host_memory: bool = False
-    """Unified memory: the card and the host allocate from the same."""
+    """Unified memory."""
     installed_memory_bytes: int | None = None
-    """All of it, where the operator's limit (``HELEXA_MEMORY_LIMIT``) is less."""
+    """Set where the operator's limit (``HELEXA_MEMORY_LIMIT``) is less."""
 
 
 def device_name(device: DeviceInfo) -> str:
-    """As in a load spec: ``cuda:1``; a host's CPUs are one device, ``cpu``."""
+    """A host's CPUs are one device, ``cpu``."""
     return "cpu" if device.kind == "cpu" else f"{device.kind}:{device.index}"
 
 
@@ -113,11 +112,10 @@ class HostInfo(msgspec.Struct, frozen=True, kw_only=True):
     total_memory_bytes: int
     free_memory_bytes: int
     kernel: str = ""
-    """Empty from neurons of earlier versions."""
     problems: list[str] = []
-    """For people: a driver/library mismatch, no permission …"""
+    """Sentences for people: a driver/library mismatch, no permission …"""
     cuda_unavailable: str = ""
-    """Why its cards cannot be used; empty where they can, or where it has none."""
+    """Why its cards cannot be used; empty without cards."""
     cuda_version: str = ""
     torch_version: str = ""
     torch_cuda_version: str = ""
@@ -137,8 +135,6 @@ Capability = Literal[
 
 
 class SleepRefusal(msgspec.Struct, frozen=True, kw_only=True):
-    """A replica could not fall asleep for this job, and continues to serve."""
-
     job_id: str
     failure: LoadFailure
     at_unix_s: float
@@ -148,13 +144,12 @@ class ReplicaState(LoadState, frozen=True, kw_only=True):
     status: ReplicaStatus
     devices: list[str] = []
     host_memory_bytes: int = 0
-    """Of a sleeping model's weights, beside ``memory_bytes``."""
+    """A sleeping model's weights, beside ``memory_bytes``."""
     engine_since_unix_s: float | None = None
     stage_since_unix_s: float | None = None
-    """``None`` of neurons before 0.3.0."""
     report: LoadReport | None = None
     capabilities: list[Capability] = []
-    """Read from its files; empty before it is loaded."""
+    """Empty before it is loaded."""
     max_output_tokens: int | None = None
     max_in_flight: int | None = None
     max_queue_depth: int | None = None
@@ -162,14 +157,14 @@ class ReplicaState(LoadState, frozen=True, kw_only=True):
     stats: EngineStats | None = None
     num_restarts: int = 0
     num_failed_loads: int = 0
-    """Consecutive, by this spec here, that of a FAILED replica included."""
+    """Consecutive failures of this spec, that of a FAILED replica included."""
     is_unchanged: bool = False
-    """Nothing has changed for a FAILED replica that could make the next load succeed."""
+    """Nothing has changed that could make a FAILED replica's next load succeed."""
     last_used_unix_s: float | None = None
 
 
 PROTOCOL = 3
-"""The version of the Redis protocol between gateways and neurons. Raised by a change that an older
+"""Version of the Redis protocol between gateways and neurons. Raised by a change that an older
 build on the other side would not understand."""
 
 
@@ -186,12 +181,11 @@ class NeuronHeartbeat(msgspec.Struct, frozen=True, kw_only=True):
     devices: list[DeviceInfo]
     replicas: list[ReplicaState]
     is_leaving: bool = False
-    """Shutting down: it finishes running requests and refuses new ones."""
     thread_problems: list[str] = []
     is_ready: bool = True
     """``False``: a thread that its requests need has died or hangs and could not be replaced."""
     stage_host: str = ""
-    """For other neurons' engines; empty: it has no stages."""
+    """Other neurons' engines connect here; empty: no stages."""
     stages: list[HeldStage] = []
 
 
@@ -202,7 +196,6 @@ decode_heartbeat = msgspec.json.Decoder(NeuronHeartbeat).decode
 class WaitingModel(msgspec.Struct, frozen=True, kw_only=True):
     num_requests: int
     oldest_s: float
-    """Seconds for which requests have waited for it without a break."""
 
 
 class WaitingReport(msgspec.Struct, frozen=True, kw_only=True):

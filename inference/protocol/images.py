@@ -23,7 +23,7 @@ from typing import Literal, Protocol
 import msgspec
 
 LOW_DETAIL_PIXELS = 512 * 512
-"""In low detail, unless the model enlarges smaller images to more."""
+"""The most pixels in low detail, unless the model enlarges smaller images to more."""
 MAX_RATIO = 200
 LONGEST_SIDE_PX = 4096
 
@@ -54,7 +54,7 @@ class ImageLayout:
     grid: tuple[int, int, int]
     """The number of tiles, and the height and width of each in patches."""
     rows: int = 0
-    """Of parts that are named in the prompt; 0: the image is not divided."""
+    """Rows of parts that the prompt names; 0: the image is not divided."""
     columns: int = 0
     num_runs: int = 1
 
@@ -174,7 +174,6 @@ class ImageRef(msgspec.Struct, frozen=True, kw_only=True):
     height_px: int
     num_bytes: int
     is_low_detail: bool = False
-    """Fewer tokens: see ``image_layout``."""
 
 
 class TokenRun(msgspec.Struct, frozen=True, array_like=True):
@@ -193,9 +192,9 @@ class SequenceImage(msgspec.Struct, frozen=True, kw_only=True):
     data: bytes
     """The file; the decoder applies its Exif orientation."""
     runs: list[TokenRun]
-    """In order. Between runs are tokens of text that name the next part of the image."""
+    """Between runs are tokens of text that name the next part of the image."""
     grid: tuple[int, int, int]
-    """Tiles, and the height and width of each in patches, before they are merged."""
+    """The number of tiles, and their height and width in patches, before merging."""
 
     @property
     def num_tokens(self) -> int:
@@ -222,7 +221,6 @@ class VisionInput(msgspec.Struct, frozen=True, kw_only=True):
     """Patches each way that become one token."""
     min_pixels: int
     max_pixels: int
-    """Smaller images are enlarged, larger ones reduced."""
     image_px: int = 0
     """The side of the square that every image becomes, or each of its tiles; 0: sizes vary."""
     placeholder: str = ""
@@ -235,7 +233,7 @@ class VisionInput(msgspec.Struct, frozen=True, kw_only=True):
     """The pad, once, among others, and ``{row}`` and ``{column}``, counted from 1."""
     row_break: str = ""
     parts_end: str = ""
-    """Behind the last row: of tiles, that of the whole image, with the pad once."""
+    """Follows the last row: of tiles, the text of the whole image, with the pad once."""
 
     def text_of(self, layout: ImageLayout) -> str:
         if not layout.rows:
@@ -248,7 +246,7 @@ class VisionInput(msgspec.Struct, frozen=True, kw_only=True):
         return self.row_break.join(rows) + self.parts_end
 
     def most_text_bytes(self, layout: ImageLayout) -> int:
-        """An upper bound for a divided image; 0 for any other. Builds no text."""
+        """An upper bound for a divided image; 0 for any other."""
         if not layout.rows:
             return 0
         a_part = len(self.part.encode()) + len(self.row_break.encode())

@@ -61,7 +61,7 @@ def celery_broker_url(redis_url: str) -> str:
 
 
 def celery_ssl_options(redis_url: str) -> dict[str, Any] | None:
-    """kombu's form of redis-py's options in the URL; ``None`` without TLS."""
+    """In kombu's form; ``None`` without TLS."""
     if not redis_url.startswith("rediss://"):
         return None
     options = dict(parse_qsl(urlsplit(redis_url).query))

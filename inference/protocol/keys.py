@@ -50,19 +50,19 @@ HEARTBEAT_EXPIRY_S = 4.0
 
 GATEWAY_ALIVE_INTERVAL_S = 1.0
 GATEWAY_ALIVE_EXPIRY_S = 5.0
-"""Then neurons cancel the requests of a silent gateway."""
+"""Neurons cancel a gateway's requests after it."""
 
 EVENT_STREAM_MAX_ENTRIES = 50_000
 """Approximate; a stream grows this long only without a reader."""
 EVENTS_FIRST_ENTRY_ID = "0-1"
 """A gateway makes a stream with an empty entry of this id and reads the entries after it."""
 EVENTS_EXPIRY_S = 120
-"""Of a dead gateway's streams and marker; a stall's limit is far below it."""
+"""A stall's limit is far below it."""
 
 INBOX_FRAME_FIELD = b"f"
 INBOX_PART_FIELD = b"p"
 INBOX_EXPIRY_S = 300
-"""After the last frame. A living neuron reads frames within a second."""
+"""The last frame renews it. A living neuron reads frames within a second."""
 
 TASK_DRAIN_INBOX = "neuron.drain_inbox"
 TASK_LOAD_MODEL = "neuron.load_model"
@@ -78,7 +78,6 @@ TASK_DELETE_CACHED = "neuron.delete_cached"
 TASK_TELL_LOG = "neuron.tell_log"
 
 DRAIN_INBOX_EXPIRES_S = 10
-"""Later the heartbeat has drained the inbox."""
 
 TIME_SLICES = "helexa:turns"
 TIME_SLICES_EXPIRY_S = 10
@@ -99,7 +98,6 @@ def neuron_of_key(key: bytes) -> str:
 
 
 def gateways_write(key: bytes) -> bool:
-    """A neuron's key that gateways write and it only reads and deletes."""
     return key.split(b":", 4)[3] in _OF_GATEWAYS
 
 
@@ -108,7 +106,6 @@ def neuron_queue(name: str) -> str:
 
 
 def queue_keys(name: str) -> list[str]:
-    """kombu's: the list, one for each priority, bindings."""
     queue = neuron_queue(name)
     return [
         queue,
@@ -180,12 +177,11 @@ KEPT_AFTER_LIMIT_S = 5.0
 SETTLING_S = 5.0
 """Five beats: the time for others to write their keys again."""
 MAX_GAP_S = 1.5 * HEARTBEAT_INTERVAL_S
-"""Between two answers. During a shorter pause no key of a living process expires."""
+"""The longest pause between two answers in which no key of a living process expires."""
 
 
 class Continuity:
-    """Whether Redis has answered without a pause for long enough to trust missing keys. Times are
-    on one clock."""
+    """Whether Redis has answered without a pause for long enough to trust missing keys."""
 
     def __init__(self) -> None:
         self._answered_s: float | None = None

@@ -14,14 +14,12 @@ DEFAULT_ADAPTER_SLOTS = 8
 
 
 class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Also the adapter's identity."""
-
     name: str
     source: str
     """``huggingface:org/name`` or ``path:/absolute/path`` of a directory."""
     revision: str | None = None
     sha256: str | None = None
-    """Of adapter_model.safetensors; another file is refused."""
+    """The digest of adapter_model.safetensors; another file is refused."""
 
 
 class LinkIdentity(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,7 +36,7 @@ class LinkIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 class StageOf(msgspec.Struct, frozen=True, kw_only=True):
     index: int
-    """In ``LoadSpec.stages``; 1 or more, since the engine has the first stage."""
+    """The index in ``LoadSpec.stages``; the engine has stage 0."""
     engine_neuron: str
     engine_certificate: str
 
@@ -58,7 +56,7 @@ class PrefillSpeed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     window_tokens: int | None = None
 
     def span_s(self, start: int, end: int) -> float:
-        """Tokens ``[start, end)`` of a prompt, those before them being in blocks."""
+        """``[start, end)`` in the prompt; earlier tokens are in blocks."""
         return self.prompt_s(end) - self.prompt_s(start)
 
     def prompt_s(self, num_tokens: int) -> float:
@@ -83,21 +81,19 @@ class PrefillSpeed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 Quantization = Literal["auto", "none", "q4", "q5", "q6", "q8", "fp8"]
 KVDtype = Literal["auto", "fp32", "bf16", "fp16", "int8", "fp8"]
 NO_PROJECTOR = "none"
-"""As ``LoadSpec.file``: the model is read without images."""
 NO_TEMPLATE = "none"
 TEMPLATE_FILE = re.compile(r"file:(?P<path>/.+)")
 Speculation = Literal["off", "auto", "prompt_lookup", "draft_model", "mtp"]
 
 
 class EarlierLoads(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Of the same model on one kind of device; ignored on another. They only correct memory
-    estimates."""
+    """Ignored on another kind of device. They only correct memory estimates."""
 
     device_kind: Literal["cpu", "cuda"]
     needed_bytes: int | None = None
-    """Free memory that another such load needs; ``None``: not measured."""
+    """Free memory that another such load needs."""
     memory_correction_bytes: int = 0
-    """To add to the estimate from the files; may be negative."""
+    """Added to the estimate from the files; may be negative."""
     prefill_speed: PrefillSpeed | None = None
 
 
@@ -108,14 +104,14 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     memory_bytes: int = 0
     promised_bytes: int = 0
     memory_limit_bytes: int | None = None
-    """For all of the model's stages on this device; see ``LoadSpec``."""
+    """The sum of the model's stages on this device; see ``LoadSpec``."""
     neuron: str = ""
     """Empty: the engine's own. The first stage is the engine's."""
     address: str = ""
     """``host:port`` of another neuron's stage; empty: not known yet."""
     certificate: str = ""
     evict: list[str] = []
-    """On the other neuron: ``LoadSpec.evict`` of the stage's order."""
+    """``LoadSpec.evict`` of the stage's order."""
 
 
 class FileSource(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -130,11 +126,9 @@ class FileSource(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class LoadSpec(FileSource, frozen=True, kw_only=True, omit_defaults=True):
-    """Also loads the model again after a crash. ``fleet.catalogue.settings`` describes the
-    operators' fields."""
+    """``fleet.catalogue.settings`` describes the operators' fields."""
 
     job_id: str
-    """The load job's id in the database; free text to the neuron."""
     model: str
     order: str = ""
     """The control's signature of this order (``fleet.live.reports``)."""
@@ -147,12 +141,12 @@ class LoadSpec(FileSource, frozen=True, kw_only=True, omit_defaults=True):
     """The layers over devices of this neuron and of others, in order; empty: one device, or shared
     by ranks. Stages with the same device and neuron share that device."""
     stage_of: StageOf | None = None
-    """The neuron is to hold that one of ``stages`` alone, for another neuron's engine."""
+    """Makes the neuron hold that stage alone, for another neuron's engine."""
     link_identity: LinkIdentity | None = None
-    """For stages on other hosts: a secret, sent to its host alone."""
+    """A secret, sent to its host alone."""
     predicted_tokens_per_s: float | None = None
     last_used_unix_s: float | None = None
-    """By an earlier instance: decides the order of loads after a restart."""
+    """Decides the order of loads after a restart."""
     evict: list[str] = []
     """Models to evict first if they are still idle; else the load fails with ``lost_its_room``."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -178,8 +172,7 @@ class LoadSpec(FileSource, frozen=True, kw_only=True, omit_defaults=True):
     promised_bytes: int = 0
     """Free memory of its device that other models may still allocate. The neuron sets it."""
     memory_limit_bytes: int | None = None
-    """On each of its devices, its process included: the neuron's reservation, which bounds KV that
-    is not set by number."""
+    """A limit on each of its devices, its process included: bounds KV that is not set by number."""
 
 
 def draft_spec(spec: LoadSpec) -> LoadSpec | None:
@@ -219,12 +212,12 @@ NOT_IN_DIGEST = (
     "promised_bytes",
     "memory_limit_bytes",
 )
-"""Where a load goes, and measurements of earlier ones: they do not change the loaded model."""
+"""These do not change the loaded model."""
 
 
 def spec_digest(spec: LoadSpec) -> str:
-    """16 hex digits over the fields that decide which model is loaded and how it serves. Fields at
-    their defaults are left out, so that adding a field changes no digest."""
+    """16 hex digits. Fields at their defaults are left out, so that adding a field changes no
+    digest."""
     received = msgspec.json.decode(msgspec.json.encode(spec), type=LoadSpec)
     values = ((name, getattr(received, name), default) for name, default in _DIGESTED.items())
     fields = {name: value for name, value, default in values if value != default}

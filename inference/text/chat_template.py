@@ -57,7 +57,6 @@ RESERVED_TEMPLATE_KWARGS = frozenset(
 """Arguments of transformers' renderer, forbidden in a client's template_kwargs."""
 
 ANY_TURN = ChatMessage(role="user", content="Hello")
-"""A template that refuses this turn refuses all."""
 TOOLS_INTRODUCTION = (
     "Answer with a call of a tool, as JSON with its name and its arguments. The tools:\n"
 )
@@ -134,7 +133,6 @@ class ChatTemplate:
         return refusal
 
     def _how_it_fails(self, source: str, chat: ChatInput) -> str:
-        """Names the first turn with which it fails, unless it fails with any turn."""
         messages = chat.messages
         if not self._renders(source, chat, [ANY_TURN]):
             return "failed"
@@ -194,8 +192,8 @@ def _check_kwargs(kwargs: Mapping[str, Any]) -> None:
 
 
 def _whole_ends(messages: list[ChatMessage]) -> list[int]:
-    """The lengths of beginnings that templates should accept: with a turn of the user, and not
-    between a call and its results."""
+    """The lengths of beginnings that have a turn of the user and do not end between a call and its
+    results."""
     ends = []
     has_user = False
     for end, (message, following) in enumerate(pairwise(messages), start=1):
@@ -239,7 +237,6 @@ def _keeps_system_texts(rendered: str, messages: list[ChatMessage]) -> bool:
 
 
 def _holds(rendered: str, texts: Iterable[str]) -> bool:
-    """In order, so that all are found in one pass."""
     position = 0
     for text in map(str.strip, texts):
         found = rendered.find(text, position)
@@ -288,8 +285,6 @@ class _GenerationTag(Extension):
 
 
 class _PublicNamespace(Namespace):
-    """Refuses names that Python keeps for itself."""
-
     def __init__(*args: Any, **kwargs: Any) -> None:
         self, *others = args
         attributes: dict[str, Any] = dict(*others, **kwargs)

@@ -61,17 +61,15 @@ class ChoiceText:
         assert markers is None or phrases is None
         self.tokenizer = tokenizer
         self.num_thought_tokens = 0
-        """Markers do not count."""
         self.stop: str | None = None
         self._detokenizer = Detokenizer(
             tokenizer, continues_text=continues_text, shown_token_ids=shown_token_ids
         )
         self._shown_token_ids = shown_token_ids
         self._line_end = ""
-        """Behind a marker: phrases are words, which what follows must not be joined to."""
+        """Ends a marker that is a phrase: words must not be joined to the following text."""
         self._label = "" if markers is None else markers.label
         opens, self._closes = ("", "") if markers is None else (markers.opens, markers.closes)
-        """Closes a block that is open at the answer's end."""
         self._splitter: PhraseReader | HarmonySplitter | ThinkingSplitter
         if phrases is not None:
             self._splitter = PhraseReader(phrases, is_open=starts_thinking)
@@ -96,7 +94,6 @@ class ChoiceText:
         self._tool_calls = tool_calls
 
     def feed(self, token_id: int) -> tuple[TokenKind, list[Piece]]:
-        """Returns the token's kind, and the pieces that are decided now."""
         is_hidden = self._thought is not None and token_id in self._shown_token_ids
         text = "" if is_hidden else self._detokenizer.feed([token_id])
         kind, runs = self._splitter.feed(token_id, text)
@@ -104,8 +101,7 @@ class ChoiceText:
         return kind, self._pieces(runs)
 
     def flush(self) -> list[Piece]:
-        """Ends the answer and an open block, and returns the held-back pieces. May still find a
-        stop string."""
+        """Also ends an open block. May still find a stop string."""
         pieces = self._pieces(self._splitter.flush(self._detokenizer.flush()))
         if self._thought is not None:
             pieces += self._thought.end(missing_close=self._closes + self._line_end)
@@ -173,11 +169,10 @@ class ChoiceText:
 class _Thought:
     def __init__(self, opens: str, label: str = "") -> None:
         self._opens: str | None = opens
-        """``None`` once it has been reported."""
         self._has_text = False
         self._label = label
         self._held = ""
-        """May still become the label."""
+        """This text may still become the label."""
 
     def feed(self, text: str) -> list[ThoughtPart]:
         return self._parts(self._without_label(text))

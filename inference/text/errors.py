@@ -27,7 +27,7 @@ class TokenizerFilesError(TextError):
 
 class TooManyTokensError(TextError):
     def __init__(self, num_tokens: int, *, is_least: bool = False) -> None:
-        """``is_least``: it has at least so many."""
+        """``is_least``: ``num_tokens`` is a lower bound."""
         self.num_tokens = num_tokens
         self.words = f"at least {num_tokens}" if is_least else str(num_tokens)
         super().__init__(f"{self.words} tokens")
@@ -73,7 +73,7 @@ class MalformedSchemaError(SchemaError):
 
 
 def path_of(root: str, steps: Sequence[str | int]) -> str:
-    """As ``root.properties.x.anyOf[1]``."""
+    """For example ``root.properties.x.anyOf[1]``."""
     return root + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
 
 

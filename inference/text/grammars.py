@@ -23,8 +23,7 @@ from inference.text.schema_places import Schema
 
 OUR_OPTIONS = "x-guidance"
 OPTIONS = {"whitespace_pattern": r"( |\n {0,32})?"}
-"""Between JSON tokens: a space, or a new line with its indent. Bounded, because small models else
-write white space until they are cut."""
+"""Bounds white space, because small models else write it until they are cut."""
 TOO_DEEP = "the schema is nested too deeply"
 
 
@@ -60,7 +59,6 @@ def text_part(output_format: OutputFormat) -> dict[str, Any]:
 
 
 def _escaped(regex: str) -> str:
-    """The regex between slashes and on one line, as in lark."""
     escaped, is_escape = [], False
     for char in regex:
         if char == "\n":
@@ -78,7 +76,7 @@ def _quoted(text: str) -> str:
 
 
 def _lark(grammar: str, path: str) -> str:
-    """Only GBNF writes ``::=``. Its converter is a library's and may raise anything."""
+    """Only GBNF writes ``::=``. The library's converter may raise anything."""
     if "::=" not in grammar:
         return grammar
     from llguidance.gbnf_to_lark import gbnf_to_lark  # in workers alone
@@ -117,7 +115,7 @@ def bare_call_part(tool: ToolDefinition, arguments_key: str) -> dict[str, Any]:
 
 
 def rerooted(schema: Any, root: str) -> Any:
-    """Moves references to start at ``root``, and drops an identifier, where they would start."""
+    """Makes references start at ``root``, and drops an identifier, where they would start."""
     if isinstance(schema, list):
         return [rerooted(item, root) for item in schema]
     if not isinstance(schema, dict):
@@ -132,7 +130,7 @@ def rerooted(schema: Any, root: str) -> Any:
 
 
 SPACE_RULE = r"SPACE: /[ \n]{1,4}/"
-"""Between a thinking block and the answer; not part of either."""
+"""Separates a thinking block from the answer; not part of either."""
 
 
 class Thinking(Enum):
@@ -177,7 +175,7 @@ def answer_grammar(
 
 
 def _thought_rule(markers: ReasoningMarkers | None, end_token_ids: Sequence[int]) -> str:
-    """By token ids, so that the block may be closed in the middle of a character."""
+    """The rule uses token ids, so that the block may be closed in the middle of a character."""
     assert markers is not None
     bound = ",".join(map(str, [markers.end_token_id, *end_token_ids]))
     return f"thought: <[{markers.start_token_id}]> <[^{bound}]>* <[{markers.end_token_id}]> SPACE?"

@@ -22,9 +22,7 @@ class StopFeed:
     text: str
     """No part of it can belong to a stop string."""
     stop: str | None = None
-    """The answer ends before it."""
     behind: str = ""
-    """Follows the stop string."""
 
 
 class StopStrings:
@@ -37,7 +35,7 @@ class StopStrings:
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        """Raises ``ValueError`` for an empty stop string, which would end every answer."""
+        """Raises ``ValueError`` for an empty stop string."""
         if not all(stops):
             raise ValueError("a stop string is empty")
         self._stops = stops
@@ -63,7 +61,6 @@ class StopStrings:
 
 
 def _num_begun(text: str, stop: str) -> int:
-    """The length of the longest end of ``text`` that ``stop`` begins with."""
     start = text.find(stop[0], max(0, len(text) - len(stop) + 1))
     while start >= 0 and not stop.startswith(text[start:]):
         start = text.find(stop[0], start + 1)
@@ -76,13 +73,11 @@ RESPONSE = ("<response>", "</response>")
 
 @dataclass(frozen=True, slots=True)
 class PhraseMarkers:
-    """Any of ``opens`` begins the thought, any of ``closes`` ends it."""
-
     opens: tuple[str, ...]
     closes: tuple[str, ...]
     answer_opens: str = ""
     answer_closes: str = ""
-    """Around the answer behind a thought, but no part of it."""
+    """These stand around the answer and are not part of it."""
     is_asked_for: bool = False
     """The model writes the phrases only where its template enables thinking."""
 
@@ -116,7 +111,7 @@ class _Stage(Enum):
     BEFORE = "before"
     THOUGHT = "thought"
     AFTER = "after"
-    """Behind a thought, where the answer's own opening may come."""
+    """The answer's own opening may come."""
     WRAPPED = "wrapped"
     ANSWER = "answer"
 
@@ -126,7 +121,7 @@ class PhraseReader:
         self._phrases = phrases
         self._stage = _Stage.THOUGHT if is_open else _Stage.BEFORE
         self._held = ""
-        """May still become a phrase that has to come first."""
+        """This text may still become a phrase that has to come first."""
         self._closing = StopStrings(phrases.closes)
 
     def feed(self, token_id: int, text: str) -> tuple[TokenKind, list[Run]]:
@@ -162,7 +157,7 @@ class PhraseReader:
     def _read_first(
         self, text: str, phrases: tuple[str, ...], kind: TokenKind, following: _Stage
     ) -> list[Run]:
-        """One of ``phrases`` comes before all but white space, or not at all."""
+        """A phrase comes before all but white space, or not at all."""
         self._held += text
         begun = self._held.lstrip()
         found = next((one for one in phrases if begun.startswith(one)), None)

@@ -52,7 +52,7 @@ CALL_HEAD_END = f" {CONSTRAIN}json{MESSAGE}"
 ANSWER_HEAD = f"{CHANNEL}final{MESSAGE}"
 THOUGHT_HEAD = f"{CHANNEL}{THOUGHTS}{MESSAGE}"
 BETWEEN_TEXTS = "\n\n"
-"""Between two messages that are both shown: a preamble and the answer."""
+"""Separates two messages that are both shown: a preamble and the answer."""
 
 RECIPIENT = "to="
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
@@ -67,7 +67,7 @@ class HarmonyTokens:
     end: int
     call: int
     thoughts: int
-    """The word ``analysis``."""
+    """Token of the word ``analysis``."""
 
 
 def find_channels(tokenizer: Tokenizer, template: str | None) -> HarmonyTokens | None:
@@ -91,11 +91,10 @@ class HarmonySplitter:
         is_answering: bool = False,
         reads_calls: bool = True,
     ) -> None:
-        """``reads_calls``: a tool call parser reads the heads of calls."""
         self._tokenizer = tokenizer
         self._tokens = tokens
         self._header: list[int] | None = None if is_answering else []
-        """Read so far; ``None`` inside a message."""
+        """The header so far; ``None`` inside a message."""
         self._reads_calls = reads_calls
         self._is_first = True
         """The answer may leave out its first header."""
@@ -172,7 +171,6 @@ MARKER_PAIRS = (
 """Qwen, DeepSeek, GLM and most others; Magistral; Seed-OSS; OpenThinker; … Command A; Apertus;
 Kimi-VL; Gemma 4."""
 LABELS = {"<|channel>": "thought"}
-"""Opening marker to the label behind it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,9 +180,8 @@ class ReasoningMarkers:
     start_token_id: int
     end_token_id: int
     label: str = ""
-    """Behind the opening marker, and belongs to it."""
+    """This text behind the opening marker belongs to it."""
     channels: HarmonyTokens | None = None
-    """gpt-oss' channels: the start token is the name of a channel then."""
 
     @property
     def follows_token_id(self) -> int | None:
@@ -210,7 +207,6 @@ def find_markers(tokenizer: Tokenizer, template: str | None) -> ReasoningMarkers
 def opens_block(
     prompt: Sequence[int], markers: ReasoningMarkers | None, tokenizer: Tokenizer
 ) -> bool:
-    """Ignores the marker's label and white space after it."""
     if markers is None or markers.channels is not None:
         return False
     behind = b""

@@ -81,7 +81,6 @@ EXPECTED: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def type_problem(keyword: str, value: Any) -> str | None:
-    """``None``: the value is right, or nothing is expected of it."""
     is_right, expected = EXPECTED.get(keyword, (None, ""))
     if is_right is None or is_right(value):
         return None
@@ -98,9 +97,9 @@ ANNOTATIONS = frozenset(
 llguidance's own, which would loosen the grammar."""
 KNOWN = STRUCTURE | ANNOTATIONS | EXPECTED.keys() | {"const"}
 MAX_STEPS = 100
-"""From the root to any subschema; llguidance reads no more than 128."""
+"""llguidance reads no more than 128."""
 MAX_PROBLEMS = 32
-"""Places that only compiling finds, before the whole schema is left out."""
+"""After so many places that only compiling finds, the whole schema is left out."""
 WORDINGS = {
     "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with "
     "anyOf": "oneOf is supported where at most one of its schemas can match a value; use anyOf"
@@ -108,7 +107,7 @@ WORDINGS = {
 
 
 def checked_schema(schema: Schema) -> Schema:
-    """Raises ``SchemaError`` naming the keyword that is invalid or cannot be enforced."""
+    """Raises ``SchemaError``."""
     for error in _refusals(schema):
         raise error
     found: Schema = enforced(schema)
@@ -122,8 +121,7 @@ def checked_schema(schema: Schema) -> Schema:
 def leniently_checked(
     schema: Schema, check: Callable[[Schema], Schema] = checked_schema
 ) -> tuple[Schema, list[Steps]]:
-    """Leaves out the places that ``check`` refuses and returns their steps. Raises
-    ``MalformedSchemaError``."""
+    """Leaves out what ``check`` refuses and returns its steps. Raises ``MalformedSchemaError``."""
     places: list[Steps] = []
 
     def leave_out(steps: Steps) -> None:
@@ -193,7 +191,7 @@ def _takes_strings(declared: Any) -> bool:
 
 
 MAX_COMPILED_CHARS = 200_000
-"""Of all trials together: a few tenths of a second. Schemas of tools have some thousand."""
+"""The limit for all trials: a few tenths of a second. Schemas of tools have some thousand."""
 
 
 class _EnoughTriedError(Exception):
@@ -243,11 +241,11 @@ def find_culprit(
 
 
 LIMITS = LLParserLimits(verbose_errors=False)
-"""Without the parser's state, which is of no use to a client."""
+"""Errors lack the parser's state, which is of no use to a client."""
 
 
 def find_problem(grammar: str) -> str | None:
-    """``None``: llguidance can follow it. Token ids are not checked."""
+    """Does not check token ids."""
     is_broken, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=LIMITS)
     return one_line(messages[0]) if is_broken else None
 

@@ -44,8 +44,8 @@ REFERENCED = frozenset({"$defs", "definitions", "$schema", "$id", "id"})
 
 
 def enforced(schema: Any) -> Any:
-    """A copy. Raises ``SchemaError`` at the first number that is not enforced exactly, and at a
-    reference with which the schema requires itself without an end."""
+    """Returns a copy. Raises ``SchemaError`` at the first number that is not enforced exactly, and
+    at a reference with which the schema requires itself without an end."""
     found = _rewritten(schema)
     try:
         for place in all_places(found):
@@ -83,7 +83,7 @@ def _rewritten(schema: Any) -> Any:
 
 
 def original_steps(schema: Any, steps: Steps) -> Steps:
-    """From ``steps`` in ``enforced(schema)``."""
+    """Maps ``steps`` in ``enforced(schema)`` back to ``schema``."""
     if _becomes_option(schema) and steps[:1] == ("anyOf",):
         return _steps_below(schema, steps[2:]) if steps[1:2] == (0,) else ()
     return _steps_below(schema, steps)
@@ -215,7 +215,7 @@ MULTIPLES_OF_CONSTANTS = "multipleOf is not enforced for values that const or en
 
 
 def _check_numbers(root: Any, place: Place) -> None:
-    """Only of this schema, not of those inside it."""
+    """Does not check the schemas inside it."""
     if not isinstance(place.schema, dict):
         return
     for keyword, value in place.schema.items():
@@ -290,7 +290,7 @@ def _is_exact(value: int | float) -> bool:
 
 
 def _as_llguidance_reads(text: str) -> float:
-    """As serde_json without its ``float_roundtrip``: the digits as one float, times or by a power
+    """Reads as serde_json without ``float_roundtrip``: the digits as one float, times or by a power
     of ten."""
     sign, digits, exponent = Decimal(text).as_tuple()
     significand, power = float(int("".join(map(str, digits)))), int(exponent)
@@ -301,7 +301,7 @@ def _as_llguidance_reads(text: str) -> float:
 
 
 SMALLEST = 1e-30
-"""Beside nought: smaller bounds make expressions that are nested too deeply."""
+"""Smaller bounds, except 0, make expressions that are nested too deeply."""
 LOWER = ("minimum", "exclusiveMinimum")
 UPPER = ("maximum", "exclusiveMaximum")
 
@@ -341,7 +341,6 @@ def _is_one_of(bound: Any, numbers: set[int]) -> bool:
 
 
 def _next(whole: int | float, towards: float) -> float:
-    """The first number beyond ``whole`` that llguidance reads exactly."""
     if whole == 0:
         return math.copysign(SMALLEST, towards)
     following = math.nextafter(whole, towards)

@@ -30,7 +30,6 @@ class Place:
 
 
 def subschemas(place: Place) -> Iterator[Place]:
-    """Right below it. Values that should hold schemas and do not are left out."""
     if not isinstance(place.schema, dict):
         return
     for keyword, value in place.schema.items():
@@ -43,7 +42,7 @@ def subschemas(place: Place) -> Iterator[Place]:
 
 
 def all_places(root: Any) -> Iterator[Place]:
-    """In the order of the text, each before those inside it."""
+    """Yields each place before those inside it."""
     pending = [Place((), root)]
     while pending:
         place = pending.pop()
@@ -60,7 +59,8 @@ def replaced(schema: Any, steps: Steps, replacement: Any) -> Any:
 
 
 def left_out(root: Any, steps: Steps) -> tuple[Any, Steps]:
-    """A copy without the keyword or schema that ``steps`` lead to or into, and its steps."""
+    """Returns a copy without the keyword or schema that ``steps`` lead to or into, and its
+    steps."""
     place = Place((), root)
     for child in all_places(root):
         if len(child.steps) > len(place.steps) and steps[: len(child.steps)] == child.steps:
@@ -73,7 +73,6 @@ def left_out(root: Any, steps: Steps) -> tuple[Any, Steps]:
 
 
 def referenced(root: Any, schema: Any) -> Place | None:
-    """``None`` where ``root`` has no schema there."""
     reference = schema.get("$ref") if isinstance(schema, dict) else None
     if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
         return None

@@ -28,7 +28,6 @@ class TemplateSources:
 
     @property
     def for_tools(self) -> str | None:
-        """``None``: no template here has a place for tools."""
         source = self.tool_use or self.default
         return source if source is not None and "tools" in source else None
 
@@ -73,7 +72,7 @@ def _tool_use_file(directory: Path) -> str | None:
 
 
 def _declared_templates(declared: object) -> TemplateSources:
-    """A string, or a list of {name, template}."""
+    """``declared`` is a string, or a list of {name, template}."""
     if isinstance(declared, str):
         return TemplateSources(declared)
     named = {

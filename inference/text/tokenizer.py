@@ -37,11 +37,11 @@ NAMED_SPECIAL_TOKENS = (
 )
 
 MAX_BYTES_PER_TOKEN = 512
-"""Above any token of a published vocabulary; the longest are 128 spaces."""
+"""Longer than any token of a published vocabulary; the longest are 128 spaces."""
 
 
 class LeadingSpace(Enum):
-    """Of spaces at the start of a decoded text."""
+    """How decoding treats spaces at the start of a text."""
 
     KEEP = "keep"
     DROP_ONE = "drop one"
@@ -63,7 +63,7 @@ class Tokenizer:
         self._backend.no_truncation()
         self._backend.no_padding()
         self.special_tokens = _special_tokens(config)
-        """bos_token, eos_token … to their text, for chat templates."""
+        """Texts of bos_token, eos_token …, for chat templates."""
         parsed = json.loads(definition)
         vocabulary = self._backend.get_vocab(with_added_tokens=True)
         try:
@@ -86,8 +86,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, directory: Path, *, is_decoded: bool = True) -> Tokenizer:
-        """Reads tokenizer.json, tokenizer_config.json and older models' special_tokens_map.json.
-        Raises ``TokenizerFilesError``."""
+        """Raises ``TokenizerFilesError``."""
         definition = directory / "tokenizer.json"
         if not definition.is_file():
             raise TokenizerFilesError(f"{definition} is missing")
@@ -128,7 +127,6 @@ class Tokenizer:
         return token_ids
 
     def encode_start(self, text: str, max_tokens: int) -> list[int]:
-        """As many of the first tokens as fit among the special ones around them."""
         room = max(0, max_tokens - len(self._prefix_ids) - len(self._suffix_ids))
         if self._is_bounded:
             text = text[: (room + 1) * MAX_BYTES_PER_TOKEN]
@@ -136,7 +134,7 @@ class Tokenizer:
         return [*self._prefix_ids, *encoded.ids[:room], *self._suffix_ids]
 
     def encode_pair(self, pair: tuple[str, str], *, max_tokens: int) -> list[int]:
-        """With the special tokens around and between the texts. Raises ``TooManyTokensError``."""
+        """Raises ``TooManyTokensError``."""
         (encoded,) = self._backend.encode_batch_fast([pair], add_special_tokens=True)
         if len(encoded) > max_tokens:
             raise TooManyTokensError(len(encoded))
@@ -144,7 +142,6 @@ class Tokenizer:
         return token_ids
 
     def cut(self, text: str, max_tokens: int) -> str:
-        """``text`` up to the end of its token number ``max_tokens``."""
         encoded = self._backend.encode(text, add_special_tokens=False)
         if len(encoded) <= max_tokens:
             return text
@@ -248,7 +245,7 @@ class Detokenizer:
 
 BYTE_FALLBACK_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 PieceRule = Callable[[str], bytes]
-"""A piece of the vocabulary to its bytes."""
+"""Maps a piece of the vocabulary to its bytes."""
 
 
 def _decoding(decoder: Mapping[str, Any] | None) -> tuple[PieceRule, LeadingSpace]:
@@ -344,7 +341,7 @@ def _leading_space(steps: list[Mapping[str, Any]]) -> LeadingSpace:
 
 
 def num_bytes(text: str) -> int:
-    """As UTF-8; a lone surrogate counts as one."""
+    """The length as UTF-8; a lone surrogate counts as one."""
     return len(text) if text.isascii() else len(text.encode(errors="replace"))
 
 

@@ -76,7 +76,7 @@ def _call(call: ToolCall) -> dict[str, Any]:
 
 
 def _text_argument_turns(messages: list[ChatMessage]) -> list[Turn]:
-    """For templates that put arguments beside other text."""
+    """Some templates put arguments beside other text."""
     turns = plain_turns(messages)
     for turn, message in zip(turns, messages, strict=True):
         for call, sent in zip(turn.get("tool_calls", []), message.tool_calls, strict=True):
@@ -115,8 +115,8 @@ def _system_arrangements(turns: list[Turn]) -> Iterator[list[Turn]]:
 
 
 def _joined_neighbours(turns: list[Turn]) -> list[Turn]:
-    """Turns that alternate, for templates that take no others. A user's text behind a tool's result
-    goes with it, because such templates expect the assistant next."""
+    """Makes turns alternate, for templates that take no others. A user's text behind a tool's
+    result goes with it, because such templates expect the assistant next."""
     joined: list[Turn] = []
     for turn in turns:
         if joined and _go_together(joined[-1]["role"], turn["role"]):

@@ -58,7 +58,7 @@ NO_CONTEXT = RequestContext()
 
 
 class Encoder(Protocol):
-    """For one answer. A body encoder returns nothing until the last event. Encoders of large
+    """Encodes one answer. A body encoder returns nothing until the last event. Encoders of large
     answers also have ``parts``, which yields the result of ``encode`` in pieces."""
 
     def encode(self, event: Event) -> bytes: ...

@@ -70,7 +70,7 @@ class OpenAIResponsesErrors(OpenAIErrors):
     param_names = {"messages": "input", "prompt": "input", "max_tokens": "max_output_tokens"}
 
     def error_frame(self, error: ApiError, *, request_id: str) -> bytes:
-        """For a stream without an event so far; an encoder that has begun numbers its own."""
+        """The first event of a stream; an encoder that has begun numbers its own."""
         return named_frame(*self.error_event(error), sequence_number=0)
 
     def error_event(self, error: ApiError) -> tuple[str, dict[str, Any]]:

@@ -60,10 +60,9 @@ class ApiError(Exception):
     type = "invalid_request_error"
     code = "invalid_value"
     account = ""
-    """Only for the record."""
     key = ""
     cause = ""
-    """The limit that refuses, where the code has several causes; only for the operator."""
+    """The limit that refuses, where the code has several causes; not sent to clients."""
 
     def __init__(
         self, message: str, *, param: str | None = None, retry_after_s: float | None = None

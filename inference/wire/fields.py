@@ -275,7 +275,7 @@ def kind_of(value: Any, path: str) -> str:
 def read_kind(
     value: Any, path: str, tables: Mapping[str, Table], reason: Callable[[str], str]
 ) -> tuple[str, dict[str, Any]]:
-    """For an object whose fields depend on its ``type``. ``reason``: why a type is unsupported."""
+    """The fields of an object depend on its ``type``. ``reason``: why a type is unsupported."""
     kind = kind_of(value, path)
     if kind not in tables:
         raise UnsupportedParameterError(f"{path}.type", reason(shown(kind)))

@@ -239,7 +239,7 @@ class ImageRules:
     max_images: int = 100
     max_total_bytes: int = 64 * MIB
     fetches: bool = False
-    """From the hosts that the operator allows."""
+    """Only from the hosts that the operator allows."""
 
 
 class ImageFile(ImageRef, frozen=True, kw_only=True):

@@ -30,14 +30,14 @@ class ModelPrices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelProgress:
-    """Of the load that is furthest. ``total`` is 0 while unknown."""
+    """The load that is furthest. ``total`` is 0 while unknown."""
 
     stage: str
     done: int
     total: int
     unit: str
     eta_s: float | None
-    """Until this stage ends."""
+    """Time until this stage ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ class ModelCard:
     max_output_tokens: int | None = None
     capabilities: tuple[str, ...] | None = None
     sampling: Mapping[str, float] = field(default_factory=dict)
-    """By the names of ``SamplingOptions``."""
+    """Keys are the names of ``SamplingOptions``."""
     prices: ModelPrices | None = None
     status_reason: str | None = None
     progress: ModelProgress | None = None

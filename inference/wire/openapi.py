@@ -154,7 +154,7 @@ def document_bytes() -> bytes:
 
 
 def types_of(field: Field) -> list[str]:
-    """Also types whose value is refused for another reason."""
+    """Includes types whose value is refused for another reason."""
     taken = [name for name, value in SAMPLES.items() if _takes(field, value)]
     return [name for name in taken if not (name == "integer" and "number" in taken)]
 

@@ -62,7 +62,7 @@ _LLAMA_PROMPTS = (LLAMA_TAG, "dictionary of argument name", "[func_name1(")
 
 
 def find_tool_format(template: str | None, tokenizer: Tokenizer) -> CallFormat | None:
-    """``template`` renders chats with tools. ``None``: unknown."""
+    """``template`` renders chats with tools."""
     if template is None or "tools" not in template:
         return None
     for name, texts in _texts(template).items():

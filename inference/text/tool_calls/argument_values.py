@@ -62,7 +62,6 @@ class KnownTools:
         return name in self._schemas
 
     def schema(self, name: str) -> Mapping[str, Any]:
-        """Of the arguments; empty for a tool that the request does not offer."""
         return self._schemas.get(name, {})
 
     def properties(self, name: str) -> Mapping[str, Any]:
@@ -70,7 +69,6 @@ class KnownTools:
         return properties if isinstance(properties, dict) else {}
 
     def named_by(self, arguments: Collection[str]) -> str | None:
-        """The only tool that takes these arguments."""
         fitting = [name for name in self._schemas if self.takes(name, arguments)]
         return fitting[0] if len(fitting) == 1 else None
 
@@ -107,12 +105,12 @@ def as_json(text: str, schema: object, root: Mapping[str, Any]) -> str:
 
 
 def is_text(schema: object, root: Mapping[str, Any]) -> bool:
-    """Then a value can be streamed before it is whole."""
+    """Such a value can be streamed before it is whole."""
     return all(allowed_types(option) == {"string"} for option in alternatives(schema, root))
 
 
 def alternatives(schema: object, root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Without unions and references. An argument that is not in the tool's schema (``None``) is a
+    """Resolves unions and references. An argument that is not in the tool's schema (``None``) is a
     string."""
     found: list[Mapping[str, Any]] = []
     waiting = [schema]
@@ -140,7 +138,7 @@ def _options(schema: Mapping[str, Any], root: Mapping[str, Any]) -> list[object]
 
 
 def _merged(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """As far as finding types needs it."""
+    """Merges as far as finding types needs it."""
     parts = schema.get("allOf")
     merged = {key: value for key, value in schema.items() if key != "allOf"}
     for part in parts if isinstance(parts, list) else []:
@@ -197,7 +195,7 @@ def _converted(text: str, types: Collection[str]) -> str | None:
 
 
 def fitted(arguments: dict[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The same object where nothing changes."""
+    """Returns the same object where nothing changes."""
     properties = schema.get("properties")
     if not isinstance(properties, dict):
         return arguments
@@ -305,7 +303,8 @@ class JsonCopy:
         self._is_escaped = False
 
     def feed(self, text: str, start: int) -> tuple[str, int]:
-        """The copy of ``text`` from ``start``, at first an opening brace, and its end."""
+        """Returns the copy of ``text`` from ``start``, at first an opening brace, and the copy's
+        end."""
         copied: list[str] = []
         position = start
         while position < len(text) and self.is_running:

@@ -34,7 +34,7 @@ from inference.text.tool_calls.grammar_rules import (
 )
 
 _CALL_CHARACTERS = frozenset('"{}[]:<>=')
-"""Remains of a call; rare in a line of prose behind one."""
+"""Characters of a call's remains, rare in prose."""
 _SEPARATORS = WHITESPACE + ",;"
 _BEHIND_STREAMED = re.compile(r"[\s}\],;`]*(?P<other>[^\s}\],;`{])?")
 MAX_FOREIGN_LENGTH = 1_000
@@ -83,16 +83,16 @@ class ReadCall(NamedTuple):
 class Parsed(NamedTuple):
     calls: Sequence[ReadCall]
     end: int
-    """Behind the calls."""
+    """The position behind the calls."""
 
 
 class Decision(NamedTuple):
     block: str
-    """As generated, with its markers."""
+    """The generated text with its markers."""
     calls: Sequence[ReadCall]
-    """Without streamed ones."""
+    """Streamed ones are left out."""
     refusal: str
-    """Why the block is text; empty where it is calls."""
+    """Empty where the block is calls."""
     has_streamed: bool = False
     """Calls of it were sent as they were generated."""
 
@@ -101,14 +101,14 @@ Head = Callable[[str, int], tuple[str, int] | None]
 
 
 class Notation(NamedTuple):
-    """One way in which a format writes the calls of a block. Texts begin behind its marker."""
+    """One way to write the calls of a block. Texts begin behind its marker."""
 
     begins: Callable[[str], bool | None]
-    """``None`` where more text has to tell."""
+    """``None``: more text has to tell."""
     parse: Callable[[str], Parsed | None]
-    """``None`` where the block has no calls, or is not whole."""
+    """``None``: no calls, or not whole."""
     head: Head | None = None
-    """The name, and where the arguments begin, for arguments that can be streamed."""
+    """Returns the name and where the arguments begin, for arguments that can be streamed."""
     foreign: re.Pattern[str] | None = None
     """Text that began like a call and is none for certain."""
 
@@ -125,15 +125,12 @@ def begins_by(pattern: re.Pattern[str]) -> Callable[[str], bool | None]:
 
 
 class CallFormat(ABC):
-    """Calls stand behind one of ``openings``."""
-
     name: str
-    """Its key in ``FORMATS``."""
     markers: Sequence[str] = ()
-    """Markers that may be tokens."""
+    """These may be tokens."""
     openings: Sequence[str] = ()
     bare: Collection[str] = ()
-    """The openings that are a part of the calls."""
+    """These openings are a part of the calls."""
     closings: Sequence[str] = ()
 
     def shown_token_ids(self, tokenizer: Tokenizer) -> frozenset[int]:
@@ -151,7 +148,7 @@ class CallFormat(ABC):
         """``is_held``: a grammar holds the answer to calls."""
 
     def opens(self, marker: str, *, is_first: bool, begins_line: bool) -> bool:
-        """For openings that texts have too."""
+        """Some openings occur in texts as well."""
         return True
 
     def grammar(
@@ -171,7 +168,7 @@ class CallFormat(ABC):
 
     @abstractmethod
     def _rules(self, wanted: WantedCalls) -> list[str]:
-        """For the whole answer; none where it cannot be held to calls."""
+        """Rules for the whole answer; none where it cannot be held to calls."""
 
 
 class CallParser:
@@ -196,17 +193,15 @@ class CallParser:
         self._pending = ""
         """Undecided text; in a block all of it, behind its marker."""
         self._position = 0
-        """In a block, the end of the searched or streamed text."""
+        """The end of the searched or streamed text of a block."""
         self._num_tries = 0
         self._lead = ""
-        """The block's marker and the space before it."""
         self._notations: Sequence[Notation] = ()
         self._notation: Notation
         self._copy: JsonCopy | None = None
         self._follows_call = False
         """White space and closing markers belong to the call before them."""
         self._has_text = False
-        """Since the last call."""
         self._has_ended = False
 
     def feed(self, text: str) -> list[Part]:
@@ -295,7 +290,6 @@ class CallParser:
         return self._refuse("its call cannot be read", self._write_rest)
 
     def _decide(self, parsed: Parsed, end: int) -> bool:
-        """Separators or a line of prose may stand behind the calls."""
         rest = self._pending[parsed.end : end]
         if self._has_ended and (begun := self._begun.search(rest)) is not None:
             rest = rest if rest[: begun.start()].strip() else ""
@@ -368,9 +362,9 @@ class CallParser:
 def _patterns(
     markers: tuple[str, ...], bare: tuple[str, ...]
 ) -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str]]:
-    """A marker, a marker's beginning at the text's end, and a marker that may end a block. A
-    marker's first character occurs nowhere else in it, so that a match that fails never hides the
-    beginning of another. No marker may be the beginning of another."""
+    """Returns patterns of a marker, a marker's beginning at the text's end, and a marker that may
+    end a block. A marker's first character occurs nowhere else in it, so that a match that fails
+    never hides the beginning of another. No marker may be the beginning of another."""
     assert all(marker.count(marker[0]) == 1 for marker in markers)
     begun = "|".join(map(_beginning, markers)) or "(?!)"
     ends = [one for one in markers if one not in bare]

@@ -45,7 +45,6 @@ REFUSED_KEYWORDS = (
     *("minProperties", "maxProperties", "patternProperties", "propertyNames", "not", "if"),
     *("prefixItems", "dependentRequired", "dependentSchemas"),
 )
-"""The rules below do not hold a value to these."""
 
 _FREE_RULES = (
     'any_object: "{" (any_member ("," any_member)*)? "}"',
@@ -83,7 +82,6 @@ class _Values:
         self._names: dict[int, str] = {}
 
     def of_object(self, schema: Mapping[str, Any], steps: tuple[str, ...]) -> str:
-        """Members come in the schema's order."""
         self._check(schema, steps)
         properties, required = schema.get("properties", {}), schema.get("required", [])
         is_list = isinstance(required, list) and all(isinstance(key, str) for key in required)
@@ -106,7 +104,6 @@ class _Values:
         return f'"{{" {rule}_first_0 "}}"'
 
     def _of(self, schema: object, steps: tuple[str, ...]) -> str:
-        """The name of its rule."""
         name = self._names.get(id(schema))
         if name is None:
             name = self._names[id(schema)] = f"{self._prefix}_{len(self._names)}"

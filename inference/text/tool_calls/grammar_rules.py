@@ -48,20 +48,20 @@ class WantedCalls:
     choice: ToolChoice
     parallel: bool
     marker_ids: Mapping[str, int]
-    """Only markers that are one token."""
+    """Markers that are one token."""
 
     @property
     def are_forced(self) -> bool:
         return self.choice.mode == "required"
 
     def marker(self, text: str) -> str:
-        """``text`` with the markers in it, as the tokenizer has them."""
+        """Writes markers within ``text`` as the tokenizer has them."""
         pieces = re.split(f"({'|'.join(map(re.escape, self.marker_ids)) or '(?!)'})", text)
         ids = self.marker_ids
         return " ".join(f"<[{ids[one]}]>" if one in ids else literal(one) for one in pieces if one)
 
     def around_token(self, text: str) -> tuple[str, str, str]:
-        """The text before its token, the token, and a rule for the text behind it."""
+        """Splits into the text before the token, the token, and a rule for the text behind it."""
         for marker, token_id in self.marker_ids.items():
             before, found, after = text.partition(marker)
             if found:
@@ -113,7 +113,6 @@ def head_rules(name: str, opening: str, wanted: WantedCalls) -> list[str]:
 
 
 def any_of(rule: str, count: int) -> str:
-    """``rule_0 | rule_1 | …``."""
     return " | ".join(f"{rule}_{index}" for index in range(count))
 
 
@@ -136,8 +135,8 @@ def json_rule(name: str, schema: dict[str, Any]) -> str:
 
 
 def arguments_schema(tool: ToolDefinition, choice: ToolChoice) -> dict[str, Any]:
-    """The tool's own for a strict tool, and where a call is forced, which a model may not have in
-    mind; else any object."""
+    """Uses the tool's own schema for a strict tool, and where a call is forced, which a model may
+    not have in mind."""
     if not tool.strict and choice.mode != "required":
         return {"type": "object", OUR_OPTIONS: OPTIONS}
     schema = tool.parameters
@@ -147,12 +146,10 @@ def arguments_schema(tool: ToolDefinition, choice: ToolChoice) -> dict[str, Any]
 
 
 class CallKeys(NamedTuple):
-    """Of a call that is a JSON object."""
-
     name: str = "name"
     arguments: str = "arguments"
     id: str | None = None
-    """Before the name, where the model counts its calls."""
+    """Stands before the name, where the model counts its calls."""
 
 
 def json_call_rules(wanted: WantedCalls, keys: CallKeys) -> list[str]:
@@ -170,7 +167,7 @@ def json_call_rules(wanted: WantedCalls, keys: CallKeys) -> list[str]:
 
 
 def marker_token_id(tokenizer: Tokenizer, marker: str) -> int | None:
-    """``None`` where it is spelled out."""
+    """``None`` where the tokenizer spells it out."""
     token_ids = tokenizer.encode(marker, add_special_tokens=False)
     if len(token_ids) != 1 or tokenizer.bytes_of(token_ids[0]) != marker.encode():
         return None
@@ -181,7 +178,6 @@ ROOT_KEYWORDS = {
     *("type", "properties", "required", "additionalProperties", "$defs", "definitions"),
     *("$schema", "$id", "$comment", "title", "description", "default", "examples"),
 }
-"""Supported at the top of a tool's schema."""
 
 
 class DeclaredArguments(NamedTuple):
@@ -212,7 +208,7 @@ def declared_arguments(
 
 
 def value_schema(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
-    """With the tool's whole schema, at which references start."""
+    """Adds the tool's whole schema, at which references start."""
     whole = {key: value for key, value in root.items() if key != OUR_OPTIONS}
     return {
         **rerooted(schema, "#/$defs/tool"),

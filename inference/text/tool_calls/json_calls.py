@@ -36,9 +36,8 @@ from inference.text.tool_calls.call_parser import Notation, Parsed, ReadCall, be
 
 ARGUMENTS_KEYS = ("arguments", "parameters")
 CALL_KEYS = frozenset({"name", *ARGUMENTS_KEYS, "function", "type", "id"})
-"""At the top of a call object."""
 LABELS = frozenset({"type", "id"})
-"""Beside a call, but no part of it."""
+"""These stand beside a call and are no part of it."""
 NO_SYNONYMS: Mapping[str, str] = MappingProxyType({})
 MAX_EXTRA_BRACES = 3
 CLOSERS = {"{": "}", "[": "]"}
@@ -110,7 +109,7 @@ class JsonStyle(NamedTuple):
     """Calls stand behind a marker. Without one, an object with other keys than a call's is the
     answer itself, and a name alone no call."""
     synonyms: Mapping[str, str] = NO_SYNONYMS
-    """The format's keys to those of a call."""
+    """Maps the format's keys to a call's."""
 
 
 _START = re.compile(r"\s*\[?\s*(?P<begun>\{)?")
@@ -120,7 +119,7 @@ _FOREIGN = re.compile(
     rf'\s*\[?\s*\{{\{{?\s*(?:{_CALL_KEY}\s*:\s*"(?:[^"\\]|\\.)*"\s*,\s*)*'
     rf'(?!{_CALL_KEY})"(?:[^"\\]|\\.)*"'
 )
-"""An object's own keys up to one that no call has."""
+"""Matches an object's own keys up to one that no call has."""
 
 
 MARKED = JsonStyle()
@@ -142,7 +141,7 @@ _HEAD = re.compile(
 
 
 def _head(synonyms: Mapping[str, str], text: str, position: int) -> tuple[str, int] | None:
-    """As grammars hold answers to it."""
+    """Reads only the form that grammars hold answers to."""
     found = _HEAD.match(text, position)
     if found is None or synonyms.get(found["key"], found["key"]) != "name":
         return None
@@ -239,7 +238,7 @@ def _named_call(members: Mapping[str, Any], tools: KnownTools, *, is_marked: boo
 
 
 def _as_object(value: object) -> _Arguments | None:
-    """Also from a string; nothing at all is an empty object."""
+    """Reads a string as JSON; nothing at all is an empty object."""
     value = read_json(value or "null") if isinstance(value, str) else value
     return {} if value is None else value if isinstance(value, dict) else None
 

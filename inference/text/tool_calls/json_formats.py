@@ -93,12 +93,11 @@ class ListMarkers(NamedTuple):
     """The first is the model's own, others are relatives'."""
     closings: tuple[str, ...] = ()
     ends_list: bool = True
-    """The model writes the closing marker."""
     keys: CallKeys = CallKeys()
     synonyms: Mapping[str, str] = NO_SYNONYMS
-    """The model's keys to those of a call."""
+    """Maps the model's keys to a call's."""
     margins: tuple[str, str, str] = ("", ", ", "")
-    """The grammar's texts before, between and behind the list's objects."""
+    """Texts before, between and behind the list's objects."""
 
 
 GRANITE = ListMarkers(
@@ -162,12 +161,12 @@ class PlainFormat(CallFormat):
 
 
 MAX_HEAD_LENGTH = 300
-"""Of name, id and markers together; a longer head is text."""
+"""Limits name, id and markers together; a longer head is text."""
 NAME = r"""(?P<name>[^\s\[\]<>"'{}]+?)"""
 
 
 _SPARE = re.compile(rf"\}}{{0,{MAX_EXTRA_BRACES}}}(?:\s*`{{1,3}})?")
-"""Too many braces behind arguments, and the end of a code block."""
+"""Matches too many braces behind arguments, and the end of a code block."""
 
 
 def headed_notation(
@@ -176,8 +175,8 @@ def headed_notation(
     *,
     read: Callable[[str, int], WrittenObject] = read_object,
 ) -> Notation:
-    """A head, whose pattern has the group ``name``, and the arguments as an object. Where its group
-    ``mark`` is missing, the name must be an offered tool's."""
+    """``head`` is a pattern with the group ``name``. Where its group ``mark`` is missing, the name
+    must be an offered tool's."""
     whole = re.compile(rf"{head}\s*(?=\{{)")
     begun = re.compile(rf"[{WHITESPACE}]*[^{{}}]{{0,{MAX_HEAD_LENGTH}}}\Z")
 
@@ -215,16 +214,16 @@ class Section(NamedTuple):
     name: str
     openings: tuple[str, str]
     closings: tuple[str, str]
-    """Of the section and the call."""
+    """The section's and the call's."""
     separator: str
     head: str
     """A pattern."""
     written: Callable[[str], tuple[str, str]]
-    """The grammar's head of a tool's name, around the call's number."""
+    """Returns the head of a tool's name, around the call's number."""
     is_counted: bool = False
     between: str = ""
     tail: str = ""
-    """Behind a call's arguments."""
+    """Follows a call's arguments."""
 
 
 class SectionFormat(CallFormat):

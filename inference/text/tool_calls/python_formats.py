@@ -67,7 +67,7 @@ def parse_python_calls(text: str) -> Parsed | None:
 
 
 def _closing(text: str, start: int) -> int:
-    """Behind the parenthesis that closes the one at ``start``, or the text's end."""
+    """Finds the end of the parenthesis at ``start``, or the text's."""
     depth = 0
     for found in _MARK.finditer(text, start):
         mark = found.group()

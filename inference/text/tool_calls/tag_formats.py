@@ -52,11 +52,11 @@ from inference.text.tool_calls.json_calls import json_notation
 
 SPACE = f"[{WHITESPACE}]*"
 MAX_TAG_LENGTH = 300
-"""Of a name or key in a tag; a longer one is text."""
+"""A longer name or key is text."""
 TAG_TEXT = rf"[^<>\n]{{1,{MAX_TAG_LENGTH}}}"
 QUOTED = rf'[^<>"\n]{{1,{MAX_TAG_LENGTH}}}'
 _MARK, _MARKED = '" string="', '">'
-"""Around the mark of a text or of JSON, in formats that mark values."""
+"""These stand around the mark of a text or of JSON."""
 
 
 class Tags(NamedTuple):
@@ -67,11 +67,11 @@ class Tags(NamedTuple):
     closes: tuple[str, ...]
     """The outer tags; the first are the model's own."""
     function: str
-    """Before the name; empty where the name comes at once."""
+    """Text before the name, which may be empty."""
     name: str
-    """A pattern: a group, and what ends the name."""
+    """A pattern: a group, and the name's end."""
     name_end: str
-    """Between the name and the first argument."""
+    """Text between the name and the first argument."""
     call_end: str
     """Empty where the outer tag ends the call."""
     argument: str
@@ -83,11 +83,11 @@ class Tags(NamedTuple):
     """A pattern of text in a value that may be the format's: the next argument, or a closing tag in
     its place."""
     special: tuple[str, ...]
-    """May be tokens."""
+    """These texts may be tokens."""
     line: str = "\n"
-    """Behind an argument."""
+    """Follows an argument."""
     margin: str = ""
-    """Around a value, and none of it."""
+    """Stands around a value and is none of it."""
     needs_known_name: bool = False
     """A name without outer tags must be a tool's."""
     holds_several: bool = False
@@ -150,7 +150,6 @@ class TagFormat(CallFormat):
         return re.compile(rf"{SPACE}{argument}{self._tags.key}{value}(?={SPACE}(?:{argument}|\Z))")
 
     def _find_end(self, text: str, begin: int) -> re.Match[str] | None:
-        """An end stands behind a value, or behind the name."""
         for end in self._any_end.finditer(text, begin):
             before = text[begin : end.start()].rstrip(WHITESPACE)
             if not before or before.endswith(self._tags.value_end):
@@ -218,7 +217,6 @@ class TagFormat(CallFormat):
         return rules
 
     def _call_rules(self, rule: str, tool: ToolDefinition, wanted: WantedCalls) -> list[str]:
-        """Arguments come in the schema's order, the optional ones or not."""
         tags = self._tags
         begin, end = literal(tool.name + tags.name_end), wanted.marker(tags.call_end)
         end = f"{literal(tags.line)}? {end}" if tags.marks_values else end

@@ -213,7 +213,7 @@ class PullState:
     where: str
     status: str
     is_ours: bool = False
-    """Else it was running before this pull."""
+    """A download that was running before is not."""
     bytes_done: int = 0
     bytes_total: int = 0
     failure_code: str = ""

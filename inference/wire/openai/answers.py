@@ -47,19 +47,19 @@ DONE_FRAME = b"data: [DONE]\n\n"
 
 
 CHOICE_MARK = b',"choices":[{'
-"""In every chunk with a choice, and in no JSON string."""
+"""Every chunk with a choice has this, and no JSON string."""
 NO_USAGE_YET = b'],"usage":null}\n\n'
-"""In no JSON string."""
+"""No JSON string has this."""
 
 
 class UsageReporting(StrEnum):
     NEVER = "never"
     LAST = "last"
-    """In a chunk of its own before [DONE]."""
+    """The usage is in a chunk of its own before [DONE]."""
     RUNNING = "running"
-    """Like LAST, and the usage so far in every other chunk."""
+    """LAST, and the usage so far in every other chunk."""
     TIMED = "timed"
-    """Like LAST with the engine's own times; also in a body."""
+    """LAST with the engine's own times; also in a body."""
 
 
 def head_of(head: dict[str, Any], event: Accepted) -> dict[str, Any]:
@@ -213,7 +213,7 @@ class BodyEncoder:
         self._n = generation.n
         self._prompts: list[list[int]] | None = None
         self._scores: list[list[bytes]] | None = None
-        """Per prompt, already as JSON: there are many positions."""
+        """JSON of each prompt's positions: there are many of them."""
         if generation.sampling.prompt_logprobs is not None:
             self._scores = [[b"null"] for _ in range(len(choices) // self._n)]
 

@@ -144,7 +144,6 @@ class Logprobs:
 
 
 def most_likely(token: TextLogprob, logprob: float) -> dict[str, float]:
-    """Of candidates with one spelling the best counts."""
     top = {token.token: logprob}
     top |= {candidate: value for candidate, _, value in reversed(token.top)}
     return {candidate: max(value, LEAST_LOGPROB) for candidate, value in top.items()}

@@ -223,7 +223,6 @@ def asked_answer(
 
 
 def top_logprobs(read: dict[str, Any]) -> int | None:
-    """For dialects with a flag beside it."""
     top: int = read.get("top_logprobs", 0)
     if read.get("logprobs", False):
         return top

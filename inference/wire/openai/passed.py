@@ -188,7 +188,7 @@ class Units:
 
 
 def audio_length(head: bytes, num_bytes: int) -> Units:
-    """In seconds."""
+    """Units are seconds."""
     samples = _samples(head)
     least, usual, begin = LEAST_BYTES_A_SECOND, USUAL_BYTES_A_SECOND, 0
     if samples is not None:

@@ -45,7 +45,7 @@ from inference.wire.responses.output import (
 )
 
 DELTA_MARK = b".delta\ndata: "
-"""In every frame of a delta, and in no JSON string."""
+"""Every frame of a delta has this, and no JSON string."""
 
 
 class ResponseStreamEncoder:

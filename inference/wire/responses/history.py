@@ -139,7 +139,7 @@ def deleted_body(id_: str) -> bytes:
 UNSAID = ("completed_at", "error", "incomplete_details", "usage")
 
 UNKNOWN_LAST_NUMBER = 2**31 - 1
-"""For a closing event whose number is not stored: above any that a client has seen."""
+"""Stands for a number that is not stored: above any that a client has seen."""
 
 
 def replay(

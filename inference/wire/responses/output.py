@@ -120,8 +120,8 @@ class MessageItem(OutputItem):
 
 
 class ReasoningItem(OutputItem):
-    """In clear: as ``content``, or as ``summary`` to clients that requested one, since they ignore
-    the former. ``carries``: also as ``encrypted_content``."""
+    """Clients that requested a summary ignore ``content``. ``carries``: also as
+    ``encrypted_content``."""
 
     def __init__(self, item_id: str, output_index: int, *, as_summary: bool, carries: bool) -> None:
         self._field = "summary" if as_summary else "content"
@@ -162,7 +162,7 @@ class CallItem(OutputItem):
 
 
 def without_logprobs(output: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For input: the model cannot read them."""
+    """The model cannot read log probabilities in its input."""
     return [
         {**item, "content": [{**part, "logprobs": []} for part in item["content"]]}
         if item["type"] == "message"

@@ -202,7 +202,7 @@ def is_strict(schema: dict[str, Any]) -> bool:
 
 
 def _fits(node: Any) -> bool:
-    """Also false for a value that is no schema; other checks refuse it."""
+    """False for a value that is no schema, too; other checks refuse it."""
     if not isinstance(node, dict) or not node.keys() <= ENFORCEABLE:
         return False
     properties = node.get("properties", {})

@@ -55,7 +55,7 @@ def tool_of(tool: ToolDefinition, *, parameters: str, shows_strict: bool = True)
 
 
 def arguments_of(call: ToolCall) -> orjson.Fragment:
-    """By the standard library: numbers may be of any size."""
+    """The standard library writes numbers of any size."""
     return orjson.Fragment(json.dumps(call.arguments_object, ensure_ascii=False))
 
 

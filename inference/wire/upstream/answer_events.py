@@ -139,7 +139,7 @@ class _HeldCall:
 @dataclass(slots=True)
 class _ChoiceState:
     calls: dict[int, _HeldCall] = field(default_factory=dict)
-    """By the upstream's index."""
+    """Keys are the upstream's indexes."""
     num_begun: int = 0
     num_sent: int = 0
     is_broken: bool = False
@@ -172,7 +172,7 @@ class AnswerEvents:
         self.reported_usage: Usage | None = None
         self.is_accepted = False
         self.has_begun = False
-        """Also where that is part of a held call."""
+        """Text of a held call counts."""
         self.is_ended = False
 
     def accept(self, prompt_tokens: int | None = None) -> None:

@@ -49,7 +49,7 @@ TOKEN_COUNT_DIALECTS = ("openai", "anthropic")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
     path: str
-    """Below the upstream's URL; with ``is_unversioned`` without its ``/v1``."""
+    """Relative to the upstream's URL; with ``is_unversioned`` without its ``/v1``."""
     is_unversioned: bool = False
     body: bytes
     reader_of: Callable[[AnswerEvents], AnswerReader]

@@ -51,7 +51,8 @@ class Marks:
         return [mark for mark in self._marks if (mark.message, mark.tool) == (message, tool)]
 
     def on_turn(self, message: int, blocks: list[Block]) -> list[Block]:
-        """In place; a mark inside a text splits its block. That API does not cache white space."""
+        """Changes ``blocks``; a mark inside a text splits its block. That API does not cache white
+        space."""
         marks = self.of(message=message)
         if not marks or not blocks:
             return blocks

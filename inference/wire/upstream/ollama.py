@@ -161,7 +161,7 @@ class Message(msgspec.Struct):
 class Line(Answer):
     message: Message | None = None
     response: str | None = None
-    """Of generate; its thoughts are a field beside it."""
+    """The text of generate; its thoughts are a field beside it."""
     thinking: str | None = None
     done: bool = False
     done_reason: str | None = None
