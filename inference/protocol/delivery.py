@@ -5,16 +5,11 @@ that may be retried after its death. Pure.
                           └─▶ {f: piece, p: FramePart} …     ─▶ FrameAssembler ─▶ frame
     image ─▶ image_fields  ─▶ {digest:0: piece, digest:1: …}
 
-    helexa:neuron:<name>:held         hash gateway ─▶ HeldRequests, once a second: a field for each
-                                      gateway that has requests there, and NO_GATEWAY for all others
-    helexa:neuron:<name>:preparing    hash request id ─▶ epoch of the instance that prepares it
-                                      (or load:<model>, whose tokenizer it reads)
-
 Parts keep Redis from buffering a large value for a connection, so buffers can have small limits.
 
-A neuron marks a request before it renders, tokenizes or compiles anything of it, and removes the
-mark once the engine has it or it has ended. The marks of a dead instance are the requests that may
-have killed it.
+A neuron marks a request before it renders, tokenizes or compiles anything of it (``load:<model>``
+while it reads a tokenizer), and removes the mark once the engine has it or it has ended. The marks
+of a dead instance are the requests that may have killed it.
 """
 
 from __future__ import annotations
@@ -110,6 +105,7 @@ class FrameAssembler:
 
 
 NO_GATEWAY = ""
+"""A gateway without a field of its own reads this one."""
 MAX_HELD = 10_000
 MAX_HELD_BYTES = 512 * 1024
 

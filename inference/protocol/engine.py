@@ -1,5 +1,4 @@
-"""Commands and messages between a neuron and one engine process: token ids, no text; and the
-sampling parameters of a sequence.
+"""Commands and messages between a neuron and one engine process: token ids, no text.
 
 Each frame on the socket is a 4-byte little-endian length and then msgpack (``inference.channel``).
 The engine writes one ``StepOutputs`` per step at most.
@@ -24,20 +23,16 @@ from inference.protocol.load_report import (
 
 
 class Grammar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``text`` is llguidance's JSON form; equal texts are compiled once.
-
-    ``starts_after_token_id``: tokens up to and including the first such one are unconstrained (a
-    thinking block). ``None``: the grammar holds from the first output token on.
-    """
+    """``text`` is llguidance's JSON form. Tokens up to the first ``starts_after_token_id`` are
+    unconstrained."""
 
     text: str
     starts_after_token_id: int | None = None
 
 
 class ThinkingLimit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """After ``max_tokens`` thinking tokens the next one is ``end_token_id``. ``start_token_id``
-    opens the block, where ``follows_token_id`` is set only right after that token; ``None``: the
-    prompt has opened it."""
+    """``end_token_id`` follows ``max_tokens`` of thinking. ``start_token_id`` (only right after
+    ``follows_token_id``, if set) opens the block; ``None``: the prompt has opened it."""
 
     max_tokens: int
     end_token_id: int
@@ -50,8 +45,7 @@ SMALLEST_TEMPERATURE = 1e-5
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``top_k`` 0, ``top_p`` 1.0, ``min_p`` 0.0, ``repetition_penalty`` 1.0 and the two other
-    penalties 0.0 are off. ``stop_token_ids`` includes the model's end-of-sequence ids unless
+    """``top_k`` 0 is off. ``stop_token_ids`` includes the model's end-of-sequence ids unless
     ``ignore_eos`` was set. ``max_tokens`` counts output tokens."""
 
     max_tokens: int
@@ -78,8 +72,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Natural logarithms of the model's own distribution (before temperature, penalties and
-    filters), as OpenAI and vLLM report them."""
+    """Natural logarithms, before temperature, penalties and filters, as OpenAI and vLLM report
+    them."""
 
     token_id: int
     logprob: float | None
@@ -96,14 +90,12 @@ class QueuedWork(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SubmitSequence(QueuedWork, frozen=True, kw_only=True, omit_defaults=True, tag="submit"):
-    """Refused by a ``SequenceFailed`` when the queue is full or the prompt plus one token does not
-    fit the context."""
+    """Refused when the queue is full or the prompt plus one token does not fit the context."""
 
     token_ids: list[int]
     params: SamplingParams
     same_prompt_as: str | None = None
-    """An earlier sequence with the same prompt: this one starts once that prompt is in blocks, and
-    shares them."""
+    """This sequence starts once the named one's prompt is in blocks, and shares them."""
     cache_salt: str = ""
     images: list[SequenceImage] = []
     """Sorted by position; only for a model whose report has ``vision``."""
@@ -115,8 +107,7 @@ class SubmitSequence(QueuedWork, frozen=True, kw_only=True, omit_defaults=True, 
 
 
 class EmbedSequences(QueuedWork, frozen=True, kw_only=True, omit_defaults=True, tag="embed"):
-    """One vector for each list of token ids; only for embedding models. ``CancelSequence`` with the
-    same id cancels it while it waits."""
+    """One vector for each prompt. ``CancelSequence`` with the same id cancels it while it waits."""
 
     prompts: list[list[int]]
     dimensions: int | None = None
@@ -137,8 +128,7 @@ class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag="shutdown"):
 
 
 class Sleep(msgspec.Struct, frozen=True, kw_only=True, tag="sleep"):
-    """Releases the device's memory and keeps the weights. Sent while nothing runs; answered by
-    ``FellAsleep``."""
+    """Releases the device's memory. Sent while nothing runs; answered by ``FellAsleep``."""
 
 
 class Wake(msgspec.Struct, frozen=True, kw_only=True, tag="wake"):
@@ -162,9 +152,8 @@ class SequenceTiming(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SequenceStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="step"):
-    """``num_cached_tokens`` (of the prompt, from the prefix cache) is sent with the first token. A
-    stop token that ended the sequence is not among ``token_ids``; it counts in
-    ``num_output_tokens``."""
+    """``num_cached_tokens`` comes with the first token. A stop token that ended the sequence is not
+    among ``token_ids`` but counts in ``num_output_tokens``."""
 
     sequence_id: str
     token_ids: list[int]
@@ -237,7 +226,6 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Average over prompts, each step weighted by its tokens; ``None``: not measured."""
     adapters: list[str] = []
     warnings: list[str] = []
-    """Sentences for people."""
 
 
 class StepOutputs(msgspec.Struct, frozen=True, kw_only=True, tag="outputs"):
@@ -274,8 +262,7 @@ class Awake(msgspec.Struct, frozen=True, kw_only=True, tag="awake"):
 
 
 class EngineFaulted(msgspec.Struct, frozen=True, kw_only=True, tag="faulted"):
-    """The last message before the process exits: everything in flight fails with ``code``
-    (device_fault, engine_hung) and ``message``."""
+    """The process exits: everything in flight fails with ``code`` (device_fault, engine_hung)."""
 
     code: str
     message: str
@@ -295,8 +282,7 @@ class StageReady(msgspec.Struct, frozen=True, kw_only=True, tag="stage_ready"):
 
 
 class StageAlive(msgspec.Struct, frozen=True, kw_only=True, tag="stage_alive"):
-    """Replaces ``Idle``: every second, also while the stage computes. Its engine watches its
-    steps."""
+    """Replaces ``Idle``: every second, also while the stage computes."""
 
 
 class StageReleased(msgspec.Struct, frozen=True, kw_only=True, tag="stage_released"):

@@ -7,14 +7,12 @@
     Accepted ─▶ EmbeddedPart* ─▶ Embedded        TokensCounted | Tokenized
                                                               at any time: Failed | Cancelled
 
-There is one terminal event: Finished, Embedded, TokensCounted, Tokenized, Failed or Cancelled.
-Events of one choice come in order, and a tool call's deltas before the next call starts. ``Traced``
-and ``StageTimes`` come before the terminal event. An event that is too large for one entry is sent
-as ``Fragment``s.
+One event is terminal: Finished, Embedded, TokensCounted, Tokenized, Failed or Cancelled. ``Traced``
+and ``StageTimes`` come before it. Events of one choice come in order, and a tool call's deltas
+before the next call starts.
 
-A neuron adds one ``EventBatch`` per message of its engine to its stream for that gateway process.
-``sequence_number`` counts batches per (neuron epoch, gateway), so a reader sees a gap when Redis
-lost something. The stream's key says which neuron wrote a batch.
+``EventBatch.sequence_number`` counts batches per (neuron epoch, gateway), so a reader sees a gap
+when Redis lost something. The stream's key says which neuron wrote a batch.
 """
 
 from __future__ import annotations
@@ -102,8 +100,8 @@ class RankedToken(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class PromptScored(RequestEvent, frozen=True, kw_only=True, omit_defaults=True, tag="scored"):
-    """Entries start with the prompt's second token. Each list has the token itself and then the
-    most likely ones, best first."""
+    """Starts with the prompt's second token. Each list has the token, then the likeliest, best
+    first."""
 
     tokens: list[list[RankedToken]]
     prompt_index: int = 0
@@ -125,9 +123,9 @@ class OutputTokens(ChoiceEvent, frozen=True, kw_only=True, omit_defaults=True, t
 
 
 class ReasoningDelta(ChoiceEvent, frozen=True, kw_only=True, omit_defaults=True, tag="reasoning"):
-    """``opens`` is the opening marker, on the block's first delta; ``closes`` the closing one, on
-    its last: their text may be empty. ``missing_close`` is the closing marker that the model did
-    not write before the answer ended."""
+    """``opens``, on the first delta, and ``closes``, on the last, are markers: the text may be
+    empty. ``missing_close`` is the closing marker that the model did not write before the answer
+    ended."""
 
     text: str
     num_tokens: int = 1
@@ -137,8 +135,7 @@ class ReasoningDelta(ChoiceEvent, frozen=True, kw_only=True, omit_defaults=True,
 
 
 class ToolCallStarted(ChoiceEvent, frozen=True, kw_only=True, omit_defaults=True, tag="tool_call"):
-    """``call_index`` counts the calls of one choice from 0. Empty arguments are one
-    ``ToolCallDelta`` with ``{}``."""
+    """Counted per choice from 0. Empty arguments are one ``ToolCallDelta`` with ``{}``."""
 
     call_id: str
     name: str
@@ -177,8 +174,8 @@ class EmbeddedPart(RequestEvent, frozen=True, kw_only=True, tag="embedded_part")
 
 
 class Embedded(RequestEvent, frozen=True, kw_only=True, tag="embedded"):
-    """``vectors`` are float32, little-endian, one for each prompt, without those of earlier
-    parts."""
+    """``vectors`` are float32, little-endian, one for each prompt; earlier parts have the
+    others."""
 
     vectors: list[bytes]
     usage: Usage
@@ -209,15 +206,14 @@ MAX_TRACE_BYTES = 256 * 1024
 
 
 class Traced(RequestEvent, frozen=True, kw_only=True, tag="traced"):
-    """``text``, of at most ``MAX_TRACE_BYTES``: the rendered prompt, the parsers' decisions, and
-    the raw text."""
+    """The rendered prompt, the parsers' decisions, and the raw text: ``MAX_TRACE_BYTES`` at
+    most."""
 
     text: str
 
 
 class StageTimes(RequestEvent, frozen=True, kw_only=True, omit_defaults=True, tag="stage_times"):
-    """Consecutive times, by the neuron's clock. ``None``: the request ended before that stage, or
-    its share is not known."""
+    """Consecutive times, by the neuron's clock. ``None``: not reached, or not known."""
 
     total_ms: float
     prepare_ms: float
@@ -230,8 +226,7 @@ class StageTimes(RequestEvent, frozen=True, kw_only=True, omit_defaults=True, ta
 
 
 class Fragment(RequestEvent, frozen=True, kw_only=True, omit_defaults=True, tag="fragment"):
-    """The next bytes of one event in msgpack. No other event of its request comes before the
-    last."""
+    """The next bytes of an event's msgpack. No other event of its request comes before the last."""
 
     data: bytes
     is_last: bool = False

@@ -39,8 +39,7 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``content`` joins the turn's text parts; ``None``: an assistant turn that only called
-    tools."""
+    """``content`` joins the text parts; ``None``: an assistant turn that only called tools."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
@@ -82,8 +81,7 @@ class ChatInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
     thinking: bool | None = None
     """``None``: unset. ``template_kwargs`` that name ``enable_thinking`` win."""
     adaptive_thinking: bool = False
-    """The client lets the model decide. Templates do anyway; it matters to upstreams that think
-    only on request."""
+    """Templates let the model decide anyway; some upstreams think only on request."""
     thinking_budget_tokens: int | None = None
     reasoning_effort: str | None = None
     answer_start: str = ""
@@ -154,9 +152,8 @@ class OutputFormat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``None``: the model's default (its generation_config, else the neutral value). Names are
-    those of the OpenAI API, extensions those of vLLM. The dialect's parser refuses values out of
-    range."""
+    """``None``: the model's default. Names are those of the OpenAI API, extensions those of vLLM.
+    The dialect's parser refuses values out of range."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -199,8 +196,8 @@ NEUTRAL_VALUES: Mapping[str, float] = {
 
 
 class CacheMark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The end of a prefix that a client wants an upstream to cache: after a turn or inside it,
-    after a tool, or, where it names neither, by the upstream's choice."""
+    """The end of a prefix that an upstream is to cache: after a turn or inside it, after a tool,
+    or, where it names neither, by the upstream's choice."""
 
     message: int | None = None
     tool: int | None = None
@@ -220,11 +217,9 @@ class GenerationRequest(
     input: ChatInput | TextInput | TokensInput
     sampling: SamplingOptions = SamplingOptions()
     stop: list[str] = []
-    """Never emitted."""
     n: int = 1
     output_format: OutputFormat | None = None
     echo: bool = False
-    """The prompt's text comes before the answer's."""
     returns_token_ids: bool = False
     prediction: str = ""
     """Expected text: speeds up the answer where it is right and does not change it."""

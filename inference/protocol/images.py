@@ -4,14 +4,9 @@
          └▶ bytes ─▶ Redis, under the request's key      beside it, with an expiry
     neuron: both ─▶ SequenceImage ─▶ engine
 
-A layout (patches, the tokens they merge to, and their runs in a prompt) follows from an image's
-size alone, so only the engine reads the bytes. Divisions:
-
-    none    one run
-    tiles   cut into squares, and the whole image in one such square behind them
-    rows    each row of tokens is a run
-
-Sizes follow transformers' image processors, number for number.
+A layout follows from an image's size alone, so only the engine reads the bytes. Divisions are
+``none``: one run; ``tiles``: squares, and the whole image in one behind them; ``rows``: each row of
+tokens is a run. Sizes follow transformers' image processors, number for number.
 """
 
 from __future__ import annotations
@@ -139,8 +134,7 @@ def _rows(width_px: int, height_px: int, longest_px: int, unit_px: int) -> tuple
 
 
 def _tiles(width_px: int, height_px: int, longest_px: int, tile_px: int) -> tuple[int, int]:
-    """Rows and columns of tiles, none where one tile holds the whole image, as in the Idefics3
-    image processor."""
+    """Rows and columns as in the Idefics3 image processor; none where one tile holds the image."""
     ratio = width_px / height_px
     if width_px >= height_px:
         width, height = longest_px, _even(int(longest_px / ratio))
@@ -165,8 +159,7 @@ MediaType = Literal["image/png", "image/jpeg", "image/webp", "image/gif", "image
 
 
 class ImageRef(msgspec.Struct, frozen=True, kw_only=True):
-    """``width_px`` and ``height_px`` as shown: the Exif orientation is applied, as by
-    ``PIL.ImageOps.exif_transpose``."""
+    """As shown: the Exif orientation is applied, as by ``PIL.ImageOps.exif_transpose``."""
 
     digest: str
     media_type: MediaType

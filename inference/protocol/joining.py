@@ -1,7 +1,7 @@
-"""Redis' address: an invited host's join line, and the URL in Celery's form.
+"""An invited host's join line, ``hx1.`` and base64 of JSON, and Redis' URL in Celery's form.
 
-The line is ``hx1.`` and base64 of JSON. It holds a password, so a file with it must be readable by
-its owner alone. Standard library only: it is read before anything is installed.
+The line holds a password, so a file with it must be readable by its owner alone. Standard library
+only: it is read before anything is installed.
 """
 
 from __future__ import annotations

@@ -133,13 +133,12 @@ class LoadSpec(FileSource, frozen=True, kw_only=True, omit_defaults=True):
     order: str = ""
     """The control's signature of this order (``fleet.live.reports``)."""
     devices: list[str] = []
-    """``["cpu"]``, ``["cuda:1"]``; ``["cuda"]``: the neuron chooses a card; empty: a card before
-    the CPU."""
+    """``["cuda:1"]``; ``["cuda"]``: the neuron chooses a card; empty: a card before the CPU."""
     min_devices: int = 1
     tensor_parallel: int = 1
     stages: list[StageSpec] = []
-    """The layers over devices of this neuron and of others, in order; empty: one device, or shared
-    by ranks. Stages with the same device and neuron share that device."""
+    """In the layers' order, on this neuron or others; empty: one device, or shared by ranks. Stages
+    with the same device and neuron share that device."""
     stage_of: StageOf | None = None
     """Makes the neuron hold that stage alone, for another neuron's engine."""
     link_identity: LinkIdentity | None = None
@@ -216,8 +215,7 @@ NOT_IN_DIGEST = (
 
 
 def spec_digest(spec: LoadSpec) -> str:
-    """16 hex digits. Fields at their defaults are left out, so that adding a field changes no
-    digest."""
+    """16 hex digits. Defaults are left out, so that adding a field changes no digest."""
     received = msgspec.json.decode(msgspec.json.encode(spec), type=LoadSpec)
     values = ((name, getattr(received, name), default) for name, default in _DIGESTED.items())
     fields = {name: value for name, value, default in values if value != default}

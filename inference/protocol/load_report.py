@@ -154,7 +154,6 @@ class StageReport(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     layers: tuple[int, int]
     execution: str
-    """A sentence for people."""
     estimated_bytes: int
     """Without keys and values."""
     kv_bytes: int
@@ -186,8 +185,8 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     kv_block_tokens: int
     kv_dtype: str = ""
     context_tokens: int
-    """The enforced limit on prompt plus output: the minimum of model, operator's clamp, KV
-    capacity, and ``max_prefill_s``. Fixed while the engine lives."""
+    """The minimum of model, operator's clamp, KV capacity, and ``max_prefill_s``, for prompt plus
+    output."""
     vocab_size: int
     quantization: str
     """A sentence for people: which weights stayed packed, with which kernel."""
@@ -210,8 +209,7 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     template_problem: str | None = None
     """The chat template's failure or loss when the neuron rendered short conversations with it."""
     warnings: list[str] = []
-    """Sentences: each names something that is disabled or slow on this host, and how to change
-    that. See also ``EngineStats.warnings``."""
+    """Sentences for people; see also ``EngineStats.warnings``."""
     vision: VisionInput | None = None
     context_reason: str = ""
     prefill_speed: PrefillSpeed | None = None
@@ -237,8 +235,7 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
 DEFAULT_OUTPUT_TOKENS = 8192
 """The original system's reserve for answers."""
 SHARE = 4
-"""A quarter of the context bounds answers without an operator's limit, and is kept for prompts with
-one."""
+"""Answers get a quarter of the context without an operator's limit; prompts keep one with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

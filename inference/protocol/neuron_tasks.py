@@ -5,8 +5,7 @@
     neuron.delete_cached [DeleteSpec] ─▶ succeeded | failed
     neuron.tell_log [ask_id, model, num_lines] ─▶ one EngineLogAnswer, pushed to engine_log_key
 
-The state of files and jobs is one ``CacheReport`` in Redis (``downloads_key``), written on changes
-and every few seconds. An ended job stays in it for ``ENDED_JOB_KEPT_S``.
+The state of files and jobs is one ``CacheReport`` in Redis (``downloads_key``).
 """
 
 from __future__ import annotations

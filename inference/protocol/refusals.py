@@ -45,8 +45,7 @@ CAUSES_BEHIND = {
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """``account`` is empty where the caller could not be identified. ``key`` is the public
-    prefix."""
+    """``account`` is empty where the caller is unknown. ``key`` is the public prefix."""
 
     code: str
     account: str

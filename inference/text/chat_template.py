@@ -1,8 +1,7 @@
 """Renders a conversation to prompt text with the model's Jinja chat template.
 
-Templates are written for transformers' environment: sandboxed, immutable, with its filters, globals
-and tags. This is one of our own, because importing transformers takes a second and more of each
-process that renders, and tens of megabytes. A test compares both.
+The environment imitates transformers', which templates are written for: importing transformers
+takes a second and tens of megabytes of each process that renders. A test compares both.
 """
 
 from __future__ import annotations
@@ -69,20 +68,18 @@ class Rendering:
 
 
 class ChatTemplate:
-    """Stateless. Runs without limits of time and output, so it is for the workers of
-    ``inference.sandbox``."""
+    """Has no limits of time and output, so it is for the workers of ``inference.sandbox``."""
 
     def __init__(self, sources: TemplateSources, special_tokens: Mapping[str, str]) -> None:
         self.sources = sources
         self._special_tokens = dict(special_tokens)
 
     def render(self, chat: ChatInput) -> Rendering:
-        """The prompt, usually up to where the assistant speaks, special tokens (bos too) written
-        out.
+        """The prompt, special tokens (bos too) written out. A model without a template gets ChatML.
 
         Tools of which a call is forced are described in a system turn where the template ignores
-        tools. A model without a template gets ChatML. Raises ``TemplateRenderError`` for a chat
-        that the template refuses or cannot express, and ``MemoryError``.
+        tools. Raises ``TemplateRenderError`` for a chat that the template refuses or cannot
+        express, and ``MemoryError``.
         """
         _check_kwargs(chat.template_kwargs)
         if self.sources.for_tools is None and chat.tool_choice.mode == "required":
@@ -192,8 +189,7 @@ def _check_kwargs(kwargs: Mapping[str, Any]) -> None:
 
 
 def _whole_ends(messages: list[ChatMessage]) -> list[int]:
-    """The lengths of beginnings that have a turn of the user and do not end between a call and its
-    results."""
+    """Lengths of beginnings that have a user's turn and no call without its results at the end."""
     ends = []
     has_user = False
     for end, (message, following) in enumerate(pairwise(messages), start=1):
@@ -270,8 +266,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 class _GenerationTag(Extension):
-    """``{% generation %}`` marks what the assistant wrote, for training. Here it renders its body
-    in a scope of its own."""
+    """``{% generation %}`` marks the assistant's words, for training. Here it renders its body."""
 
     tags = {"generation"}
 

@@ -5,8 +5,7 @@
                                                  ─▶ TextPart | CallStarted | CallArguments
 
 The parts of one kind concatenate to the same however the tokens are cut into steps. White space
-right after a marker, and before a block that the model opens itself, is not part of the thought or
-of the answer. So leading space is held back, only for models that think.
+right after a marker, and before a block that the model opens itself, belongs to neither part.
 """
 
 from __future__ import annotations

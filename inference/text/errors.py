@@ -57,8 +57,7 @@ class GrammarRefusedError(TextError):
 
 
 class SchemaError(TextError):
-    """``str(error)`` is written for the client; ``steps`` lead from the schema's root to the
-    keyword."""
+    """``steps`` lead from the schema's root to the keyword; ``str(error)`` is for the client."""
 
     def __init__(self, steps: tuple[str | int, ...], message: str) -> None:
         super().__init__(message)

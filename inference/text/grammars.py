@@ -1,11 +1,6 @@
 """Grammars for llguidance: a list of parts, each lark text or a JSON schema, the first the start.
+
 Imports no llguidance: a process that only writes grammars cannot compile one.
-
-    prompt has opened the block   everything up to its end is free, then  space? (calls | JSON)
-    model may open one itself     (<think> anything </think> space?)? (calls | JSON)
-    thinking is disabled          (calls | JSON)
-
-An answer is JSON or other text, tool calls, or either.
 """
 
 from __future__ import annotations
@@ -93,8 +88,7 @@ ARGUMENTS_KEYS = {"llama3": "parameters"}
 
 
 def bare_call_part(tool: ToolDefinition, arguments_key: str) -> dict[str, Any]:
-    """One call of ``tool`` as bare JSON, beside an answer that is JSON too. Arguments of a tool
-    that is not strict are any object.
+    """One call of ``tool`` as bare JSON, beside an answer that is JSON too.
 
     One lexer reads both, and it would take a call's literal beginning for good where the answer
     only begins alike. As JSON schemas with the same white space they differ at the first key that

@@ -4,8 +4,7 @@ tokens between which some models think.
     Here is my thought process: ─OPENS─▶ text … ─THOUGHT─▶ Here is my response: ─CLOSES─▶ ANSWER
     <think> … </think> <response> … </response>       likewise, where these are no tokens
 
-A block opens only while the answer is empty but for white space. Text that may still become a
-phrase is held back; its tokens count to what it would otherwise be.
+Text that may still become a phrase is held back; its tokens count to what it would otherwise be.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ class StopFeed:
 
 
 class StopStrings:
-    """Once ``feed`` has found a stop, feed it no more. The string whose last character comes first
-    wins; of two that end together, the longer.
+    """The string whose last character comes first wins; of two that end together, the longer.
 
-        feed("Hel") -> StopFeed("Hel", None)      nothing pending
         feed("lo E") -> "lo "                     "E" could become "END": held back
         feed("ND!") -> ("", stop="END")           the stop string and what follows are never emitted
+
+    Once ``feed`` has found a stop, feed it no more.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:

@@ -220,8 +220,6 @@ def opens_block(
 
 
 class ThinkingSplitter:
-    """Without ``markers`` everything is answer."""
-
     def __init__(
         self, tokenizer: Tokenizer, markers: ReasoningMarkers | None, *, is_open: bool = False
     ) -> None:

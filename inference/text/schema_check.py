@@ -1,11 +1,8 @@
 """Which JSON schemas can be enforced exactly, and where one that cannot goes wrong.
 
-    walk every subschema: only known keywords ─▶ numbers that are exact, values that end
-        ─▶ compile the whole ─▶ on failure, find the keyword
-
-Draft 2020-12 and older drafts' spellings. llguidance enforces; it ignores keywords that it does not
-know, so those are refused here (its docs/json_schema.md). It may crash or hang on a schema that a
-stranger wrote, so this is for the workers of ``inference.sandbox`` alone.
+llguidance ignores keywords that it does not know, so those are refused here (its
+docs/json_schema.md). It may crash or hang on a schema that a stranger wrote, so this is for the
+workers of ``inference.sandbox`` alone.
 """
 
 from __future__ import annotations
@@ -93,8 +90,7 @@ ANNOTATIONS = frozenset(
         *("writeOnly", "$schema", "$id", "id", "$anchor", "$comment", "discriminator"),
     }
 )
-"""They do not restrict the valid values. Nor do keywords that start with ``x-``, except
-llguidance's own, which would loosen the grammar."""
+"""They restrict nothing; nor do keywords that start with ``x-``, except llguidance's own."""
 KNOWN = STRUCTURE | ANNOTATIONS | EXPECTED.keys() | {"const"}
 MAX_STEPS = 100
 """llguidance reads no more than 128."""
@@ -202,7 +198,6 @@ def find_culprit(
     root: Schema, problem: str, find: Callable[[str], str | None] | None = None
 ) -> Steps:
     """The steps to the keyword that llguidance rejects, whose messages do not give its place.
-    ``find`` returns the problem of a grammar; ``None``: ``find_problem``.
 
         a subschema right below that has the problem by itself ─▶ search that one
         nothing below is to blame ─▶ the keyword without which the problem is gone

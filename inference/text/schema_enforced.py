@@ -1,9 +1,6 @@
 """A schema in the keywords and numbers that llguidance enforces exactly: without what forbids
 nothing, and with OpenAPI's ``nullable`` as a type.
 
-    {"type": "string", "nullable": true}   {"type": ["string", "null"]}
-    {"$ref": "#/…", "nullable": true}      {"anyOf": [{"$ref": "#/…"}, {"type": "null"}]}
-
 llguidance reads numbers as 64-bit floats, long ones to a neighbouring float. It converts the bounds
 of integers to 64 bits, where larger ones saturate, and ends the process at the least of them. Of
 ``multipleOf`` it makes an automaton with a state for each remainder: one of a million takes half a
@@ -37,15 +34,14 @@ VACUOUS: dict[str, tuple[Any, ...]] = {
     "uniqueItems": (False,),
     "nullable": (False,),
 }
-"""Keywords that are not enforced, and their values that forbid nothing; schema libraries write
-them."""
+"""Keywords that are not enforced, and their values that forbid nothing."""
 REFERENCED = frozenset({"$defs", "definitions", "$schema", "$id", "id"})
 """They stay where they are when a schema becomes one option of two: references lead to them."""
 
 
 def enforced(schema: Any) -> Any:
-    """Returns a copy. Raises ``SchemaError`` at the first number that is not enforced exactly, and
-    at a reference with which the schema requires itself without an end."""
+    """Returns a copy. Raises ``SchemaError`` for an inexact number, and a schema that never
+    ends."""
     found = _rewritten(schema)
     try:
         for place in all_places(found):
@@ -122,8 +118,8 @@ ENDLESS = "the schema requires itself again without an end, so that no value can
 
 
 def _check_ends(root: Any) -> None:
-    """Refuses a schema that requires itself again: llguidance compiles it, and an answer that
-    enters it never ends."""
+    """llguidance compiles a schema that requires itself, and an answer that enters it never
+    ends."""
     places = list(all_places(root))
     if any(_has_own_root(place) for place in places):
         return
@@ -290,8 +286,8 @@ def _is_exact(value: int | float) -> bool:
 
 
 def _as_llguidance_reads(text: str) -> float:
-    """Reads as serde_json without ``float_roundtrip``: the digits as one float, times or by a power
-    of ten."""
+    """serde_json without ``float_roundtrip``: the digits as one float, times or by a power of
+    ten."""
     sign, digits, exponent = Decimal(text).as_tuple()
     significand, power = float(int("".join(map(str, digits)))), int(exponent)
     if abs(power) > 300:

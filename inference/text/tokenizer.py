@@ -1,10 +1,9 @@
 """Text to token ids and back to bytes, from the files that a load left in a tokenizer directory.
 
-Each token stands for bytes, by the ``decoder`` of tokenizer.json. Two families cover the models
-that generate: byte-level BPE, where every character of a piece is one byte, and sentencepiece,
-where ``▁`` is a space and ``<0x0A>`` a byte. Both make decoding a plain concatenation, except that
-sentencepiece drops the space it put before the first word. The WordPiece of encoders marks what
-continues a word; its tidying of spaces is left out, since its tokens are never shown.
+Each token stands for bytes, by the ``decoder`` of tokenizer.json: byte-level BPE, where every
+character of a piece is one byte, and sentencepiece, where ``▁`` is a space and ``<0x0A>`` a byte.
+Both make decoding a plain concatenation, except that sentencepiece drops the space it put before
+the first word. WordPiece is for encoders, whose tokens are never shown.
 
 The pieces joined equal the tokenizer's own decode of all ids with special tokens skipped, but keep
 valid characters beside bytes of a sentencepiece model that are no character.
@@ -53,8 +52,7 @@ class Tokenizer:
 
     def __init__(self, definition: str, config: dict[str, Any], *, is_decoded: bool = True) -> None:
         """``definition`` is the text of tokenizer.json, ``config`` tokenizer_config.json.
-        ``is_decoded``: ``False`` for an encoder's, whose ids never become text. Raises
-        ``TokenizerFilesError``."""
+        ``is_decoded``: ``False`` for an encoder's. Raises ``TokenizerFilesError``."""
         try:
             self._backend = tokenizers.Tokenizer.from_str(definition)
         except Exception as error:  # noqa: BLE001 - the library raises bare Exception
@@ -269,8 +267,7 @@ def _is_byte_level(steps: list[Mapping[str, Any]]) -> bool:
 
 
 def _byte_of_character() -> dict[str, int]:
-    """GPT-2's alphabet: printable Latin-1 characters are their own byte, the other bytes follow in
-    order from U+0100."""
+    """GPT-2's alphabet: printable Latin-1 is its own byte, others follow in order from U+0100."""
     own = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), 256)]
     others = [byte for byte in range(256) if byte not in own]
     shifted = {chr(256 + position): byte for position, byte in enumerate(others)}

@@ -1,11 +1,10 @@
-"""A conversation as templates see it: plain objects, in the forms that one template or another
-takes.
+"""A conversation as templates see it, in the forms that one template or another takes.
 
     system turns     one first turn > a user turn's first text > where they were sent
     tool calls       arguments as objects > as JSON text > with identifiers of nine characters
     neighbours       each by itself > those of one role, and a result and what follows it, as one
 
-A template is tried with one form after the other, in that order: the last line's first.
+Forms are tried in that order: the last line's first.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ SHORT_ID_CHARACTERS = 9
 
 
 def arrangements(messages: list[ChatMessage]) -> Iterator[list[Turn]]:
-    """The first is what most templates take."""
     has_calls = any(message.tool_calls or message.tool_call_id for message in messages)
     forms = (plain_turns, _text_argument_turns, _short_id_turns) if has_calls else (plain_turns,)
     for form in forms:
@@ -59,8 +57,7 @@ def _turn(message: ChatMessage) -> Turn:
 
 
 def _content(message: ChatMessage) -> Content:
-    """Templates of vision models take a list where a turn has images; others are given text
-    alone."""
+    """Templates of vision models take a list where a turn has images."""
     if not message.images:
         return message.content or ""
     return [

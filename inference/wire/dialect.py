@@ -1,9 +1,4 @@
-"""The interface of a dialect, a request's context beside its body, and shared headers and pages.
-
-    parse(body, context) ─▶ ParsedRequest ─▶ stream_encoder | body_encoder ─▶ encode(event) ─▶ bytes
-
-Pure.
-"""
+"""The interface of a dialect, a request's context beside its body, and shared headers and pages."""
 
 from __future__ import annotations
 
@@ -31,11 +26,9 @@ _LINE_ENDS = (
 
 
 def with_escaped_line_ends(frames: bytes) -> bytes:
-    """Escapes U+0085, U+2028 and U+2029 in frames, or lines of JSON.
-
-    JSON strings may contain them (RFC 8259, section 7), but ``str.splitlines`` and httpx'
-    ``iter_lines``, which Ollama's client uses, end a line at each and would cut an event in two.
-    """
+    """Escapes U+0085, U+2028 and U+2029, which JSON strings may contain (RFC 8259, section 7):
+    ``str.splitlines`` and httpx' ``iter_lines``, which Ollama's client uses, would cut an event
+    there."""
     if frames.isascii():
         return frames
     for line_end, escape in _LINE_ENDS:

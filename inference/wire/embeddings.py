@@ -1,8 +1,5 @@
-"""Embeddings in OpenAI's and in Ollama's shapes: texts or token ids in, a vector for each out.
-
-Sources: https://platform.openai.com/docs/api-reference/embeddings,
-https://docs.ollama.com/api/embed.
-"""
+"""Embeddings: https://platform.openai.com/docs/api-reference/embeddings and
+https://docs.ollama.com/api/embed."""
 
 from __future__ import annotations
 
@@ -57,8 +54,7 @@ class VectorsEncoder(ABC):
 
 
 def _numbers(vector: bytes, *, to_unit: bool = False) -> bytes:
-    """float32 with the fewest digits that read back the same. ``to_unit``: normalised to length
-    1."""
+    """float32 with the fewest digits that read back the same. ``to_unit``: length 1."""
     import numpy as np  # a gateway without embeddings does without its memory
 
     numbers = np.frombuffer(vector, dtype="<f4")

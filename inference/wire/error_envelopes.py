@@ -1,11 +1,6 @@
 """Errors in each dialect's own envelope: as a body, and as a frame of a stream that has begun.
 
-    openai_errors      {"error": {"message", "type", "param", "code"}}
-    openai_responses_errors                              the same; in a stream an event
-    anthropic_errors   {"type": "error", "error": {"type", "message", "details"}, "request_id"}
-    ollama_errors      {"error", "code", "param"}        Ollama's clients read ``error`` alone
-
-Pure.
+Ollama's clients read ``error`` alone.
 """
 
 from __future__ import annotations
@@ -23,9 +18,7 @@ from inference.wire.failures import NOT_REPEATED
 
 class ErrorDialect(Protocol):
     @property
-    def keep_alive_frame(self) -> bytes:
-        """Sent while a stream that has begun has no events."""
-        ...
+    def keep_alive_frame(self) -> bytes: ...
 
     def error_body(self, error: ApiError, *, request_id: str) -> bytes: ...
     def error_frame(self, error: ApiError, *, request_id: str) -> bytes: ...

@@ -1,11 +1,5 @@
-"""The HTTP answer to each failure of a neuron or of placement, and the failure that an upstream's
-error becomes.
-
-    400, 413, 415, 422     the caller's: 400, with the upstream's message
-    429                    the same, with its Retry-After
-    401, 403, 404          the operator's mistake: 502
-    503, 529               503, with its Retry-After
-    every other            502
+"""The HTTP answer to each failure of a neuron or of placement, and the failure for an upstream's
+error.
 
 An upstream's message about the caller's own request is passed on, shortened; never one about the
 upstream's key.

@@ -45,8 +45,6 @@ class Support(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """``note`` is for the documentation: the accepted values, or the reason for none."""
-
     name: str
     support: Support
     check: Check[Any]
@@ -63,7 +61,6 @@ def required(name: str, check: Check[Any], note: str) -> Field:
 
 
 def neutral(name: str, check: Check[Any], note: str) -> Field:
-    """Accepted where it changes nothing: its check refuses every other value."""
     return Field(name, Support.NEUTRAL, check, note)
 
 
@@ -275,7 +272,6 @@ def kind_of(value: Any, path: str) -> str:
 def read_kind(
     value: Any, path: str, tables: Mapping[str, Table], reason: Callable[[str], str]
 ) -> tuple[str, dict[str, Any]]:
-    """The fields of an object depend on its ``type``. ``reason``: why a type is unsupported."""
     kind = kind_of(value, path)
     if kind not in tables:
         raise UnsupportedParameterError(f"{path}.type", reason(shown(kind)))

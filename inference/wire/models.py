@@ -1,8 +1,8 @@
-"""The catalogue's models: a model's card, and lists of cards in OpenAI's and Anthropic's shape.
+"""The catalogue's models in OpenAI's and Anthropic's shape.
 
 An unloaded model's ``limit`` and capabilities come from its last loads and the operator's limits.
-An alias is an entry of its own: clients offer the listed names, Anthropic's only those that begin
-with a familiar one. Source: https://docs.anthropic.com/en/api/models-list.
+An alias is an entry of its own, because clients offer the listed names.
+Source: https://docs.anthropic.com/en/api/models-list.
 """
 
 from __future__ import annotations

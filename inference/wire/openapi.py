@@ -1,7 +1,6 @@
 """The OpenAPI document of the clients' API, generated from the parsers' own declarations.
 
-Each field's check is shown one value of each JSON type. A refused field is listed with its reason
-and accepts only null.
+A refused field is listed with its reason and accepts only null.
 """
 
 from __future__ import annotations

@@ -64,7 +64,6 @@ class Returned:
 def read_parts(
     value: Any, path: str, tables: Mapping[str, Table], reason: Callable[[str], str]
 ) -> list[Part]:
-    """``reason``: why a type is unsupported."""
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list):

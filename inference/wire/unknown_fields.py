@@ -54,8 +54,7 @@ _MEANT: tuple[tuple[tuple[str, ...], str], ...] = (
     (("n",), "num_return_sequences"),
 )
 OTHER_WORDS = {word: fields for fields, words in _MEANT for word in words.split()}
-"""Clients' words, and the fields they mean. Where the dialect has none of them nothing is
-suggested, however similar a name is."""
+"""Clients' words, and the fields they mean; no similar name is suggested for these."""
 
 
 def near_name(name: str, known: Iterable[str]) -> str | None:

@@ -1,7 +1,7 @@
 """vLLM's own endpoints beside OpenAI's: scores of pairs of texts, and the model's tokenizer.
 
-By default /v1/rerank and /rerank return the documents' text, as Jina and vLLM do, and /v2/rerank
-does not, like Cohere. Sources: https://docs.cohere.com/reference/rerank, https://jina.ai/reranker,
+/v1/rerank and /rerank return the documents' text, as Jina and vLLM do, and /v2/rerank does not,
+like Cohere. Sources: https://docs.cohere.com/reference/rerank, https://jina.ai/reranker,
 https://docs.vllm.ai/en/latest/serving/online_serving.
 """
 

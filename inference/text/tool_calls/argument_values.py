@@ -27,8 +27,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def read_json(text: str) -> Any:
-    """Raises ``ValueError`` for text that is not JSON, and for a duplicate key, whose value is
-    ambiguous."""
+    """Raises ``ValueError``, also for a duplicate key, whose value is ambiguous."""
     return json.loads(text, strict=False, object_pairs_hook=_unique)
 
 
@@ -110,8 +109,7 @@ def is_text(schema: object, root: Mapping[str, Any]) -> bool:
 
 
 def alternatives(schema: object, root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Resolves unions and references. An argument that is not in the tool's schema (``None``) is a
-    string."""
+    """Resolves unions and references. An argument without a schema (``None``) is a string."""
     found: list[Mapping[str, Any]] = []
     waiting = [schema]
     seen: set[int] = set()
@@ -138,7 +136,6 @@ def _options(schema: Mapping[str, Any], root: Mapping[str, Any]) -> list[object]
 
 
 def _merged(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Merges as far as finding types needs it."""
     parts = schema.get("allOf")
     merged = {key: value for key, value in schema.items() if key != "allOf"}
     for part in parts if isinstance(parts, list) else []:
@@ -239,10 +236,9 @@ _CLOSERS = {"(": ")", "[": "]", "{": "}"}
 
 
 def python_as_json(text: str, *, is_call: bool = False) -> str:
-    """JSON of Python's or JSON's literals, a tuple as an array, or of the named arguments in a
-    call's parentheses as an object. Raises ``ValueError`` or ``SyntaxError`` for all else, such as
-    comments, adjacent strings, numbers in another base, a comma behind which an item may be
-    missing."""
+    """JSON of Python's or JSON's literals, or of the named arguments in a call's parentheses.
+    Raises ``ValueError`` or ``SyntaxError`` for all else, such as comments, adjacent strings,
+    numbers in another base."""
     read: list[str] = []
     opened: list[tuple[str, str, int]] = []
     with_commas: set[int] = set()
@@ -303,8 +299,7 @@ class JsonCopy:
         self._is_escaped = False
 
     def feed(self, text: str, start: int) -> tuple[str, int]:
-        """Returns the copy of ``text`` from ``start``, at first an opening brace, and the copy's
-        end."""
+        """Returns the copy of ``text`` from ``start``, at first an opening brace, and its end."""
         copied: list[str] = []
         position = start
         while position < len(text) and self.is_running:

@@ -4,10 +4,8 @@
      ▲                    │ no                    ▲         │ not yet              │ no
      └────────────────────┘                       └─────────┘                      └──▶ all text
 
-A block is held back until a pure function of its text reads calls in it, and is calls only where
-what follows cannot be a part of them. A marker in a string ends no block, as the text before it
-cannot be read. A broken block is text, and so is the rest of the answer: a string of a broken call
-may hold another call's text.
+A block is calls only where what follows cannot be a part of them. A broken block is text, and so is
+the rest of the answer: a string of a broken call may hold another call's text.
 """
 
 from __future__ import annotations
@@ -59,9 +57,8 @@ class CallStarted:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """Never empty. A call's pieces concatenate to one valid JSON object once the next call starts
-    or the parser is flushed; only where they are streamed under a grammar may the answer's end cut
-    them off."""
+    """A call's pieces concatenate to one valid JSON object once the next call starts or the parser
+    is flushed, except where the answer's end cuts off a streamed one."""
 
     fragment: str
 
@@ -148,7 +145,6 @@ class CallFormat(ABC):
         """``is_held``: a grammar holds the answer to calls."""
 
     def opens(self, marker: str, *, is_first: bool, begins_line: bool) -> bool:
-        """Some openings occur in texts as well."""
         return True
 
     def grammar(
@@ -177,8 +173,7 @@ class CallParser:
 
     def __init__(self, call_format: CallFormat, tools: KnownTools) -> None:
         self.streams_arguments = False
-        """Set before the first text, and only where a grammar holds the answer to calls. An answer
-        cut off by its limit leaves the arguments unfinished."""
+        """Set before the first text, and only where a grammar holds the answer to calls."""
         self.on_decision: Callable[[Decision], None] | None = None
         """Set before the first text."""
         self._format = call_format
@@ -188,7 +183,6 @@ class CallParser:
         )
         self._longest = max(map(len, (*call_format.openings, *call_format.closings)))
         self._step = self._find
-        """Handles new text; returns whether to continue at once."""
         self._parts: list[Part] = []
         self._pending = ""
         """Undecided text; in a block all of it, behind its marker."""
@@ -362,9 +356,9 @@ class CallParser:
 def _patterns(
     markers: tuple[str, ...], bare: tuple[str, ...]
 ) -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str]]:
-    """Returns patterns of a marker, a marker's beginning at the text's end, and a marker that may
-    end a block. A marker's first character occurs nowhere else in it, so that a match that fails
-    never hides the beginning of another. No marker may be the beginning of another."""
+    """Patterns of a marker, of its beginning at the text's end, and of one that may end a block. A
+    marker's first character occurs nowhere else in it, so a failed match never hides another's
+    beginning."""
     assert all(marker.count(marker[0]) == 1 for marker in markers)
     begun = "|".join(map(_beginning, markers)) or "(?!)"
     ends = [one for one in markers if one not in bare]

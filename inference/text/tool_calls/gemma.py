@@ -196,12 +196,11 @@ class GemmaFormat(CallFormat):
 
 
 def arguments_as_json(written: str, quote: str) -> str:
-    """A whole block of a tool's arguments as a JSON object.
+    """Converts a whole block of arguments to a JSON object.
 
         {city:<escape>Paris<escape>,days:3,near:[{lat:1.5}]}  ─▶  {"city":"Paris","days":3,…}
 
-    Keys are bare, texts stand between quote markers and know no escapes. JSON's own quotes are read
-    as well. Raises ``ValueError`` for other text; the result may still be no JSON.
+    Texts know no escapes. Raises ``ValueError`` for other text; the result may still be no JSON.
     """
     marked = re.escape(quote)
     token = re.compile(

@@ -1,11 +1,9 @@
-"""Rules that the formats' grammars share: llguidance lark rules (its docs/syntax.md), as lines of
-text.
+"""Rules that the formats' grammars share: llguidance lark rules (its docs/syntax.md).
 
     required    start: call (between call)*    call: marker rest      once: start: call
     auto        start: call* TEXT              call: head rest        once: start: TEXT | call
 
-``head`` is free text that ends in the marker, as one token or spelled out. ``rest`` is the
-format's.
+``head`` is free text that ends in the marker. ``rest`` is the format's.
 """
 
 from __future__ import annotations
@@ -78,9 +76,9 @@ class WantedCalls:
     def answer_rules(
         self, opening: str, *, between: str = "", also: str = "", is_section: bool = False
     ) -> list[str]:
-        """All rules but ``rest``, which follows the marker ``opening`` of one call. ``between``:
-        the format's characters between two calls; ``also``: another beginning of a call in free
-        text. ``is_section``: ``rest`` holds several calls, and all that a forced answer calls."""
+        """``rest`` follows the marker ``opening``. ``between``: characters between two calls;
+        ``also``: another beginning of a call in free text. ``is_section``: ``rest`` holds all calls
+        of a forced answer."""
         if self.are_forced:
             more = f" ({literal(between)} call)*" if between else " call*"
             return [
@@ -135,8 +133,8 @@ def json_rule(name: str, schema: dict[str, Any]) -> str:
 
 
 def arguments_schema(tool: ToolDefinition, choice: ToolChoice) -> dict[str, Any]:
-    """Uses the tool's own schema for a strict tool, and where a call is forced, which a model may
-    not have in mind."""
+    """A forced call follows the tool's schema, as a strict tool's do: the model may not have it in
+    mind."""
     if not tool.strict and choice.mode != "required":
         return {"type": "object", OUR_OPTIONS: OPTIONS}
     schema = tool.parameters

@@ -296,8 +296,7 @@ MISTRAL_CALLS, MISTRAL_ARGUMENTS, MISTRAL_CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[
 
 
 class MistralFormat(CallFormat):
-    """The older form is a list of JSON objects. Without ``[ARGS]`` the name ends where the
-    arguments begin, and only a tool's is one."""
+    """Without ``[ARGS]`` the name ends where the arguments begin, and only a tool's is one."""
 
     openings = (MISTRAL_CALLS,)
     markers = (MISTRAL_CALLS, MISTRAL_ARGUMENTS, MISTRAL_CALL_ID)
@@ -326,9 +325,8 @@ class MistralFormat(CallFormat):
 
 
 class HarmonyFormat(CallFormat):
-    """A message to a function, whose head ``inference.text.reasoning`` has put in one form. The
-    model ends with each call. Grammars are of the whole answer behind its thinking, with its
-    channel."""
+    """``inference.text.reasoning`` has put the head in one form. The model ends with each call.
+    Grammars are of the whole answer behind its thinking, with its channel."""
 
     name = "harmony"
     openings = (CALL_HEAD,)

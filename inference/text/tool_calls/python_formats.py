@@ -136,8 +136,7 @@ _FREE_TERMINAL = f"FREE: /(.|\\n)*/ & ~{_CALL_LINE} & ~{_LIST_START} & ~{_SPELLE
 
 
 class Llama3Format(CallFormat):
-    """Grammars ask for JSON, which every model of this format writes. Beside free text, calls come
-    at the answer's beginning or behind the tag."""
+    """Every model of this format writes JSON, which grammars ask for."""
 
     name = "llama3"
     markers = (LLAMA_TAG,)

@@ -80,8 +80,7 @@ class Tags(NamedTuple):
     key_end: str
     value_end: str
     doubts: str
-    """A pattern of text in a value that may be the format's: the next argument, or a closing tag in
-    its place."""
+    """A pattern of the next argument, or a closing tag in its place, inside of a value."""
     special: tuple[str, ...]
     """These texts may be tokens."""
     line: str = "\n"
@@ -91,7 +90,6 @@ class Tags(NamedTuple):
     needs_known_name: bool = False
     """A name without outer tags must be a tool's."""
     holds_several: bool = False
-    """The outer tags hold several calls."""
     has_json: bool = False
     """Calls in JSON, as relatives write them, are read between the outer tags."""
     is_quoted: bool = False
@@ -159,8 +157,8 @@ class TagFormat(CallFormat):
     def _arguments(
         self, name: str, block: str, tools: KnownTools, *, follows_grammar: bool
     ) -> str | None:
-        """``None`` where they have another reading. ``follows_grammar``: a value that names the
-        format's tags is whole all the same."""
+        """``None`` for another reading. ``follows_grammar``: values that name the tags are
+        whole."""
         members: dict[str, str] = {}
         position = 0
         while (found := self._any_argument.match(block, position)) is not None:
@@ -276,8 +274,7 @@ def _check_text(
 
 
 def _as_json(text: str, schema: object, root: Mapping[str, Any], mark: str | None) -> str | None:
-    """Without a mark, the schema decides between text and JSON. ``None``: perhaps a value and a tag
-    behind it."""
+    """The schema decides without a mark. ``None``: perhaps a value and a tag behind it."""
     if mark == ' string="true"' or (mark is None and is_text(schema, root)):
         value = compact_json(text)
     else:

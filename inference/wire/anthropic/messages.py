@@ -1,7 +1,6 @@
-"""Anthropic's messages dialect: bytes in, one request out; events in, frames out.
+"""Anthropic's messages dialect (https://docs.anthropic.com/en/api/messages).
 
 Beta features need no header: a field is honoured or refused by its value.
-Source: https://docs.anthropic.com/en/api/messages.
 """
 
 from __future__ import annotations

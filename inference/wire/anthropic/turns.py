@@ -3,7 +3,6 @@ with the marks of ``cache_control`` in it.
 
     system field, system messages ─▶ one system turn, first
     user turns in a row ─▶ tool results in order, then one user turn
-    assistant turns in a row ─▶ one assistant turn: reasoning, text, tool calls
 
     text | text | image     blocks; | are marks
       at 4   at 9   None    characters of the turn's joined text; None: after the turn
@@ -207,8 +206,8 @@ def _places(blocks: Sequence[Block]) -> Iterator[tuple[int | None, str]]:
 MAX_MESSAGES = 100_000
 SYSTEM_SEPARATOR = "\n\n"
 BILLING_MARK = "x-anthropic-billing-header:"
-"""Claude Code's first system block, for the vendor's accounting; that API removes it, too. It
-changes, so it would spoil the prompt's prefix."""
+"""Claude Code's first system block, for the vendor's accounting, which that API removes. Left in,
+it would be text for the model that changes with the client."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,8 +32,6 @@ FineClock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """``model`` is the client's name for it."""
-
     model: str
     is_chat: bool
 

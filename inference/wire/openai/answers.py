@@ -1,10 +1,9 @@
 """Encodes chat and text completions: chunks, usage, padding, log probabilities of prompts.
 
-    data: {…,"obfuscation":"x3k…"}      padded to the next multiple of BLOCK_BYTES, so that lengths
-                                        in an encrypted stream reveal no tokens: OpenAI's
-                                        ``include_obfuscation``
+Chunks are padded to a multiple of ``BLOCK_BYTES``, so that lengths in an encrypted stream reveal no
+tokens: OpenAI's ``include_obfuscation``. vLLM's ``prompt_logprobs`` begin with null:
+
     [null, {"9707": {"logprob": -1.2, "rank": 3, "decoded_token": "Hello"}, …}, …]
-                                        vLLM's ``prompt_logprobs``: nothing precedes the first token
 
 The padding is derived from the chunk.
 """

@@ -1,10 +1,4 @@
-"""OpenAI's chat completions dialect: bytes in, one request out; events in, chunks or a body out.
-
-    event ─▶ added(event) ─▶ ChatStreamEncoder      each addition is a chunk
-                          └▶ ChatChoice             additions are put together, as an SDK would
-
-Source: https://platform.openai.com/docs/api-reference/chat.
-"""
+"""OpenAI's chat completions dialect (https://platform.openai.com/docs/api-reference/chat)."""
 
 from __future__ import annotations
 
@@ -247,7 +241,6 @@ def _max_tokens(read: dict[str, Any]) -> int | None:
 
 
 def added(event: Event, reasoning: Reasoning) -> dict[str, Any]:
-    """May be empty."""
     match event:
         case Delta(text=text) if text:
             return {"content": text}
@@ -309,7 +302,6 @@ class ChatChoice(Choice):
         self._reasoning = reasoning
         self._texts: dict[str, list[str]] = {"content": [], "reasoning_content": []}
         self._calls: list[tuple[dict[str, Any], list[str]]] = []
-        """Calls as in the body, and their arguments in pieces."""
         self._tokens: list[bytes] | None = [] if shows_logprobs else None
 
     def add(self, event: Event) -> None:

@@ -1,7 +1,7 @@
 """The tools of an OpenAI chat request, the choice among them, and its turns as ``ChatMessage``.
 
-``developer`` is OpenAI's newer word for ``system`` and becomes that. Text parts are joined with a
-newline; images keep their places. Custom tools, which take free text, are refused by name.
+``developer`` is OpenAI's newer word for ``system``. Custom tools, which take free text, are
+refused.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""OpenAI's completions dialect: prompts, as text or token ids, and their continuations.
+"""OpenAI's completions: https://platform.openai.com/docs/api-reference/completions.
 
-Without a chat template a thinking block is ordinary text. Source:
-https://platform.openai.com/docs/api-reference/completions.
+Without a chat template a thinking block is ordinary text.
 """
 
 from __future__ import annotations
@@ -112,8 +111,7 @@ def _check_num_choices(read: dict[str, Any], num_prompts: int) -> None:
 
 @dataclass(slots=True)
 class Logprobs:
-    """Parallel lists. ``text_offset`` counts characters. An echoed prompt's first token has no
-    probability."""
+    """``text_offset`` counts characters. An echoed prompt's first token has no probability."""
 
     num_chars: int = 0
     tokens: list[str] = field(default_factory=list)

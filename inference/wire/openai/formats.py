@@ -1,5 +1,4 @@
-"""Formats of the answer's text, by OpenAI's field (``response_format``) or vLLM's
-(``structured_outputs``, earlier ``guided_…``), one at a time.
+"""Formats of the answer's text, in OpenAI's or vLLM's fields, one at a time.
 
 Sources: https://platform.openai.com/docs/guides/structured-outputs,
 https://docs.vllm.ai/en/latest/features/structured_outputs.html.

@@ -1,10 +1,11 @@
-"""A multipart/form-data body in a file: finds its parts, and rewrites it with another model.
+"""A multipart/form-data body (RFC 7578) in a file: finds its parts, and rewrites it with another
+model.
 
     --B CRLF head CRLF CRLF content CRLF --B CRLF … CRLF --B--
                            [start, end)
 
-The file is read in pieces, and contents stay in it. A form is forwarded under a new boundary, which
-no content can contain, so the upstream reads the same parts as the gateway. Source: RFC 7578.
+A form is forwarded under a new boundary, which no content can contain, so the upstream reads the
+same parts as the gateway.
 """
 
 from __future__ import annotations
@@ -189,8 +190,7 @@ def _part(head: bytes, at: int, end: int) -> Part:
 
 
 def _parameter(message: Message, name: str) -> str | None:
-    """Forms should have no parameter in a charset (RFC 7578, 4.2); aiohttp sends ``filename*``
-    alone."""
+    """RFC 7578, 4.2 forbids a charset here; aiohttp sends ``filename*`` alone."""
     value = message.get_param(name, header="content-disposition")
     return None if value is None else collapse_rfc2231_value(value)
 

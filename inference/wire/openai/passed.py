@@ -2,9 +2,6 @@
 metered units of a request, and the units of its answer. The upstream honours or refuses other
 fields.
 
-The length of a WAV file of samples follows from its rate, channels and width. Other audio files'
-lengths are only bounded: no codec in use needs fewer bytes a second than ``LEAST_BYTES_A_SECOND``.
-
 Quotation marks within JSON's strings are escaped, so a pattern of a key with its marks matches only
 keys. A window's end is kept, so that cuts between parts hide nothing.
 """
@@ -173,7 +170,7 @@ def paths_of(task: str) -> str:
 
 HEAD_BYTES = 64 * 1024
 LEAST_BYTES_A_SECOND = 500
-"""4 kbit/s: Opus begins at 6, AMR at 4.75."""
+"""Bounds files other than WAV: 4 kbit/s; Opus begins at 6, AMR at 4.75."""
 USUAL_BYTES_A_SECOND = 8_000
 """64 kbit/s, common for speech."""
 SAMPLES = frozenset({1, 3, 0xFFFE})
@@ -199,8 +196,7 @@ def audio_length(head: bytes, num_bytes: int) -> Units:
 
 
 def _samples(head: bytes) -> tuple[int, int] | None:
-    """Bytes a second, and the offset of the samples. Some recorders write the head's length
-    last."""
+    """Bytes a second and the samples' offset. Some recorders write the head's length last."""
     if len(head) < 12 or head[:4] != b"RIFF" or head[8:12] != b"WAVE":
         return None
     at, rate_bytes = 12, 0

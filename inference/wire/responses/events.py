@@ -3,7 +3,6 @@
     created ─▶ (queued) ─▶ in_progress ─▶ items … ─▶ completed | incomplete
                                    at any time: error ─▶ failed
 
-The body is the response in the last event. Every event has the next sequence number, from 0.
 Source: https://platform.openai.com/docs/api-reference/responses-streaming.
 """
 
@@ -57,8 +56,7 @@ class ResponseStreamEncoder:
         *,
         writes_closings: bool = True,
     ) -> None:
-        """``writes_closings``: writes the frames that end an item, which are large with log
-        probabilities."""
+        """``writes_closings``: frames that end an item are large with log probabilities."""
         self._settings = settings
         self._writes_closings = writes_closings
         self._request_id = request_id

@@ -1,8 +1,7 @@
-"""Fields of a Responses request beside its items and tools. ``as_object`` of a parsed value is its
-echo in the response.
+"""Fields of a Responses request beside its items and tools; ``as_object`` of a value is its echo.
 
-Reasoning is not secret: ``encrypted_content`` is the same text in an opaque form, for clients that
-store no answers here and send only that back.
+Reasoning is not secret: ``encrypted_content`` is the same text for clients that send only that
+back.
 """
 
 from __future__ import annotations

@@ -1,12 +1,7 @@
 """A conversation's history: stored responses read back and replayed, and compaction.
 
-A replay, with its items whole, since deltas are not stored:
-
-    from the beginning    created ─▶ each item added and done ─▶ completed | incomplete | failed
-    after some event      completed | incomplete | failed: it carries everything
-
-The closing event keeps its number from the first stream: a client that resumes drops every event up
-to the last one it has seen.
+A replay has its items whole, since deltas are not stored. Its closing event keeps its number from
+the first stream: a client that resumes drops every event up to the last one it has seen.
 
 Compaction makes a request for a summary. The user's and the developer's messages stay; one
 ``compaction`` item replaces the model's messages, calls and results:

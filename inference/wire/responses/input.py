@@ -1,7 +1,4 @@
-"""The input items of a Responses request: checks, listings, and conversion to turns of a chat.
-
-This server accepts its own output items. Reasoning, text and calls that follow one another are one
-assistant turn.
+"""The input items of a Responses request, which this server's output items may be.
 
 Source: https://platform.openai.com/docs/api-reference/responses/create#responses-create-input.
 """
@@ -123,8 +120,7 @@ def _joined_turn(last: ChatMessage, more: ChatMessage) -> ChatMessage:
 
 
 def earlier_turns(messages: Sequence[ChatMessage]) -> list[int]:
-    """The number of messages in the first turn, the first two, … all but the last. A turn begins
-    with the user."""
+    """The number of messages in the first turn, the first two, … all but the last."""
     begins = [index for index, message in enumerate(messages) if message.role == "user"]
     return begins[1:]
 

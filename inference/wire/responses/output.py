@@ -1,10 +1,8 @@
-"""The response object (the echo of the request, the outcome, the usage), and its growing output
-items.
+"""The response object, and its growing output items.
 
     item added ─▶ (content part added) ─▶ delta … ─▶ text done ─▶ (part done) ─▶ item done
 
-An item returns these events without sequence numbers. For deltas, of which there are thousands, it
-returns only the frame around the text.
+Items return these events without sequence numbers, and for deltas only the frame around the text.
 """
 
 from __future__ import annotations
@@ -33,8 +31,8 @@ class OutputItem(ABC):
     def __init__(
         self, item_id: str, output_index: int, text: str, part: str, place: dict[str, Any]
     ) -> None:
-        """``text``, ``part``: prefixes of the event types; empty ``part``: it has none. ``place``:
-        fields of both beside the item's id and index."""
+        """``text``, ``part``: prefixes of the event types; ``part`` may be empty. ``place``: fields
+        of both."""
         self._id = item_id
         self._output_index = output_index
         self._text_event, self._part_event = f"response.{text}", f"response.{part}" if part else ""

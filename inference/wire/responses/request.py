@@ -1,14 +1,9 @@
 """OpenAI's Responses dialect: bytes in, one request out; events in, named frames out.
 
     parse(body) ─▶ ResponsesRequest ─▶ continued(history, references) ─▶ generation
-    parse_count(body) ─▶ ResponsesRequest ─▶ continued ─▶ count_of ─▶ count_body(tokens)
+    response.create, over a WebSocket ─▶ parse_message ─▶ SocketRequest
 
-    over a WebSocket, where fields of transport (``stream``, ``background``) have one value:
-    response.create ─▶ parse_message ─▶ SocketRequest
-    frames of the stream encoder ─▶ messages_of ─▶ a JSON text each
-
-The server of a request loads stored items (``previous_response_id``, item references) and calls
-``continued``. Sources:
+The server of a request loads stored items and calls ``continued``. Sources:
 https://platform.openai.com/docs/api-reference/responses/create and …/input-tokens,
 https://developers.openai.com/api/docs/guides/websocket-mode.
 """

@@ -1,11 +1,8 @@
 """Tools of a Responses request: functions, and namespaces of functions.
 
-    tools ─▶ GivenTools ─▶ the model sees  look_up  and  crm.look_up
-    its call of crm.look_up ─▶ GivenTools.members ─▶ namespace crm, name look_up
-
-Codex offers MCP servers' tools as namespaces, which chat templates lack. A tool without ``strict``
-is strict where its schema fits, by OpenAI's rule.
-
+Codex offers MCP servers' tools as namespaces, which chat templates lack: the model sees
+``crm.look_up`` for ``look_up`` of namespace ``crm``. A tool without ``strict`` is strict where its
+schema fits, by OpenAI's rule.
 Source: https://platform.openai.com/docs/guides/function-calling#defining-namespaces.
 """
 
@@ -191,13 +188,11 @@ ENFORCEABLE = frozenset(
         *("title", "description", "$schema"),
     }
 )
-"""Every grammar supports these. A schema with other keywords is only enforced if its client sets
-``strict``, and may then be refused."""
+"""Every grammar supports these. Schemas with others are enforced only where ``strict`` is set."""
 
 
 def is_strict(schema: dict[str, Any]) -> bool:
-    """OpenAI's rule: every object, at any depth, allows no further properties and requires all its
-    own."""
+    """OpenAI's rule: objects at any depth allow no further properties and require all their own."""
     return schema.get("type") == "object" and _fits(schema)
 
 

@@ -1,12 +1,8 @@
-"""Encodes our request as an upstream's body, and decodes its answer to our events: the reverse of a
-dialect.
+"""Encodes our request as an upstream's body, and decodes its answer to our events.
 
-    GenerationRequest ─▶ a dialect ─▶ body
-    bytes ─▶ a dialect ─▶ answer_events ─▶ events
-    an error's body ─▶ inference.wire.failures ─▶ Failure
-
-Here is what all dialects share. Untranslated fields are refused by the client's names, but not
-values that change nothing (a penalty of 0): clients send them.
+Untranslated fields are refused by the client's names (see
+``docs/decisions/0050-translated-for-upstreams.md``), but not values that change nothing: clients
+send them.
 """
 
 from __future__ import annotations

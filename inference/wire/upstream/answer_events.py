@@ -1,6 +1,5 @@
 """One answer of an upstream in any dialect, as our events.
 
-    bytes ─▶ SseReader | LinesReader ─▶ an event's data, or a line of JSON ─▶ AnswerReader
     accept ─▶ think | write | begin_call, add_arguments, send_calls ─▶ finish ─▶ end
 
 A tool call is held back until its arguments are complete; one whose arguments are not a JSON object
@@ -176,8 +175,7 @@ class AnswerEvents:
         self.is_ended = False
 
     def accept(self, prompt_tokens: int | None = None) -> None:
-        """Later calls are ignored. ``prompt_tokens``: the upstream's count; ignored if
-        impossible."""
+        """``prompt_tokens``: the upstream's count; ignored if impossible."""
         if self.is_accepted:
             return
         self.is_accepted = True

@@ -1,8 +1,7 @@
 """OpenAI's chat or text completions, for an upstream: the body, and its chunks as our events.
 
-Every field is translated or refused by the client's name for it: see
-``docs/decisions/0050-translated-for-upstreams.md``. Extensions keep vLLM's names, and an upstream
-that does not have one refuses it itself. An answer that is not streamed is read as one chunk.
+Extensions keep vLLM's names; an upstream without one refuses it. An answer that is not streamed is
+read as one chunk.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Exchanges with upstreams by dialect: a request's body, and the reader of its answer.
 
-OpenAI's dialect requests vectors as base64, which is a quarter of the text. Tokens are counted at
-Anthropic's own path, or at vLLM's /tokenize, which helexa and SGLang have too. Sources:
+Vectors are requested as base64, a quarter of the text. Sources:
 https://platform.openai.com/docs/api-reference/embeddings, https://docs.ollama.com/api/embed,
 https://docs.anthropic.com/en/api/messages-count-tokens and
 https://docs.vllm.ai/en/latest/serving/online_serving (Tokenizer API).

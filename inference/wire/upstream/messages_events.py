@@ -1,11 +1,8 @@
-"""An upstream's streamed message, of Anthropic's dialect, as our events.
-
-    message_start ─▶ accept     content_block_* ─▶ think | write | calls
-    message_delta ─▶ finish     message_stop ─▶ end     error ─▶ UpstreamErrorObject
+"""An upstream's message, of Anthropic's dialect, as our events.
 
 Blocks, deltas and events of other kinds are skipped, as that API requires. A message that is not
-streamed is read as one event. Source:
-https://docs.anthropic.com/en/docs/build-with-claude/streaming.
+streamed is read as one event.
+Source: https://docs.anthropic.com/en/docs/build-with-claude/streaming.
 """
 
 from __future__ import annotations

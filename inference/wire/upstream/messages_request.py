@@ -3,9 +3,8 @@
     system turns, wherever they stand ─▶ system          a tool's result ─▶ the user's next turn
     turns of one role in a row ─▶ one turn               a schema ─▶ output_config.format
 
-Every field is translated or refused by the client's name for it: see
-``docs/decisions/0050-translated-for-upstreams.md``. Thoughts of earlier turns are left out: that
-API requires its own signature. Source: https://docs.anthropic.com/en/api/messages.
+Thoughts of earlier turns are left out: that API requires its own signature.
+Source: https://docs.anthropic.com/en/api/messages.
 """
 
 from __future__ import annotations
@@ -51,8 +50,7 @@ class Marks:
         return [mark for mark in self._marks if (mark.message, mark.tool) == (message, tool)]
 
     def on_turn(self, message: int, blocks: list[Block]) -> list[Block]:
-        """Changes ``blocks``; a mark inside a text splits its block. That API does not cache white
-        space."""
+        """A mark inside a text splits its block. That API does not cache white space."""
         marks = self.of(message=message)
         if not marks or not blocks:
             return blocks

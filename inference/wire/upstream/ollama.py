@@ -1,10 +1,8 @@
-"""Ollama's chat, and its generate for a prompt without turns, for an upstream: the body, and its
-lines as our events.
+"""Ollama's chat, and its generate for a prompt without turns, for an upstream.
 
-Every field is translated or refused by the client's name for it: see
-``docs/decisions/0050-translated-for-upstreams.md``. Ollama cuts prompts that are longer than its
-context by default, which is always turned off. An answer that is not streamed is one line. Source:
-https://docs.ollama.com/api, the types of the ``ollama`` package.
+Ollama cuts prompts that are longer than its context by default, which is always turned off. An
+answer that is not streamed is one line. Source: https://docs.ollama.com/api, the types of the
+``ollama`` package.
 """
 
 from __future__ import annotations
