@@ -23,8 +23,7 @@ from inference.protocol.load_report import (
 
 
 class Grammar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``text`` is llguidance's JSON form. Tokens up to the first ``starts_after_token_id`` are
-    unconstrained."""
+    """``text`` is llguidance's JSON. ``starts_after_token_id``: the last unconstrained token."""
 
     text: str
     starts_after_token_id: int | None = None
@@ -72,8 +71,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Natural logarithms, before temperature, penalties and filters, as OpenAI and vLLM report
-    them."""
+    """Natural logarithms, before temperature, penalties and filters (as OpenAI and vLLM)."""
 
     token_id: int
     logprob: float | None

@@ -100,8 +100,7 @@ class RankedToken(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class PromptScored(RequestEvent, frozen=True, kw_only=True, omit_defaults=True, tag="scored"):
-    """Starts with the prompt's second token. Each list has the token, then the likeliest, best
-    first."""
+    """Starts with the prompt's second token. Lists have the token, then the likeliest in order."""
 
     tokens: list[list[RankedToken]]
     prompt_index: int = 0
@@ -123,9 +122,8 @@ class OutputTokens(ChoiceEvent, frozen=True, kw_only=True, omit_defaults=True, t
 
 
 class ReasoningDelta(ChoiceEvent, frozen=True, kw_only=True, omit_defaults=True, tag="reasoning"):
-    """``opens``, on the first delta, and ``closes``, on the last, are markers: the text may be
-    empty. ``missing_close`` is the closing marker that the model did not write before the answer
-    ended."""
+    """``opens`` and ``closes`` are markers, on the first and last delta. ``missing_close`` is the
+    closing marker that the model did not write before the answer ended."""
 
     text: str
     num_tokens: int = 1
@@ -174,8 +172,7 @@ class EmbeddedPart(RequestEvent, frozen=True, kw_only=True, tag="embedded_part")
 
 
 class Embedded(RequestEvent, frozen=True, kw_only=True, tag="embedded"):
-    """``vectors`` are float32, little-endian, one for each prompt; earlier parts have the
-    others."""
+    """``vectors`` are float32, little-endian, one a prompt; earlier parts have the others."""
 
     vectors: list[bytes]
     usage: Usage
@@ -206,8 +203,7 @@ MAX_TRACE_BYTES = 256 * 1024
 
 
 class Traced(RequestEvent, frozen=True, kw_only=True, tag="traced"):
-    """The rendered prompt, the parsers' decisions, and the raw text: ``MAX_TRACE_BYTES`` at
-    most."""
+    """Rendered prompt, parsers' decisions, raw text: ``MAX_TRACE_BYTES`` at most."""
 
     text: str
 

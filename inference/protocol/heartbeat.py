@@ -41,8 +41,7 @@ class LoadState(msgspec.Struct, frozen=True, kw_only=True):
     since_unix_s: float
     spec_digest: str = ""
     memory_bytes: int | None = None
-    """The most device memory that it may allocate; ``None`` until measured. A sleeping model's: the
-    memory that it still uses."""
+    """The most that it may allocate; ``None`` until measured. Asleep: the memory that it uses."""
     progress: LoadProgress | None = None
     failure: LoadFailure | None = None
 

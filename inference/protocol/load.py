@@ -153,8 +153,7 @@ class LoadSpec(FileSource, frozen=True, kw_only=True, omit_defaults=True):
     kv_dtype: KVDtype = "auto"
     max_context_tokens: int | None = None
     kv_memory_bytes: int | None = None
-    """``None``: enough for a few contexts, of the memory that is free after the weights (CUDA), or
-    the configured share of it (CPU)."""
+    """``None``: enough for a few contexts (CUDA), or the configured share (CPU)."""
     speculation: Speculation = "off"
     draft_model: str | None = None
     max_draft_tokens: int | None = None

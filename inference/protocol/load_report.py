@@ -185,8 +185,7 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     kv_block_tokens: int
     kv_dtype: str = ""
     context_tokens: int
-    """The minimum of model, operator's clamp, KV capacity, and ``max_prefill_s``, for prompt plus
-    output."""
+    """Prompt plus output: the minimum of model, operator, KV capacity, and ``max_prefill_s``."""
     vocab_size: int
     quantization: str
     """A sentence for people: which weights stayed packed, with which kernel."""
@@ -225,8 +224,7 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     ranks: list[RankReport] = []
     stages: list[StageReport] = []
     stage_memory: list[DeviceMemory] = []
-    """One for each device of this neuron that has stages; their sums are in the fields above. Other
-    neurons report theirs (``StageReady``)."""
+    """One for each device of this neuron that has stages. Other neurons send ``StageReady``."""
     predicted_tokens_per_s: float | None = None
     asleep: AsleepBytes | None = None
     """``None``: it cannot sleep."""
@@ -240,8 +238,8 @@ SHARE = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLimit:
-    """In tokens; ``input + output <= context``. A request beyond one of them that fits into the
-    context all the same is served."""
+    """In tokens; ``input + output <= context``. More than one of them is served if it fits the
+    context."""
 
     context: int
     input: int

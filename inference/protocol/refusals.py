@@ -4,8 +4,7 @@
                               "<code> <key> <account>" for codes that are counted for each key
                               "<code>/<cause> <account>" where one code has several causes
 
-Hours count from the epoch. The counts are not billed: while Redis stalls, one may be lost or added
-twice.
+Hours count from the epoch. While Redis stalls, a count may be lost or added twice.
 """
 
 from __future__ import annotations

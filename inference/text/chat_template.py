@@ -160,8 +160,7 @@ class ChatTemplate:
 
 
 def _with_described_tools(chat: ChatInput) -> ChatInput:
-    """Describes the tools in a system turn. A grammar holds the answer to a call, so the model need
-    not know how one is written."""
+    """A grammar holds the answer to a call, so the model need not know how one is written."""
     callable_ = [tool for tool in chat.tools if chat.tool_choice.name in (None, tool.name)]
     described_tools = "\n".join(json.dumps(_tool(tool)["function"]) for tool in callable_)
     num_first = next(

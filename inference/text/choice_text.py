@@ -55,8 +55,7 @@ class ChoiceText:
         shown_token_ids: frozenset[int] = frozenset(),
     ) -> None:
         """``starts_thinking``: the prompt has opened the block. ``shown_token_ids``: special tokens
-        whose text ``tool_calls`` needs; they have none in a thought. Raises ``ValueError`` for an
-        empty stop string."""
+        whose text ``tool_calls`` needs. Raises ``ValueError`` for an empty stop string."""
         assert markers is None or phrases is None
         self.tokenizer = tokenizer
         self.num_thought_tokens = 0

@@ -40,8 +40,7 @@ REFERENCED = frozenset({"$defs", "definitions", "$schema", "$id", "id"})
 
 
 def enforced(schema: Any) -> Any:
-    """Returns a copy. Raises ``SchemaError`` for an inexact number, and a schema that never
-    ends."""
+    """Returns a copy. Raises ``SchemaError`` for inexact numbers and schemas without an end."""
     found = _rewritten(schema)
     try:
         for place in all_places(found):
@@ -118,8 +117,7 @@ ENDLESS = "the schema requires itself again without an end, so that no value can
 
 
 def _check_ends(root: Any) -> None:
-    """llguidance compiles a schema that requires itself, and an answer that enters it never
-    ends."""
+    """llguidance compiles a schema that requires itself; an answer in it never ends."""
     places = list(all_places(root))
     if any(_has_own_root(place) for place in places):
         return
@@ -286,8 +284,7 @@ def _is_exact(value: int | float) -> bool:
 
 
 def _as_llguidance_reads(text: str) -> float:
-    """serde_json without ``float_roundtrip``: the digits as one float, times or by a power of
-    ten."""
+    """serde_json without ``float_roundtrip``: all digits as one float, then the power of ten."""
     sign, digits, exponent = Decimal(text).as_tuple()
     significand, power = float(int("".join(map(str, digits)))), int(exponent)
     if abs(power) > 300:

@@ -59,8 +59,7 @@ def replaced(schema: Any, steps: Steps, replacement: Any) -> Any:
 
 
 def left_out(root: Any, steps: Steps) -> tuple[Any, Steps]:
-    """Returns a copy without the keyword or schema that ``steps`` lead to or into, and its
-    steps."""
+    """Returns a copy without the keyword or schema at or around ``steps``, and its steps."""
     place = Place((), root)
     for child in all_places(root):
         if len(child.steps) > len(place.steps) and steps[: len(child.steps)] == child.steps:

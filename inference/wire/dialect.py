@@ -26,9 +26,8 @@ _LINE_ENDS = (
 
 
 def with_escaped_line_ends(frames: bytes) -> bytes:
-    """Escapes U+0085, U+2028 and U+2029, which JSON strings may contain (RFC 8259, section 7):
-    ``str.splitlines`` and httpx' ``iter_lines``, which Ollama's client uses, would cut an event
-    there."""
+    """Escapes line ends that JSON strings may contain (RFC 8259, section 7): ``str.splitlines`` and
+    httpx' ``iter_lines``, which Ollama's client uses, would cut an event there."""
     if frames.isascii():
         return frames
     for line_end, escape in _LINE_ENDS:

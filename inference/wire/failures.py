@@ -1,8 +1,7 @@
-"""The HTTP answer to each failure of a neuron or of placement, and the failure for an upstream's
-error.
+"""The HTTP answer to each failure of a neuron, of placement or of an upstream.
 
-An upstream's message about the caller's own request is passed on, shortened; never one about the
-upstream's key.
+An upstream's message about the caller's own request is passed on; never one about the operator's
+key.
 """
 
 from __future__ import annotations

@@ -160,8 +160,7 @@ def number(minimum: float, maximum: float) -> Check[float]:
 
 
 def integer(minimum: int, maximum: int) -> Check[int]:
-    """JSON has one kind of number: 3.0 is 3. orjson reads integers beyond 64 bits as floats and
-    rounds those just below -2⁶³ to it."""
+    """3.0 is 3. orjson reads integers beyond 64 bits as floats, and rounds some to -2⁶³."""
 
     def check(value: Any, path: str) -> int:
         may_be_rounded = False

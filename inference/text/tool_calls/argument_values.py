@@ -236,9 +236,8 @@ _CLOSERS = {"(": ")", "[": "]", "{": "}"}
 
 
 def python_as_json(text: str, *, is_call: bool = False) -> str:
-    """JSON of Python's or JSON's literals, or of the named arguments in a call's parentheses.
-    Raises ``ValueError`` or ``SyntaxError`` for all else, such as comments, adjacent strings,
-    numbers in another base."""
+    """JSON of Python's or JSON's literals, or of a call's named arguments. Raises ``ValueError`` or
+    ``SyntaxError``, also for comments, adjacent strings, numbers in another base."""
     read: list[str] = []
     opened: list[tuple[str, str, int]] = []
     with_commas: set[int] = set()

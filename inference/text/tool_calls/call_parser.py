@@ -155,9 +155,8 @@ class CallFormat(ABC):
         parallel: bool,
         marker_ids: Mapping[str, int],
     ) -> str | None:
-        """llguidance lark text for the whole answer; ``None``: choice ``auto`` without strict
-        tools, with parallel calls allowed. Raises ``UnsupportedSchemaError`` for what the format
-        cannot express."""
+        """llguidance lark text for the whole answer; ``None``: nothing is to be enforced. Raises
+        ``UnsupportedSchemaError``."""
         called = callable_tools(tools, choice, parallel=parallel)
         wanted = WantedCalls(called, choice, parallel, marker_ids)
         return "\n".join(self._rules(wanted)) or None if called else None
@@ -168,8 +167,7 @@ class CallFormat(ABC):
 
 
 class CallParser:
-    """All text but calls comes out as ``TextPart``, except white space around calls and closing
-    markers behind them."""
+    """Text comes out whole, but for white space around calls and closing markers behind them."""
 
     def __init__(self, call_format: CallFormat, tools: KnownTools) -> None:
         self.streams_arguments = False

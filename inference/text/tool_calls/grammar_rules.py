@@ -133,8 +133,7 @@ def json_rule(name: str, schema: dict[str, Any]) -> str:
 
 
 def arguments_schema(tool: ToolDefinition, choice: ToolChoice) -> dict[str, Any]:
-    """A forced call follows the tool's schema, as a strict tool's do: the model may not have it in
-    mind."""
+    """A forced call follows the tool's schema, too: the model may not have it in mind."""
     if not tool.strict and choice.mode != "required":
         return {"type": "object", OUR_OPTIONS: OPTIONS}
     schema = tool.parameters

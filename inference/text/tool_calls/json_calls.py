@@ -106,8 +106,7 @@ def _repaired_escape(escape: re.Match[str]) -> str:
 
 class JsonStyle(NamedTuple):
     is_marked: bool = True
-    """Calls stand behind a marker. Without one, an object with other keys than a call's is the
-    answer itself, and a name alone no call."""
+    """Without a marker, an object with other keys than a call's is the answer itself."""
     synonyms: Mapping[str, str] = NO_SYNONYMS
     """Maps the format's keys to a call's."""
 
@@ -186,8 +185,7 @@ _Call = tuple[str, _Arguments]
 
 
 def _call_of(written: WrittenObject, tools: KnownTools, style: JsonStyle) -> _Call | None:
-    """Adds a missing brace where it can only be the last one: behind arguments with objects of
-    their own it could be any of theirs."""
+    """Adds a last brace, unless arguments have objects of their own: it could be theirs."""
     given = written.value
     members = {style.synonyms.get(key, key): value for key, value in given.items()}
     if len(members) < len(given) or not (style.is_marked or members.keys() <= CALL_KEYS):

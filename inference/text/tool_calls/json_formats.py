@@ -175,8 +175,7 @@ def headed_notation(
     *,
     read: Callable[[str, int], WrittenObject] = read_object,
 ) -> Notation:
-    """``head`` is a pattern with the group ``name``. Where its group ``mark`` is missing, the name
-    must be an offered tool's."""
+    """``head``: a pattern with a group ``name``. Without its ``mark`` only offered tools match."""
     whole = re.compile(rf"{head}\s*(?=\{{)")
     begun = re.compile(rf"[{WHITESPACE}]*[^{{}}]{{0,{MAX_HEAD_LENGTH}}}\Z")
 

@@ -6,10 +6,9 @@ and later, which are JSON or Python without markers, or JSON behind ``<|python_t
     <|python_tag|>{"name": "f", "parameters": {"a": 1}}
     [f(a=1, b="x"), g()]
 
-LFM2's prompts may ask for JSON objects, which are read too; its grammars ask for Python with JSON's
-``true``, ``false`` and ``null``. Without Llama's tag, JSON is looked for where a line begins and a
-Python list where the answer begins. An object with other keys than a call's is text at its first
-such key.
+LFM2's JSON objects are read too; its grammars ask for Python with JSON's ``true``, ``false`` and
+``null``. Without Llama's tag, JSON is looked for where a line begins and a Python list where the
+answer begins.
 """
 
 from __future__ import annotations

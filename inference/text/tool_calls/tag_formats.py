@@ -157,8 +157,7 @@ class TagFormat(CallFormat):
     def _arguments(
         self, name: str, block: str, tools: KnownTools, *, follows_grammar: bool
     ) -> str | None:
-        """``None`` for another reading. ``follows_grammar``: values that name the tags are
-        whole."""
+        """``None``: another reading. ``follows_grammar``: values may name the tags."""
         members: dict[str, str] = {}
         position = 0
         while (found := self._any_argument.match(block, position)) is not None:

@@ -38,8 +38,7 @@ Display = Literal["hidden", "omitted", "shown"]
 Kind = Literal["text", "thinking", "tool_use"]
 
 SIGNATURE_START = b"helexa thinking\n"
-"""Clients expect a thinking block's signature and send it back. It is a fingerprint of its text
-that nothing checks."""
+"""Clients expect and return a signature. It is a fingerprint that nothing checks."""
 NO_MORE: dict[str, Any] = {"stop_details": None, "container": None}
 """The API's schema requires these fields of a message's end."""
 STOP_REASONS: dict[FinishReason, str] = {

@@ -189,8 +189,7 @@ def marks_of_tools(offered: Iterable[str], declared: Iterable[Tool]) -> list[Cac
 
 
 def _places(blocks: Sequence[Block]) -> Iterator[tuple[int | None, str]]:
-    """Yields the number of characters before each mark (``None``: after the turn) and its time to
-    live."""
+    """Yields the characters before each mark (``None``: after the turn) and its time to live."""
     end = 0
     num_texts = 0
     for block in blocks:

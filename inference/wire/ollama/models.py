@@ -84,8 +84,7 @@ UNKNOWN_ARCHITECTURE = "unknown"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferedModel:
-    """Unknown numbers are 0 and unknown texts empty: clients drop a whole list for one field of
-    another type than Ollama's."""
+    """Unknown values are 0 or empty: clients drop a whole list for one field of another type."""
 
     card: ModelCard
     spec_digest: str

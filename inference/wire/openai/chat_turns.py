@@ -1,7 +1,6 @@
 """The tools of an OpenAI chat request, the choice among them, and its turns as ``ChatMessage``.
 
-``developer`` is OpenAI's newer word for ``system``. Custom tools, which take free text, are
-refused.
+``developer`` is OpenAI's newer word for ``system``. Custom tools (free text) are refused.
 """
 
 from __future__ import annotations

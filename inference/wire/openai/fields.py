@@ -22,8 +22,7 @@ SAFETY_IDENTIFIER = f.honoured(
 TIMING_HEADER = "x-helexa-timing"
 TRUE_WORDS = frozenset({"true", "1", "yes"})
 FALSE_WORDS = frozenset({"false", "0", "no"})
-"""The timing header asks for the engine's times in the usage. Servers without it ignore a header
-but refuse an unknown field."""
+"""Servers without the timing header ignore it, but would refuse an unknown field."""
 
 MAX_TOKENS = 2**31 - 1
 MAX_CHOICES = 128

@@ -1,5 +1,4 @@
-"""A multipart/form-data body (RFC 7578) in a file: finds its parts, and rewrites it with another
-model.
+"""A multipart/form-data body (RFC 7578) in a file: its parts, and a rewrite with another model.
 
     --B CRLF head CRLF CRLF content CRLF --B CRLF … CRLF --B--
                            [start, end)

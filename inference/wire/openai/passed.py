@@ -1,6 +1,5 @@
 """Endpoints that are passed through to upstreams (audio, images, moderation): model, end user and
-metered units of a request, and the units of its answer. The upstream honours or refuses other
-fields.
+metered units of a request, and the units of its answer. Other fields are the upstream's.
 
 Quotation marks within JSON's strings are escaped, so a pattern of a key with its marks matches only
 keys. A window's end is kept, so that cuts between parts hide nothing.

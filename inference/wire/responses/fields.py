@@ -1,7 +1,6 @@
 """Fields of a Responses request beside its items and tools; ``as_object`` of a value is its echo.
 
-Reasoning is not secret: ``encrypted_content`` is the same text for clients that send only that
-back.
+``encrypted_content`` is no secret: the text for clients that send only that back.
 """
 
 from __future__ import annotations

@@ -265,7 +265,7 @@ def _message(read: dict[str, Any], path: str) -> InputItem:
     role = read["role"]
     given: Content = read["content"]
     if not given.parts and role != "assistant":
-        # Clients send answers without text back so.
+        # Clients send answers without text back like this.
         raise InvalidRequestError(f"'{path}.content' must not be empty.", param=f"{path}.content")
     if given.has_images and role != "user":
         raise UnsupportedParameterError(f"{path}.content", "only the user's messages have images")

@@ -31,8 +31,8 @@ class OutputItem(ABC):
     def __init__(
         self, item_id: str, output_index: int, text: str, part: str, place: dict[str, Any]
     ) -> None:
-        """``text``, ``part``: prefixes of the event types; ``part`` may be empty. ``place``: fields
-        of both."""
+        """``text``, ``part``: prefixes of event types; ``part`` may be empty. ``place``: common
+        fields."""
         self._id = item_id
         self._output_index = output_index
         self._text_event, self._part_event = f"response.{text}", f"response.{part}" if part else ""
@@ -118,8 +118,7 @@ class MessageItem(OutputItem):
 
 
 class ReasoningItem(OutputItem):
-    """Clients that requested a summary ignore ``content``. ``carries``: also as
-    ``encrypted_content``."""
+    """Clients that requested a summary ignore ``content``. ``carries``: ``encrypted_content``."""
 
     def __init__(self, item_id: str, output_index: int, *, as_summary: bool, carries: bool) -> None:
         self._field = "summary" if as_summary else "content"

@@ -138,8 +138,7 @@ COUNT_FIELDS = f.table(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponsesRequest:
-    """``generation`` is complete once ``references`` is empty and the history of
-    ``previous_response_id`` is in it."""
+    """``generation`` is complete only with the referenced items and history: ``continued``."""
 
     generation: GenerationRequest
     stream: bool

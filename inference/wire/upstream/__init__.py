@@ -1,8 +1,7 @@
 """Encodes our request as an upstream's body, and decodes its answer to our events.
 
-Untranslated fields are refused by the client's names (see
-``docs/decisions/0050-translated-for-upstreams.md``), but not values that change nothing: clients
-send them.
+Untranslated fields are refused by the client's names, but not values that change nothing, which
+clients send: ``docs/decisions/0050-translated-for-upstreams.md``.
 """
 
 from __future__ import annotations

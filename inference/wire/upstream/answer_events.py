@@ -123,8 +123,7 @@ def decoded(decode: Callable[[bytes], AnyAnswer], data: bytes, otherwise: str) -
 
 class AnswerReader(Protocol):
     def read(self, data: bytes) -> list[Event]:
-        """A frame of a stream or a whole answer. Raises ``UpstreamFaultError``,
-        ``UpstreamErrorObject``."""
+        """A frame or a whole answer. Raises ``UpstreamFaultError``, ``UpstreamErrorObject``."""
         ...
 
 
@@ -160,8 +159,7 @@ class AnswerEvents:
         max_prompt_tokens: int,
         max_output_tokens: int,
     ) -> None:
-        """``num_choices``: 0 for vectors or a count. ``prompt_tokens`` is an estimate;
-        ``max_output_tokens`` bounds all choices."""
+        """``num_choices``: 0 for vectors or a count. ``prompt_tokens`` is an estimate."""
         self._request_id = request_id
         self._choices = [_ChoiceState() for _ in range(num_choices)]
         self._prompt_tokens = prompt_tokens

@@ -1,7 +1,6 @@
 """OpenAI's chat or text completions, for an upstream: the body, and its chunks as our events.
 
-Extensions keep vLLM's names; an upstream without one refuses it. An answer that is not streamed is
-read as one chunk.
+Extensions keep vLLM's names. An answer that is not streamed is read as one chunk.
 """
 
 from __future__ import annotations

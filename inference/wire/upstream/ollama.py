@@ -1,8 +1,7 @@
 """Ollama's chat, and its generate for a prompt without turns, for an upstream.
 
-Ollama cuts prompts that are longer than its context by default, which is always turned off. An
-answer that is not streamed is one line. Source: https://docs.ollama.com/api, the types of the
-``ollama`` package.
+Ollama cuts prompts that are longer than its context by default, which is always turned off. Source:
+https://docs.ollama.com/api, the types of the ``ollama`` package.
 """
 
 from __future__ import annotations
