@@ -213,7 +213,6 @@ class GenerationRequest(
     """Choice ``prompt_index * n + i`` is the i-th answer to a prompt. A chat is one prompt."""
 
     model: str
-    """A catalogue model's name or an alias."""
     input: ChatInput | TextInput | TokensInput
     sampling: SamplingOptions = SamplingOptions()
     stop: list[str] = []

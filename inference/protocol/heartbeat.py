@@ -88,7 +88,6 @@ class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True):
     compute_capability: str | None = None
     driver: str | None = None
     utilization_percent: int | None = None
-    """Share of the last sample period."""
     temperature_c: int | None = None
     power_w: float | None = None
     reserved_bytes: int = 0
@@ -148,7 +147,6 @@ class ReplicaState(LoadState, frozen=True, kw_only=True):
     stage_since_unix_s: float | None = None
     report: LoadReport | None = None
     capabilities: list[Capability] = []
-    """Empty before it is loaded."""
     max_output_tokens: int | None = None
     max_in_flight: int | None = None
     max_queue_depth: int | None = None

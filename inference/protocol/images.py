@@ -159,7 +159,8 @@ MediaType = Literal["image/png", "image/jpeg", "image/webp", "image/gif", "image
 
 
 class ImageRef(msgspec.Struct, frozen=True, kw_only=True):
-    """As shown: the Exif orientation is applied, as by ``PIL.ImageOps.exif_transpose``."""
+    """The sides are as shown: Exif's orientation is applied, as by
+    ``PIL.ImageOps.exif_transpose``."""
 
     digest: str
     media_type: MediaType

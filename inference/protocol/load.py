@@ -91,7 +91,6 @@ class EarlierLoads(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     device_kind: Literal["cpu", "cuda"]
     needed_bytes: int | None = None
-    """Free memory that another such load needs."""
     memory_correction_bytes: int = 0
     """Added to the estimate from the files; may be negative."""
     prefill_speed: PrefillSpeed | None = None
@@ -104,7 +103,7 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     memory_bytes: int = 0
     promised_bytes: int = 0
     memory_limit_bytes: int | None = None
-    """The sum of the model's stages on this device; see ``LoadSpec``."""
+    """Limits all of the model's stages on this device; see ``LoadSpec``."""
     neuron: str = ""
     """Empty: the engine's own. The first stage is the engine's."""
     address: str = ""

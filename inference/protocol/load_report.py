@@ -108,7 +108,8 @@ class LoadFailure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     @property
     def is_permanent(self) -> bool:
-        """Until the operator changes the model's entry, its files or the host."""
+        """The same load fails until the operator changes the model's entry, its files or the
+        host."""
         return self.code in PERMANENT_FAILURES
 
 
@@ -163,9 +164,9 @@ class StageReport(msgspec.Struct, frozen=True, kw_only=True):
 
 class AsleepBytes(msgspec.Struct, frozen=True, kw_only=True):
     device_bytes: int
-    """All its devices and processes together."""
+    """An upper bound over all its devices and processes."""
     host_bytes: int = 0
-    """Extra host memory; on a CPU the two are one."""
+    """An upper bound of the host's memory beside that; on a CPU the two are one."""
     by_device: dict[str, int] = {}
     """Parts of ``device_bytes``, where it has several devices."""
 
@@ -233,13 +234,12 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
 DEFAULT_OUTPUT_TOKENS = 8192
 """The original system's reserve for answers."""
 SHARE = 4
-"""Answers get a quarter of the context without an operator's limit; prompts keep one with it."""
+"""Without an operator's limit answers get a quarter at most; with one prompts keep a quarter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLimit:
-    """In tokens; ``input + output <= context``. More than one of them is served if it fits the
-    context."""
+    """In tokens; ``input + output <= context``. A request beyond one of the two may still fit."""
 
     context: int
     input: int

@@ -170,7 +170,6 @@ class _Thought:
         self._has_text = False
         self._label = label
         self._held = ""
-        """This text may still become the label."""
 
     def feed(self, text: str) -> list[ThoughtPart]:
         return self._parts(self._without_label(text))

@@ -120,7 +120,6 @@ class PhraseReader:
         self._phrases = phrases
         self._stage = _Stage.THOUGHT if is_open else _Stage.BEFORE
         self._held = ""
-        """This text may still become a phrase that has to come first."""
         self._closing = StopStrings(phrases.closes)
 
     def feed(self, token_id: int, text: str) -> tuple[TokenKind, list[Run]]:

@@ -243,7 +243,6 @@ class Detokenizer:
 
 BYTE_FALLBACK_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 PieceRule = Callable[[str], bytes]
-"""Maps a piece of the vocabulary to its bytes."""
 
 
 def _decoding(decoder: Mapping[str, Any] | None) -> tuple[PieceRule, LeadingSpace]:

@@ -11,7 +11,7 @@ from inference.protocol.generation import GenerationRequest
 from inference.wire.errors import InvalidRequestError
 
 WAITING_COMMENT = b": waiting\n\n"
-"""A comment of server-sent events: in every dialect a stream's first event must come first."""
+"""Readers skip comments; in every dialect a stream's first event must come first."""
 
 
 def waiting_comment(words: str) -> bytes:

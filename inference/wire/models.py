@@ -30,7 +30,7 @@ class ModelPrices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelProgress:
-    """The load that is furthest. ``total`` is 0 while unknown."""
+    """Progress of the load that is furthest. ``total`` is 0 while unknown."""
 
     stage: str
     done: int

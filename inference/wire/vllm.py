@@ -136,7 +136,6 @@ def parse_rerank(
 
 
 def scores_of(embedded: Embedded) -> list[float]:
-    """float32 with the fewest digits."""
     import numpy as np  # a gateway without embeddings does without its memory
 
     return [float(str(np.frombuffer(vector, dtype="<f4")[0])) for vector in embedded.vectors]

@@ -80,16 +80,13 @@ class ReadCall(NamedTuple):
 class Parsed(NamedTuple):
     calls: Sequence[ReadCall]
     end: int
-    """The position behind the calls."""
 
 
 class Decision(NamedTuple):
     block: str
-    """The generated text with its markers."""
     calls: Sequence[ReadCall]
     """Streamed ones are left out."""
     refusal: str
-    """Empty where the block is calls."""
     has_streamed: bool = False
     """Calls of it were sent as they were generated."""
 

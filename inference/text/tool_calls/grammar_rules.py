@@ -164,7 +164,6 @@ def json_call_rules(wanted: WantedCalls, keys: CallKeys) -> list[str]:
 
 
 def marker_token_id(tokenizer: Tokenizer, marker: str) -> int | None:
-    """``None`` where the tokenizer spells it out."""
     token_ids = tokenizer.encode(marker, add_special_tokens=False)
     if len(token_ids) != 1 or tokenizer.bytes_of(token_ids[0]) != marker.encode():
         return None

@@ -55,7 +55,6 @@ def arguments_of(call: ToolCall) -> orjson.Fragment:
 
 
 def thinking_of(chat: ChatInput) -> bool | None:
-    """``None``: the client set nothing."""
     return chat.wants_thinking if chat.template_kwargs else chat.thinking
 
 

@@ -137,7 +137,6 @@ class _HeldCall:
 @dataclass(slots=True)
 class _ChoiceState:
     calls: dict[int, _HeldCall] = field(default_factory=dict)
-    """Keys are the upstream's indexes."""
     num_begun: int = 0
     num_sent: int = 0
     is_broken: bool = False

@@ -270,7 +270,7 @@ REASONS: dict[str, FinishReason] = {
     "function_call": "tool_calls",
     "content_filter": "stop",
 }
-"""Ours lack a reason for a filter's end."""
+"""Our reasons lack a filter's."""
 
 
 class ChatEvents:
