@@ -1,12 +1,4 @@
 """Messages between processes: requests, events, load specs, heartbeats, Redis key names.
 
-Frozen msgspec structs and nothing else. Imports no torch, no Django, no Redis, so that the gateway,
-the neuron and the engine process can all use them.
-
-    gateway ──Submit/Cancel──▶ neuron inbox (Redis list)      inference.protocol.generation
-    gateway ◀──EventBatch───── neuron (Redis stream)          inference.protocol.events
-    neuron  ──EngineCommand──▶ engine process (socket pair)   inference.protocol.engine
-    neuron  ◀──EngineMessage── engine process
-    neuron  ──NeuronHeartbeat─▶ Redis key ──▶ gateway, control inference.protocol.heartbeat
-    control ──LoadSpec───────▶ neuron (Celery)                inference.protocol.load
+Frozen msgspec structs. Imports no torch, no Django, no Redis: all processes use it.
 """

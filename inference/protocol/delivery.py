@@ -1,21 +1,15 @@
 """Delivery of requests to a neuron: large frames in parts, the requests that it holds, and those
-that may be retried after its death. Pure: times are arguments.
+that may be retried after its death. Pure.
 
     frame ─▶ inbox_entries ─▶ {f: frame}                     up to PART_BYTES
                           └─▶ {f: piece, p: FramePart} …     ─▶ FrameAssembler ─▶ frame
     image ─▶ image_fields  ─▶ {digest:0: piece, digest:1: …}
 
-    helexa:neuron:<name>:held         hash gateway ─▶ HeldRequests, once a second: a field for each
-                                      gateway that has requests there, and NO_GATEWAY for all others
-    helexa:neuron:<name>:preparing    hash request id ─▶ epoch of the instance that prepares it
-                                      (or load:<model>, whose tokenizer it reads)
+Parts keep Redis from buffering a large value for a connection, so buffers can have small limits.
 
-Parts keep both sides of Redis from ever buffering a large value for a connection, however large a
-request's body is, so connections' buffers can have small limits.
-
-A neuron marks a request before it renders, tokenizes or compiles anything of it and removes the
-mark once the engine has it, or it has ended. The marks of a dead instance are the requests that may
-have killed it.
+A neuron marks a request before it renders, tokenizes or compiles anything of it (``load:<model>``
+while it reads a tokenizer), and removes the mark once the engine has it or it has ended. The marks
+of a dead instance are the requests that may have killed it.
 """
 
 from __future__ import annotations
@@ -33,15 +27,13 @@ from inference.protocol.keys import INBOX_FRAME_FIELD, INBOX_PART_FIELD
 PART_BYTES = 128 * 1024
 MAX_PARTS = 2**20
 PARTS_A_READ = 32
-"""The most that a neuron reads at once: 4 MiB."""
 FRAME_KEPT_S = 120.0
-"""An incomplete frame is dropped after this time."""
 
 Entry = dict[bytes, bytes]
 
 
 class FramePart(msgspec.Struct, frozen=True, array_like=True):
-    """The number of a piece, and its frame. ``frame_id`` is new for each frame."""
+    """``frame_id`` is new for each frame."""
 
     frame_id: bytes
     index: int
@@ -80,16 +72,15 @@ def _pieces(data: bytes) -> Iterator[bytes]:
 
 
 class FrameAssembler:
-    """Assembles frames, whose entries may be duplicated and interleaved."""
+    """Entries may be duplicated and interleaved."""
 
     def __init__(self, *, kept_s: float = FRAME_KEPT_S) -> None:
         self._kept_s = kept_s
         self._begun: dict[tuple[bytes, int], tuple[float, dict[int, bytes]]] = {}
-        """The time of each frame's first piece, and its pieces. A frame's key has their number."""
+        """Maps (frame id, number of pieces) to the first piece's time and the pieces by index."""
 
     def add(self, entry: Mapping[bytes, bytes], now_s: float) -> bytes | None:
-        """The frame that this entry is or completes; ``None`` where more must come. Raises
-        ``ValueError`` (as msgspec's errors are) for an invalid part."""
+        """``None`` where more must come. Raises ``ValueError`` (as msgspec's errors are)."""
         data = entry.get(INBOX_FRAME_FIELD, b"")
         if INBOX_PART_FIELD not in entry:
             return data
@@ -114,9 +105,9 @@ class FrameAssembler:
 
 
 NO_GATEWAY = ""
+"""A gateway without a field of its own reads this one."""
 MAX_HELD = 10_000
 MAX_HELD_BYTES = 512 * 1024
-"""The most bytes of one list. A longer one is not read."""
 
 
 class HeldRequests(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -124,7 +115,7 @@ class HeldRequests(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     epoch: str
     beat: int
-    """Counts the lists of one epoch: a reader skips a beat that it has already read."""
+    """A reader skips a beat that it has read in this epoch."""
     request_ids: Annotated[list[str], msgspec.Meta(max_length=MAX_HELD)] = []
     is_behind: bool = False
     """Events for this gateway are unsent: a missing request may have ended."""
@@ -133,7 +124,6 @@ class HeldRequests(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 def held_requests(
     epoch: str, beat: int, ids_by_gateway: Mapping[str, list[str]], behind: Iterable[str]
 ) -> dict[str, HeldRequests]:
-    """The fields of the hash. ``behind``: gateways with unsent events."""
     nothing = HeldRequests(epoch=epoch, beat=beat)
     held = {NO_GATEWAY: nothing}
     for gateway_id, request_ids in ids_by_gateway.items():
@@ -149,26 +139,20 @@ decode_held_requests = msgspec.msgpack.Decoder(HeldRequests).decode
 
 
 MARKS_EXPIRY_S = 300
-"""After the last mark. A death is detected within seconds."""
+"""The last mark renews it. A death is detected within seconds."""
 BROKE_WORKER = "request_broke_worker"
 MAX_DEATHS = 1
-"""The most workers that may have died under a request that is retried, each of them under several
-requests."""
+"""The most dead workers of a request that is still retried, each under several requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """A request's worker died. ``num_worker_deaths`` counts the workers that died while they
-    prepared it, this one included."""
-
     num_worker_deaths: int
     may_deliver_again: bool
 
 
 def blame(marks: Mapping[str, str], request_ids: Collection[str], num_worker_deaths: int) -> Blame:
-    """``marks`` are those of the dead neuron; ``request_ids`` those of the request there whose
-    deaths are not counted yet; ``num_worker_deaths`` counts earlier ones. A request without a mark
-    was only waiting there."""
+    """``marks`` are the dead neuron's. A request without a mark was only waiting there."""
     epochs = [marks[request_id] for request_id in request_ids if request_id in marks]
     if not epochs:
         return Blame(num_worker_deaths, may_deliver_again=True)

@@ -1,8 +1,7 @@
-"""Commands down and messages up between a neuron and one engine process: token ids, no text; and
-the sampling parameters of a sequence.
+"""Commands and messages between a neuron and one engine process: token ids, no text.
 
-Each frame on the socket is a 4-byte little-endian length and then msgpack (see
-``inference.channel``). The engine writes one ``StepOutputs`` per step at most.
+Each frame on the socket is a 4-byte little-endian length and then msgpack (``inference.channel``).
+The engine writes one ``StepOutputs`` per step at most.
 """
 
 from __future__ import annotations
@@ -24,21 +23,15 @@ from inference.protocol.load_report import (
 
 
 class Grammar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The output's grammar. ``text`` is in llguidance's JSON form (a list of lark or JSON-schema
-    grammars); equal texts are compiled once.
-
-    ``starts_after_token_id``: tokens up to and including the first such one are unconstrained (a
-    thinking block before the answer). ``None``: the grammar holds from the first output token on.
-    """
+    """``text`` is llguidance's JSON. ``starts_after_token_id``: the last unconstrained token."""
 
     text: str
     starts_after_token_id: int | None = None
 
 
 class ThinkingLimit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Limits a thinking block: once it holds ``max_tokens`` tokens, the next one is
-    ``end_token_id``. ``start_token_id`` opens the block, where ``follows_token_id`` is not ``None``
-    only right after that token; ``None``: the prompt has opened it already."""
+    """``end_token_id`` follows ``max_tokens`` of thinking. ``start_token_id`` (only right after
+    ``follows_token_id``, if set) opens the block; ``None``: the prompt has opened it."""
 
     max_tokens: int
     end_token_id: int
@@ -51,13 +44,8 @@ SMALLEST_TEMPERATURE = 1e-5
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The engine's sampling parameters of one sequence: every value is set.
-
-    ``temperature`` under ``SMALLEST_TEMPERATURE`` is greedy. ``top_k`` 0, ``top_p`` 1.0, ``min_p``
-    0.0, ``repetition_penalty`` 1.0 and the two other penalties 0.0 are off. ``stop_token_ids``
-    includes the model's end-of-sequence ids unless ``ignore_eos`` was set. ``max_tokens`` counts
-    output tokens.
-    """
+    """``top_k`` 0 is off. ``stop_token_ids`` includes the model's end-of-sequence ids unless
+    ``ignore_eos`` was set. ``max_tokens`` counts output tokens."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -83,14 +71,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Natural-log probabilities of one position, taken from the model's own distribution
-    (before temperature, penalties and filters), as OpenAI and vLLM report them."""
+    """Natural logarithms, before temperature, penalties and filters (as OpenAI and vLLM)."""
 
     token_id: int
     logprob: float | None
     top: list[tuple[int, float]] = []
     rank: int | None = None
-    """1 for the most likely token of the vocabulary; for prompts' tokens alone."""
+    """1 for the most likely token of the vocabulary; only for prompts' tokens."""
 
 
 class QueuedWork(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,32 +85,27 @@ class QueuedWork(msgspec.Struct, frozen=True, kw_only=True):
     account: str = ""
     weight: int = 1
     is_anonymous: bool = False
-    """Starts only while no sequence of a known account waits."""
 
 
 class SubmitSequence(QueuedWork, frozen=True, kw_only=True, omit_defaults=True, tag="submit"):
-    """Runs one sequence. Refused by a ``SequenceFailed`` when the queue is full or the prompt plus
-    one token does not fit the context."""
+    """Refused when the queue is full or the prompt plus one token does not fit the context."""
 
     token_ids: list[int]
     params: SamplingParams
     same_prompt_as: str | None = None
-    """A sequence submitted just before with the same prompt (a further choice of one request): this
-    one starts once that one's prompt is in blocks, and shares them."""
+    """This sequence starts once the named one's prompt is in blocks, and shares them."""
     cache_salt: str = ""
-    """The prefix cache is shared by sequences of one salt only."""
     images: list[SequenceImage] = []
-    """The prompt's images, by rising position; only for a model whose report has ``vision``."""
+    """Sorted by position; only for a model whose report has ``vision``."""
     adapter: AdapterSpec | None = None
     prediction: list[int] = []
     is_traced: bool = False
     max_queue_wait_s: float | None = None
-    """``None``, or more than the engine's own limit: that one holds."""
+    """Above the engine's own limit it has no effect."""
 
 
 class EmbedSequences(QueuedWork, frozen=True, kw_only=True, omit_defaults=True, tag="embed"):
-    """Makes one vector for each list of token ids; only for embedding models. ``CancelSequence``
-    with the same id cancels it while it waits."""
+    """One vector for each prompt. ``CancelSequence`` with the same id cancels it while it waits."""
 
     prompts: list[list[int]]
     dimensions: int | None = None
@@ -134,22 +116,21 @@ class CancelSequence(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
 
 
 class DropAdapter(msgspec.Struct, frozen=True, kw_only=True, tag="drop_adapter"):
-    """Unloads the adapter of that name once no sequence uses it. Unknown ones are ignored."""
+    """Unloads the adapter once no sequence uses it. Unknown names are ignored."""
 
     name: str
 
 
 class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag="shutdown"):
-    """Cancels everything and exits with 0, like closing the socket."""
+    """Cancels everything; the process exits with 0, like after closing the socket."""
 
 
 class Sleep(msgspec.Struct, frozen=True, kw_only=True, tag="sleep"):
-    """Releases the device's memory and keeps the weights. Sent while nothing runs; answered by
-    ``FellAsleep``."""
+    """Releases the device's memory. Sent while nothing runs; answered by ``FellAsleep``."""
 
 
 class Wake(msgspec.Struct, frozen=True, kw_only=True, tag="wake"):
-    """Restores the state after the load. Answered by ``Awake``."""
+    pass
 
 
 EngineCommand = (
@@ -158,8 +139,7 @@ EngineCommand = (
 
 
 class SequenceTiming(msgspec.Struct, frozen=True, kw_only=True):
-    """Waiting and engine time of a sequence that finished. Steps are shared with others, and count
-    in full."""
+    """Steps are shared with other sequences and count in full."""
 
     prefill_ms: float
     decode_ms: float
@@ -170,35 +150,28 @@ class SequenceTiming(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SequenceStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="step"):
-    """Tokens that one sequence gained in one step, and its end when it ended.
-
-    ``num_cached_tokens`` (of the prompt, from the prefix cache) is sent with the first token.
-    A stop token that ended the sequence is not among ``token_ids``; it counts in
-    ``num_output_tokens``.
-    """
+    """``num_cached_tokens`` comes with the first token. A stop token that ended the sequence is not
+    among ``token_ids`` but counts in ``num_output_tokens``."""
 
     sequence_id: str
     token_ids: list[int]
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob] | None = None
-    """Log probabilities of the prompt's next tokens, from its second on. All are sent by the first
-    output token."""
+    """Entries start with the prompt's second token. All are sent by the first output token."""
     num_cached_tokens: int | None = None
     finish_reason: Literal["stop", "length"] | None = None
     num_output_tokens: int = 0
-    """Output tokens so far, the stop token included; set when ``finish_reason`` is."""
+    """Includes a stop token; set when ``finish_reason`` is."""
     timing: SequenceTiming | None = None
     num_drafted_tokens: int = 0
     num_accepted_drafts: int = 0
-    """Accepted drafts: ``token_ids`` begins with them."""
+    """``token_ids`` begins with them."""
     prefill_ms: float | None = None
-    """Milliseconds from the start of its first step to its first token, sent with that token and
-    only for a traced sequence."""
+    """Starts with the first step; sent with the first token of a traced sequence."""
 
 
 class SequenceUsage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Tokens computed for a sequence, or for the inputs of an ``EmbedSequences``, that ended
-    early."""
+    """Usage of a sequence, or of an ``EmbedSequences``, that ended early."""
 
     num_prompt_tokens: int = 0
     """Computed or read from the prefix cache."""
@@ -208,7 +181,7 @@ class SequenceUsage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class SequenceFailed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="failed"):
-    """Terminal. ``code``: queue_full, rate_limit_exceeded, queue_timeout, context_length_exceeded,
+    """``code``: queue_full, rate_limit_exceeded, queue_timeout, context_length_exceeded,
     bad_token_id, invalid_grammar, model_load_failed (its adapter), numerical_error, out_of_memory,
     invalid_image, vision_unsupported, engine_error."""
 
@@ -219,7 +192,7 @@ class SequenceFailed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class SequencesEmbedded(msgspec.Struct, frozen=True, kw_only=True, tag="embedded"):
-    """Terminal, for ``EmbedSequences``. ``vectors`` are float32, little-endian."""
+    """``vectors`` are float32, little-endian."""
 
     sequence_id: str
     vectors: list[bytes]
@@ -237,7 +210,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Sequences that hold blocks (prefilling or decoding)."""
     queue_depth: int
     kv_blocks_used: int
-    """Blocks that a live sequence references; free cached blocks do not count."""
+    """Free cached blocks do not count."""
     kv_blocks_total: int
     decode_tokens_per_s: float
     prefill_tokens_per_s: float
@@ -248,11 +221,9 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     num_accepted_drafts: int = 0
     speculation: str = ""
     prefill_speed: PrefillSpeed | None = None
-    """Average over the prompts of requests, each step weighted by its tokens; ``None`` where it is
-    not measured."""
+    """Average over prompts, each step weighted by its tokens; ``None``: not measured."""
     adapters: list[str] = []
     warnings: list[str] = []
-    """Sentences for people: features that have been disabled or slowed down since the load."""
 
 
 class StepOutputs(msgspec.Struct, frozen=True, kw_only=True, tag="outputs"):
@@ -261,7 +232,7 @@ class StepOutputs(msgspec.Struct, frozen=True, kw_only=True, tag="outputs"):
 
 
 class Idle(msgspec.Struct, frozen=True, kw_only=True, tag="idle"):
-    """Sent about once a second while idle, by the engine thread."""
+    """The engine thread sends it about once a second."""
 
     stats: EngineStats
 
@@ -285,40 +256,35 @@ class FellAsleep(msgspec.Struct, frozen=True, kw_only=True, tag="asleep"):
 class Awake(msgspec.Struct, frozen=True, kw_only=True, tag="awake"):
     seconds: float
     capture_problem: str = ""
-    """A sentence for people: the decode steps that the load captured and waking did not; empty:
-    none."""
+    """A sentence for people: decode steps that waking could not capture."""
 
 
 class EngineFaulted(msgspec.Struct, frozen=True, kw_only=True, tag="faulted"):
-    """The last message before the process exits by itself: everything in flight fails with ``code``
-    (device_fault, engine_hung), and clients receive ``message``."""
+    """The process exits: everything in flight fails with ``code`` (device_fault, engine_hung)."""
 
     code: str
     message: str
 
 
 class StageListening(msgspec.Struct, frozen=True, kw_only=True, tag="stage_listening"):
-    """The process of a load with ``stage_of`` waits for its links, and has read no weights yet."""
+    """A process with ``stage_of`` waits for its links, and has read no weights yet."""
 
     address: str
 
 
 class StageReady(msgspec.Struct, frozen=True, kw_only=True, tag="stage_ready"):
-    """In place of ``Loaded``: the stage has its layers. Sent again where the memory of its keys and
-    values has changed."""
+    """Replaces ``Loaded``. Sent again when the memory of its keys and values has changed."""
 
     report: StageReport
     memory: DeviceMemory
 
 
 class StageAlive(msgspec.Struct, frozen=True, kw_only=True, tag="stage_alive"):
-    """In place of ``Idle``: sent every second once the stage has its layers, also while it
-    computes. Its engine watches its steps."""
+    """Replaces ``Idle``: every second, also while the stage computes."""
 
 
 class StageReleased(msgspec.Struct, frozen=True, kw_only=True, tag="stage_released"):
-    """The last message of a stage whose engine has exited or never connected. The process exits
-    with 0."""
+    """The last message of a stage whose engine has exited or never connected; it exits with 0."""
 
     reason: str
 

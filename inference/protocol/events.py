@@ -7,15 +7,12 @@
     Accepted ─▶ EmbeddedPart* ─▶ Embedded        TokensCounted | Tokenized
                                                               at any time: Failed | Cancelled
 
-Exactly one terminal event: Finished, Embedded, TokensCounted, Tokenized, Failed or Cancelled.
-Events of one choice come in order, and a tool call's deltas before the next call starts.
-``Traced`` comes before the terminal event where the request is captured, and ``StageTimes`` where
-it has a ``traceparent``.
-An event that is too large for one entry is sent as ``Fragment``s.
+One event is terminal: Finished, Embedded, TokensCounted, Tokenized, Failed or Cancelled. ``Traced``
+and ``StageTimes`` come before it. Events of one choice come in order, and a tool call's deltas
+before the next call starts.
 
-A neuron adds one ``EventBatch`` per message of its engine to its stream for that gateway process.
-``sequence_number`` counts batches per (neuron epoch, gateway), so a reader sees a gap when Redis
-lost something. Which neuron wrote a batch is read from the stream's key.
+``EventBatch.sequence_number`` counts batches per (neuron epoch, gateway), so a reader sees a gap
+when Redis lost something. The stream's key says which neuron wrote a batch.
 """
 
 from __future__ import annotations
@@ -31,8 +28,7 @@ FinishReason = Literal["stop", "length", "tool_calls", "context"]
 
 
 class TextLogprob(msgspec.Struct, frozen=True, kw_only=True):
-    """One token as text, for dialects that show logprobs. ``token_bytes`` are its exact bytes,
-    which may be part of a character."""
+    """``token_bytes`` are the token's exact bytes, which may be part of a character."""
 
     token: str
     token_bytes: bytes
@@ -48,19 +44,17 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_tokens: int = 0
     accepted_drafts: int = 0
     rejected_drafts: int = 0
-    """Not in any answer and not billed."""
+    """Appears in no answer and is not billed."""
 
 
 class TooLong(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
-    """The number of the prompt's tokens, or a lower bound where its text was too long to be
-    tokenized."""
+    """A lower bound where the text was too long to be tokenized."""
     context_tokens: int
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Why a request failed. ``code`` is one of the design's table of refusals and is rendered by
-    the dialect (status, type); ``message`` is written for the client."""
+    """The dialect renders ``code`` (status, type); ``message`` is written for the client."""
 
     code: str
     message: str
@@ -70,8 +64,6 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The prompt's length, where it is over the reservation."""
     too_long: TooLong | None = None
     model_id: str = ""
-    """The source of a model that cannot be loaded, as ``huggingface:org/name``; empty for other
-    failures."""
     suggestion: str = ""
 
 
@@ -91,8 +83,6 @@ class ChoiceEvent(RequestEvent, frozen=True, kw_only=True):
 
 
 class Accepted(RequestEvent, frozen=True, kw_only=True, omit_defaults=True, tag="accepted"):
-    """The neuron has rendered and tokenized the prompt and handed it to the engine."""
-
     prompt_tokens: int
     sampling: UsedSampling | None = None
     fingerprint: str = ""
@@ -110,17 +100,15 @@ class RankedToken(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class PromptScored(RequestEvent, frozen=True, kw_only=True, omit_defaults=True, tag="scored"):
-    """Log probabilities of a prompt's next tokens, from its second on, as they are computed. Each
-    list has the token itself and then the most likely ones in its place, best first."""
+    """Starts with the prompt's second token. Lists have the token, then the likeliest in order."""
 
     tokens: list[list[RankedToken]]
     prompt_index: int = 0
 
 
 class Delta(ChoiceEvent, frozen=True, kw_only=True, omit_defaults=True, tag="delta"):
-    """New text of one step. Whole characters only; may be empty when it carries only logprobs.
-    ``num_tokens``, here as elsewhere, counts this choice's tokens since its last event with a
-    count."""
+    """May be empty when it carries only logprobs. ``num_tokens``, here as elsewhere, counts this
+    choice's tokens since its last event with a count."""
 
     text: str
     num_tokens: int = 1
@@ -128,16 +116,14 @@ class Delta(ChoiceEvent, frozen=True, kw_only=True, omit_defaults=True, tag="del
 
 
 class OutputTokens(ChoiceEvent, frozen=True, kw_only=True, omit_defaults=True, tag="tokens"):
-    """The token ids of one step, if requested: thinking and markers too. Their text comes after
-    them, perhaps much later."""
+    """One step's ids, thinking and markers too. Their text may come much later."""
 
     token_ids: list[int]
 
 
 class ReasoningDelta(ChoiceEvent, frozen=True, kw_only=True, omit_defaults=True, tag="reasoning"):
-    """New text of a thinking block. ``opens`` is the opening marker, on the block's first delta;
-    ``closes`` the closing one, on its last. The text may be empty on those two. ``missing_close``
-    is the closing marker of a block in which the answer ended: the model has not written it."""
+    """``opens`` and ``closes`` are markers, on the first and last delta. ``missing_close`` is the
+    closing marker that the model did not write before the answer ended."""
 
     text: str
     num_tokens: int = 1
@@ -147,8 +133,7 @@ class ReasoningDelta(ChoiceEvent, frozen=True, kw_only=True, omit_defaults=True,
 
 
 class ToolCallStarted(ChoiceEvent, frozen=True, kw_only=True, omit_defaults=True, tag="tool_call"):
-    """``call_index`` counts the calls of one choice from 0. A call whose arguments are empty is
-    followed by one ``ToolCallDelta`` with ``{}``."""
+    """Counted per choice from 0. Empty arguments are one ``ToolCallDelta`` with ``{}``."""
 
     call_id: str
     name: str
@@ -159,7 +144,7 @@ class ToolCallStarted(ChoiceEvent, frozen=True, kw_only=True, omit_defaults=True
 class ToolCallDelta(
     ChoiceEvent, frozen=True, kw_only=True, omit_defaults=True, tag="tool_arguments"
 ):
-    """A piece of the call's arguments; a call's pieces concatenate to one JSON object."""
+    """A call's pieces concatenate to one JSON object."""
 
     arguments: str
     call_index: int = 0
@@ -175,23 +160,19 @@ class ChoiceFinished(
 
 
 class Finished(RequestEvent, frozen=True, kw_only=True, omit_defaults=True, tag="finished"):
-    """Every choice has finished. ``usage`` counts each prompt once and every choice's output."""
+    """``usage`` counts each prompt once and every choice's output."""
 
     usage: Usage
     timing: SequenceTiming | None = None
-    """The timing of a request's only choice, where the engine finished it: one that a stop string
-    ended has none."""
+    """Only for a request's only choice, where no stop string ended it."""
 
 
 class EmbeddedPart(RequestEvent, frozen=True, kw_only=True, tag="embedded_part"):
-    """The next vectors of an answer that is too large for one entry; ``Embedded`` has the last."""
-
     vectors: list[bytes]
 
 
 class Embedded(RequestEvent, frozen=True, kw_only=True, tag="embedded"):
-    """``vectors`` are float32, little-endian, one for each prompt in order, without those of
-    earlier parts."""
+    """``vectors`` are float32, little-endian, one a prompt; earlier parts have the others."""
 
     vectors: list[bytes]
     usage: Usage
@@ -202,8 +183,6 @@ class TokensCounted(RequestEvent, frozen=True, kw_only=True, tag="tokens_counted
 
 
 class Tokenized(RequestEvent, frozen=True, kw_only=True, omit_defaults=True, tag="tokenized"):
-    """``text`` is that of the token ids, where those were sent; ``texts`` those of each."""
-
     token_ids: list[int]
     context_tokens: int
     text: str = ""
@@ -224,32 +203,26 @@ MAX_TRACE_BYTES = 256 * 1024
 
 
 class Traced(RequestEvent, frozen=True, kw_only=True, tag="traced"):
-    """The trace of a captured request, sent before the last event. ``text``, of at most
-    ``MAX_TRACE_BYTES``: the rendered prompt, the parsers' decisions, and the raw text."""
+    """Rendered prompt, parsers' decisions, raw text: ``MAX_TRACE_BYTES`` at most."""
 
     text: str
 
 
 class StageTimes(RequestEvent, frozen=True, kw_only=True, omit_defaults=True, tag="stage_times"):
-    """The time a request spent in each stage, one after the other, by the neuron's clock. Sent
-    before the last event where its ``Submit`` has a ``traceparent``. ``None``: it ended before that
-    stage, or the stage's share is not known."""
+    """Consecutive times, by the neuron's clock. ``None``: not reached, or not known."""
 
     total_ms: float
     prepare_ms: float
-    """Milliseconds until its engine had it, or its earlier end: waiting for a thread, rendering,
-    tokenizing."""
+    """Waiting for a thread, rendering, tokenizing."""
     queue_ms: float | None = None
-    """Milliseconds from there until the start of its first step."""
+    """Ends with the start of its first step."""
     prefill_ms: float | None = None
-    """Milliseconds from there until its first token; of several choices the first one's."""
+    """Ends with its first token; of several choices the first one's."""
     decode_ms: float | None = None
-    """Milliseconds from there until its last token."""
 
 
 class Fragment(RequestEvent, frozen=True, kw_only=True, omit_defaults=True, tag="fragment"):
-    """The next bytes of one event in msgpack. The last fragment completes it, and no other event of
-    its request comes before that."""
+    """The next bytes of an event's msgpack. No other event of its request comes before the last."""
 
     data: bytes
     is_last: bool = False

@@ -15,7 +15,7 @@ INVALID_ARGUMENTS = "invalid_arguments"
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call of an earlier assistant turn. ``arguments`` is the model's JSON text, unchecked."""
+    """``arguments`` is the model's JSON text, unchecked."""
 
     id: str
     name: str
@@ -23,9 +23,8 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def arguments_object(self) -> dict[str, Any]:
-        """The arguments for templates and upstreams that accept only an object. An object in a JSON
-        string counts as one, and blank text, ``null`` and ``[]`` as none. Other text, such as that
-        of a truncated call, is the value of ``INVALID_ARGUMENTS``."""
+        """An object in a JSON string counts as one, and blank text, ``null`` and ``[]`` as none.
+        Other text, such as a truncated call's, is the value of ``INVALID_ARGUMENTS``."""
         value: Any = self.arguments
         try:
             for _ in range(2):
@@ -40,8 +39,7 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One turn. ``content`` is the joined text of the turn's text parts, or ``None`` for an
-    assistant turn that only called tools. ``reasoning`` is an assistant turn's thoughts."""
+    """``content`` joins the text parts; ``None``: an assistant turn that only called tools."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
@@ -57,8 +55,7 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class ToolDefinition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A function that the model may call. ``parameters`` is a JSON schema (``None``: none);
-    ``path`` is its path in the client's body, for refusals."""
+    """``parameters`` is a JSON schema. ``path`` is in the client's body, for refusals."""
 
     name: str
     path: str
@@ -82,24 +79,20 @@ class ChatInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
     parallel_tool_calls: bool = True
     template_kwargs: dict[str, Any] = {}
     thinking: bool | None = None
-    """Set explicitly by the client; ``None``: unset. ``template_kwargs`` that name
-    ``enable_thinking`` themselves win."""
+    """``None``: unset. ``template_kwargs`` that name ``enable_thinking`` win."""
     adaptive_thinking: bool = False
-    """The client lets the model decide whether it thinks. Templates decide anyway; it matters to
-    upstreams that think only on request."""
+    """Templates let the model decide anyway; some upstreams think only on request."""
     thinking_budget_tokens: int | None = None
     reasoning_effort: str | None = None
     answer_start: str = ""
-    """The beginning of the answer, written by the client: the model continues it, and its answer is
-    only the text after it."""
+    """Written by the client: the model continues it, and its answer is only the text after it."""
     may_lose: list[int] = []
     """Increasing counts of messages that may be left out from the beginning where the prompt does
     not fit; the smallest sufficient one is used. System turns among them stay."""
     adds_generation_prompt: bool = True
-    """``False``: the prompt ends with the last turn, not with the assistant's header."""
+    """``False``: the prompt ends without the assistant's header."""
     shows_reasoning: bool = False
-    """Whether the client sees the model's reasoning. If not, and it has not requested thinking, the
-    template gets ``enable_thinking: false``."""
+    """Without it and without requested thinking, the template gets ``enable_thinking: false``."""
 
     @property
     def images(self) -> list[ImageRef]:
@@ -107,8 +100,7 @@ class ChatInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
 
     @property
     def wants_thinking(self) -> bool | None:
-        """The template's ``enable_thinking``: the client's template_kwargs, else its explicit
-        ``thinking``, else false when it will not see any. ``None``: unset, the template decides."""
+        """``None``: the template decides."""
         for name in THINKING_SWITCHES:
             if name in self.template_kwargs:
                 return bool(self.template_kwargs[name])
@@ -118,7 +110,6 @@ class ChatInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
 
     @property
     def rendered_tools(self) -> Sequence[ToolDefinition]:
-        """The tools that the prompt describes: none when the model may not call any."""
         return () if self.tool_choice.mode == "none" else self.tools
 
 
@@ -131,8 +122,7 @@ class TokensInput(msgspec.Struct, frozen=True, kw_only=True, tag="tokens"):
 
 
 class PairsInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="pairs"):
-    """Pairs of texts: each first one with the second one of the same index, or the only first one
-    with all."""
+    """A single first text pairs with all second ones."""
 
     firsts: list[str]
     seconds: list[str]
@@ -145,14 +135,13 @@ class PairsInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
 
 class OutputFormat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The answer's format: text that matches ``regex``, one of ``choices``, a text of ``grammar``
-    (in Lark's or GBNF's notation), and without any of these JSON: by ``schema``, else any object.
-    ``path`` is its path in the client's body, for refusals."""
+    """Without regex, choices and grammar (Lark's or GBNF's) the answer is JSON: by ``schema``, else
+    any object. ``path`` is in the client's body, for refusals."""
 
     path: str
     schema: dict[str, Any] | bool | None = None
     strict: bool = True
-    """Refuses a schema that cannot be enforced in full; otherwise leaves out unsupported parts."""
+    """Without it, parts of a schema that cannot be enforced are left out."""
     regex: str | None = None
     choices: list[str] = []
     grammar: str | None = None
@@ -163,9 +152,8 @@ class OutputFormat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A client's choices. ``None`` means "the model's default" (its generation_config, else the
-    neutral value). Names are those of the OpenAI API, extensions those of vLLM. The dialect's
-    parser refuses values out of range; nothing is clamped here."""
+    """``None``: the model's default. Names are those of the OpenAI API, extensions those of vLLM.
+    The dialect's parser refuses values out of range."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -173,13 +161,13 @@ class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     min_p: float | None = None
     repetition_penalty: float | None = None
     repetition_window: int | None = None
-    """The number of last tokens, prompt and output, that penalties cover; ``None``: all."""
+    """The last tokens, prompt and output, that penalties cover; ``None``: all."""
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[int, float] | None = None
     seed: int | None = None
     top_logprobs: int | None = None
-    """``None``: no logprobs. ``0``: only the sampled token's. ``n``: the n most likely as well."""
+    """``0``: only the sampled token's. ``n``: the n most likely as well."""
     prompt_logprobs: int | None = None
     stop_token_ids: list[int] = []
     min_tokens: int = 0
@@ -208,48 +196,36 @@ NEUTRAL_VALUES: Mapping[str, float] = {
 
 
 class CacheMark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The end of a prefix that a client wants an upstream to cache: after a turn or inside it,
-    after a tool, or, where it names neither, by the upstream's choice. Prefixes on replicas are
-    cached without marks."""
+    """The end of a prefix that an upstream is to cache: after a turn or inside it, after a tool,
+    or, where it names neither, by the upstream's choice."""
 
     message: int | None = None
     tool: int | None = None
     at: int | None = None
-    """Characters of the message's content before the mark; ``None``: it is after the turn."""
+    """Characters of the message's content before the mark; ``None``: after the turn."""
     ttl: str = ""
-    """How long the prefix is kept, in the client's form; empty: the upstream decides."""
+    """The client's form; empty: the upstream decides."""
 
 
 class GenerationRequest(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="generation"
 ):
-    """A parsed, validated request for text. Dialect-free: the same struct from every parser.
-
-    It has ``number of prompts * n`` choices; choice ``prompt_index * n + i`` is the i-th answer to
-    a prompt. A chat is one prompt.
-    """
+    """Choice ``prompt_index * n + i`` is the i-th answer to a prompt. A chat is one prompt."""
 
     model: str
-    """The name the client used: a catalogue model's name or an alias."""
     input: ChatInput | TextInput | TokensInput
     sampling: SamplingOptions = SamplingOptions()
     stop: list[str] = []
-    """Stop strings; matched in the text, held back, never emitted."""
     n: int = 1
     output_format: OutputFormat | None = None
     echo: bool = False
-    """Completions only: the prompt's text comes before the answer's."""
     returns_token_ids: bool = False
-    """``Accepted`` carries the prompts' token ids, and ``OutputTokens`` the answers'."""
     prediction: str = ""
-    """Text that the client expects in the answer. It speeds up the answer where it is right and
-    does not change it."""
+    """Expected text: speeds up the answer where it is right and does not change it."""
     ends_at_context: bool = False
-    """``max_tokens`` may be more than the context has left, or than the operator allows: the answer
-    then ends there, with the reason ``context`` or ``length``. Otherwise such a request is
-    refused."""
+    """``max_tokens`` may exceed the context or the operator's limit: the answer then ends there,
+    with the reason ``context`` or ``length``. Otherwise such a request is refused."""
     end_user: str = ""
-    """The client's name for its end user, which stays in the gateway."""
     cache_marks: list[CacheMark] = []
 
 
@@ -266,8 +242,7 @@ class EmbeddingRequest(
 
 
 class ScoreRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="score"):
-    """One number for each pair: a vector of one dimension. A cross-encoder's own, or the cosine of
-    the two texts' vectors."""
+    """One number for each pair: a cross-encoder's own, or the cosine of the two texts' vectors."""
 
     model: str
     input: PairsInput
@@ -278,14 +253,12 @@ class TokenCountRequest(msgspec.Struct, frozen=True, kw_only=True, tag="token_co
     model: str
     input: ChatInput
     output_format: OutputFormat | None = None
-    """Not part of the prompt; refused where it could not be enforced."""
+    """Not part of the prompt."""
 
 
 class TokenizeRequest(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="tokenize"
 ):
-    """The token ids of ``input``, which is one prompt, or the text of its token ids."""
-
     model: str
     input: ChatInput | TextInput | TokensInput
     adds_special_tokens: bool = False
@@ -297,47 +270,37 @@ Request = GenerationRequest | EmbeddingRequest | ScoreRequest | TokenCountReques
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="submit"):
-    """Gateway to neuron: run this. ``model`` is the catalogue name that placement resolved."""
-
     request_id: str
     gateway_id: str
     model: str
     request: Request
     deadline_unix_s: float
-    """After this time the neuron refuses to start the request: its client has given up."""
+    """The neuron does not start the request later: its client has given up."""
     account: str = "anonymous"
-    """The paying account. Queues are fair between accounts, and cached prefixes are an account's
-    own."""
+    """Queues are fair between accounts, and cached prefixes are an account's own."""
     key: str = ""
     weight: int = 1
-    """The account's share: one of weight 2 gets twice as much as one of weight 1 while both
-    wait."""
     is_anonymous: bool = True
     yields: bool = False
-    """Lowest priority, like anonymous callers."""
     endpoint: str = ""
     max_prompt_tokens: int | None = None
-    """The gateway's reservation for all prompts of the request. A longer one is refused with
-    ``insufficient_quota`` before computing."""
+    """The reservation for all prompts. Longer ones are refused with ``insufficient_quota``."""
     cap_output_tokens: int | None = None
     """The tokens that the account's budget still buys, for each choice, where the client named no
     ``max_tokens``: the answer ends there with the reason ``length``."""
     adapter: AdapterSpec | None = None
     captures: bool = False
-    """An operator captures its bodies: the neuron reports ``Traced``."""
     traceparent: str = ""
-    """The span of this attempt, as W3C Trace Context writes it: the neuron reports ``StageTimes``.
-    Empty: the request is not traced."""
+    """W3C Trace Context's span of this attempt: the neuron reports ``StageTimes``."""
     max_queue_wait_s: float | None = None
-    """It fails with ``queue_timeout`` where no engine has begun it after this time in its queue:
-    then another target is due. ``None``: the model's limit. Only for requests with one choice."""
+    """Fails with ``queue_timeout`` if no engine has begun it by then: another target is due.
+    ``None``: the model's limit. Only for requests with one choice."""
     num_worker_deaths: int = 0
-    """How many neurons have died while they prepared this request. It is retried after the first,
-    and never after the second."""
+    """Neurons that died while they prepared this request."""
 
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
-    """Gateway to neuron: stop this request and release its memory. Unknown ids are ignored."""
+    """Unknown ids are ignored."""
 
     request_id: str
 

@@ -1,7 +1,6 @@
 """Reports of processes, each second: a neuron's heartbeat, and the models that a gateway waits for.
 
-Gateways place requests by heartbeats, and the control plane records them. A stage that a neuron
-holds for an engine of another neuron is no replica: no request goes to it.
+A stage that a neuron holds for an engine of another neuron is no replica: no request goes to it.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from inference.version import Build
 
 class HeldStageStatus(StrEnum):
     LOADING = "loading"
-    """It fetches its files, waits for other loads, reserves its memory."""
+    """Fetches files, waits for other loads, reserves memory."""
     LISTENING = "listening"
-    """Its memory is reserved, and its process waits for its engine, or reads its weights."""
+    """Waits for its engine or reads its weights."""
     READY = "ready"
     FAILED = "failed"
     """Forgotten after a while, or when it is ordered again."""
@@ -37,15 +36,13 @@ HELD_STAGE_TRANSITIONS = {
 class LoadState(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     job_id: str
-    """A held stage names the load job of the whole model, which is its engine's."""
+    """A held stage names the load job of the whole model."""
     order: str = ""
     since_unix_s: float
     spec_digest: str = ""
     memory_bytes: int | None = None
-    """Most device memory that it may allocate; ``None`` until it is measured. For a sleeping model:
-    the memory it still uses."""
+    """The most that it may allocate; ``None`` until measured. Asleep: the memory that it uses."""
     progress: LoadProgress | None = None
-    """A READY replica has the last one, which is complete."""
     failure: LoadFailure | None = None
 
 
@@ -63,11 +60,10 @@ class ReplicaStatus(StrEnum):
     LOADING = "loading"
     READY = "ready"
     RECOVERING = "recovering"
-    """The replica's engine died; the neuron loads it again from its spec."""
+    """The engine died; the neuron loads it again from its spec."""
     DRAINING = "draining"
-    """The replica finishes its sequences and takes no others; then it is gone, or sleeps."""
     ASLEEP = "asleep"
-    """Its weights are in the host's memory; it is LOADING while they come back."""
+    """Its weights are in the host's memory."""
     FAILED = "failed"
 
 
@@ -88,26 +84,22 @@ class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     total_memory_bytes: int
     free_memory_bytes: int
-    """Memory that is neither allocated nor reserved for a model, within the operator's limit."""
+    """Neither allocated nor reserved, within the operator's limit."""
     compute_capability: str | None = None
     driver: str | None = None
     utilization_percent: int | None = None
-    """Share of the last sample period in which the device computed; ``None`` where the driver does
-    not report it."""
     temperature_c: int | None = None
     power_w: float | None = None
     reserved_bytes: int = 0
-    """Reserved for loads and loaded models that have not allocated it yet; not in the free
-    memory."""
+    """Reserved but not allocated yet; not in the free memory."""
     has_host_memory: bool = False
-    """A card whose memory is the host's (unified memory): both allocate from the same."""
+    """Unified memory."""
     installed_memory_bytes: int | None = None
-    """All of the device's memory, where the operator's limit (``HELEXA_MEMORY_LIMIT``) is less;
-    ``None``: no limit applies."""
+    """Set where the operator's limit (``HELEXA_MEMORY_LIMIT``) is less."""
 
 
 def device_name(device: DeviceInfo) -> str:
-    """The device's name in a load spec: ``cuda:1``; a host's CPUs are one device, ``cpu``."""
+    """A host's CPUs are one device, ``cpu``."""
     return "cpu" if device.kind == "cpu" else f"{device.kind}:{device.index}"
 
 
@@ -118,11 +110,10 @@ class HostInfo(msgspec.Struct, frozen=True, kw_only=True):
     total_memory_bytes: int
     free_memory_bytes: int
     kernel: str = ""
-    """Its release; empty from neurons of earlier versions."""
     problems: list[str] = []
-    """Named faults found at start, for people: a driver/library mismatch, no permission …"""
+    """Sentences for people: a driver/library mismatch, no permission …"""
     cuda_unavailable: str = ""
-    """Why its cards cannot be used; empty where they can, or where it has none."""
+    """Why its cards cannot be used; empty without cards."""
     cuda_version: str = ""
     torch_version: str = ""
     torch_cuda_version: str = ""
@@ -142,8 +133,6 @@ Capability = Literal[
 
 
 class SleepRefusal(msgspec.Struct, frozen=True, kw_only=True):
-    """A replica could not fall asleep for this job, and continues to serve."""
-
     job_id: str
     failure: LoadFailure
     at_unix_s: float
@@ -153,13 +142,11 @@ class ReplicaState(LoadState, frozen=True, kw_only=True):
     status: ReplicaStatus
     devices: list[str] = []
     host_memory_bytes: int = 0
-    """Host memory of a sleeping model's weights, beside that."""
+    """A sleeping model's weights, beside ``memory_bytes``."""
     engine_since_unix_s: float | None = None
     stage_since_unix_s: float | None = None
-    """When the current load's stage began; ``None`` of neurons before 0.3.0."""
     report: LoadReport | None = None
     capabilities: list[Capability] = []
-    """Read from its files; empty before it is loaded."""
     max_output_tokens: int | None = None
     max_in_flight: int | None = None
     max_queue_depth: int | None = None
@@ -167,15 +154,15 @@ class ReplicaState(LoadState, frozen=True, kw_only=True):
     stats: EngineStats | None = None
     num_restarts: int = 0
     num_failed_loads: int = 0
-    """Consecutive failed loads by this spec here, that of a FAILED replica included."""
+    """Consecutive failures of this spec, that of a FAILED replica included."""
     is_unchanged: bool = False
-    """Whether nothing has changed for a FAILED replica that could make the next load succeed."""
+    """Nothing has changed that could make a FAILED replica's next load succeed."""
     last_used_unix_s: float | None = None
 
 
 PROTOCOL = 3
-"""The version of the Redis protocol between gateways and neurons: keys of events, reports and
-orders. Raised by a change that an older build on the other side would not understand."""
+"""Version of the Redis protocol between gateways and neurons. Raised by a change that an older
+build on the other side would not understand."""
 
 
 class NeuronHeartbeat(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,7 +170,7 @@ class NeuronHeartbeat(msgspec.Struct, frozen=True, kw_only=True):
     epoch: str
     version: str
     protocol: int = 1
-    """``PROTOCOL`` of its build. Older neurons do not send it."""
+    """Older neurons do not send it."""
     build: Build | None = None
     started_unix_s: float
     time_unix_s: float
@@ -191,12 +178,11 @@ class NeuronHeartbeat(msgspec.Struct, frozen=True, kw_only=True):
     devices: list[DeviceInfo]
     replicas: list[ReplicaState]
     is_leaving: bool = False
-    """The neuron is shutting down: it finishes running requests and refuses new ones."""
     thread_problems: list[str] = []
     is_ready: bool = True
     """``False``: a thread that its requests need has died or hangs and could not be replaced."""
     stage_host: str = ""
-    """The address of its stages for other neurons' engines; empty: it has none."""
+    """Other neurons' engines connect here; empty: no stages."""
     stages: list[HeldStage] = []
 
 
@@ -207,7 +193,6 @@ decode_heartbeat = msgspec.json.Decoder(NeuronHeartbeat).decode
 class WaitingModel(msgspec.Struct, frozen=True, kw_only=True):
     num_requests: int
     oldest_s: float
-    """For how many seconds at least one request has waited for it without a break."""
 
 
 class WaitingReport(msgspec.Struct, frozen=True, kw_only=True):

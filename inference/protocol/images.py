@@ -4,14 +4,9 @@
          └▶ bytes ─▶ Redis, under the request's key      beside it, with an expiry
     neuron: both ─▶ SequenceImage ─▶ engine
 
-A layout follows from an image's size alone: patches, the tokens they merge to, and their runs in a
-prompt. So only the engine reads the bytes.
-
-    none    one run
-    tiles   cut into squares, and the whole image in one such square behind them
-    rows    each row of tokens is a run
-
-Sizes follow transformers' image processors, number for number.
+A layout follows from an image's size alone, so only the engine reads the bytes. Divisions are
+``none``: one run; ``tiles``: squares, and the whole image in one behind them; ``rows``: each row of
+tokens is a run. Sizes follow transformers' image processors, number for number.
 """
 
 from __future__ import annotations
@@ -23,7 +18,7 @@ from typing import Literal, Protocol
 import msgspec
 
 LOW_DETAIL_PIXELS = 512 * 512
-"""The most pixels of an image in low detail, unless the model enlarges smaller images to more."""
+"""The most pixels in low detail, unless the model enlarges smaller images to more."""
 MAX_RATIO = 200
 LONGEST_SIDE_PX = 4096
 
@@ -54,7 +49,7 @@ class ImageLayout:
     grid: tuple[int, int, int]
     """The number of tiles, and the height and width of each in patches."""
     rows: int = 0
-    """The rows of parts that are named in the prompt; 0: the image is not divided."""
+    """Rows of parts that the prompt names; 0: the image is not divided."""
     columns: int = 0
     num_runs: int = 1
 
@@ -104,8 +99,7 @@ def num_image_tokens(grid: tuple[int, int, int], merge: int) -> int:
 def _merged_grid(
     width_px: int, height_px: int, sizes: PatchSizes, *, is_low_detail: bool
 ) -> tuple[int, int, int]:
-    """The grid of an image resized so that patches merge evenly and its pixels are within the
-    bounds: the Qwen2-VL image processor's smart resize. Raises ``ImageRatioError``."""
+    """The grid of the Qwen2-VL image processor's smart resize."""
     max_pixels = most_pixels(sizes, is_low_detail=is_low_detail)
     if max(width_px, height_px) > MAX_RATIO * min(width_px, height_px):
         raise ImageRatioError(
@@ -126,8 +120,7 @@ def _merged_grid(
 
 
 def _rows(width_px: int, height_px: int, longest_px: int, unit_px: int) -> tuple[int, int]:
-    """Rows and columns of tokens of ``unit_px``, of an image reduced to ``longest_px``, as in the
-    Pixtral image processor. Raises ``ImageRatioError``."""
+    """Rows and columns of tokens of ``unit_px``, as in the Pixtral image processor."""
     ratio = max(height_px / longest_px, width_px / longest_px)
     height, width = height_px, width_px
     if ratio > 1:
@@ -141,9 +134,7 @@ def _rows(width_px: int, height_px: int, longest_px: int, unit_px: int) -> tuple
 
 
 def _tiles(width_px: int, height_px: int, longest_px: int, tile_px: int) -> tuple[int, int]:
-    """Rows and columns of tiles, none where one tile holds the whole image, as in the Idefics3
-    image processor. Its longer side becomes ``longest_px``, its shorter one an even number, and
-    then both are rounded up to whole tiles."""
+    """Rows and columns as in the Idefics3 image processor; none where one tile holds the image."""
     ratio = width_px / height_px
     if width_px >= height_px:
         width, height = longest_px, _even(int(longest_px / ratio))
@@ -168,8 +159,8 @@ MediaType = Literal["image/png", "image/jpeg", "image/webp", "image/gif", "image
 
 
 class ImageRef(msgspec.Struct, frozen=True, kw_only=True):
-    """One image of a turn. ``width_px`` and ``height_px`` are as shown: the Exif orientation is
-    applied, as by ``PIL.ImageOps.exif_transpose``."""
+    """The sides are as shown: Exif's orientation is applied, as by
+    ``PIL.ImageOps.exif_transpose``."""
 
     digest: str
     media_type: MediaType
@@ -177,7 +168,6 @@ class ImageRef(msgspec.Struct, frozen=True, kw_only=True):
     height_px: int
     num_bytes: int
     is_low_detail: bool = False
-    """Whether the client wants fewer tokens of it: see ``image_layout``."""
 
 
 class TokenRun(msgspec.Struct, frozen=True, array_like=True):
@@ -190,16 +180,15 @@ class TokenRun(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SequenceImage(msgspec.Struct, frozen=True, kw_only=True):
-    """An image of a sequence's prompt, whose token ids already contain the pad ids of ``runs``."""
+    """The prompt's token ids already contain the pad ids of ``runs``."""
 
     digest: str
     data: bytes
-    """The file, not decoded. The decoder applies its Exif orientation."""
+    """The file; the decoder applies its Exif orientation."""
     runs: list[TokenRun]
-    """Positions of the image's tokens, in order. Between runs are tokens of text that name the next
-    part of the image."""
+    """Between runs are tokens of text that name the next part of the image."""
     grid: tuple[int, int, int]
-    """The number of tiles, and the height and width of each in patches, before they are merged."""
+    """The number of tiles, and their height and width in patches, before merging."""
 
     @property
     def num_tokens(self) -> int:
@@ -215,7 +204,7 @@ class SequenceImage(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def content_id(self) -> str:
-        """Identifies its rows: one file may be read in two sizes."""
+        """One file may be read in two sizes."""
         return f"{self.digest} {'x'.join(map(str, self.grid))}"
 
 
@@ -223,27 +212,24 @@ class VisionInput(msgspec.Struct, frozen=True, kw_only=True):
     pad_token_id: int
     patch_px: int
     merge: int
-    """The number of patches each way that become one token."""
+    """Patches each way that become one token."""
     min_pixels: int
     max_pixels: int
-    """Smaller images are enlarged to the one, larger ones reduced to the other."""
     image_px: int = 0
     """The side of the square that every image becomes, or each of its tiles; 0: sizes vary."""
     placeholder: str = ""
     """The template's text for an image; empty: the pad, once."""
     written: str = ""
-    """Replaces a placeholder before the prompt is tokenized: the pad, once, among others. For a
-    divided image ``part``, ``row_break`` and ``parts_end`` do."""
+    """Replaces a placeholder before tokenizing: the pad, once, among others. For a divided image
+    ``part``, ``row_break`` and ``parts_end`` do."""
     division: ImageDivision = "none"
     part: str = ""
-    """The text of one part of a divided image: the pad, once, among others, and ``{row}`` and
-    ``{column}`` for its place, counted from 1."""
+    """The pad, once, among others, and ``{row}`` and ``{column}``, counted from 1."""
     row_break: str = ""
     parts_end: str = ""
-    """The text behind the last row: of tiles, that of the whole image, with the pad once."""
+    """Follows the last row: of tiles, the text of the whole image, with the pad once."""
 
     def text_of(self, layout: ImageLayout) -> str:
-        """The replacement of one image's placeholder, with the pad once for each of its runs."""
         if not layout.rows:
             return self.written
         columns = range(1, layout.columns + 1)
@@ -254,8 +240,7 @@ class VisionInput(msgspec.Struct, frozen=True, kw_only=True):
         return self.row_break.join(rows) + self.parts_end
 
     def most_text_bytes(self, layout: ImageLayout) -> int:
-        """An upper bound of the bytes of ``text_of`` a divided image; 0 for any other. Builds no
-        text."""
+        """An upper bound for a divided image; 0 for any other."""
         if not layout.rows:
             return 0
         a_part = len(self.part.encode()) + len(self.row_break.encode())

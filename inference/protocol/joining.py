@@ -1,7 +1,7 @@
-"""Redis' address: an invited host's join line, and the URL in Celery's form.
+"""An invited host's join line, ``hx1.`` and base64 of JSON, and Redis' URL in Celery's form.
 
-The line is ``hx1.`` and base64 of JSON. It holds a password, so a file with it must be readable by
-its owner alone. Standard library only: it is read before anything is installed.
+The line holds a password, so a file with it must be readable by its owner alone. Standard library
+only: it is read before anything is installed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PREFIX = "hx1."
 
 
 class JoinLineError(ValueError):
-    """The text is no line printed by ``neurons invite``."""
+    pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +51,8 @@ def decode_joining(line: str) -> Joining:
 
 
 def celery_broker_url(redis_url: str) -> str:
-    """``unix://…`` (redis-py) becomes ``redis+socket://…`` (kombu), and ``rediss://…?ssl_…`` loses
-    its options, which kombu takes separately; others are the same in both.
-
-    The database number is ``?db=0`` in the first and ``?virtual_host=0`` in the second.
-    """
+    """``unix://…?db=0`` (redis-py) becomes ``redis+socket://…?virtual_host=0`` (kombu), and
+    ``rediss://…?ssl_…`` loses its options, which kombu takes separately."""
     if redis_url.startswith("rediss://"):
         return redis_url.partition("?")[0]
     if not redis_url.startswith("unix://"):
@@ -64,8 +61,7 @@ def celery_broker_url(redis_url: str) -> str:
 
 
 def celery_ssl_options(redis_url: str) -> dict[str, Any] | None:
-    """redis-py's options in the URL of a Redis with TLS, in kombu's form; ``None`` for one
-    without."""
+    """In kombu's form; ``None`` without TLS."""
     if not redis_url.startswith("rediss://"):
         return None
     options = dict(parse_qsl(urlsplit(redis_url).query))

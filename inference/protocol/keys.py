@@ -42,8 +42,7 @@ import re
 NEURON_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 NEURONS = "helexa:neurons"
 NEURON_DESIRED_STATES = "helexa:neurons:wishes"
-"""The operator's desired state of each neuron: ``fleet.live.desired_state``. It also names invited
-neurons."""
+"""See ``fleet.live.desired_state``. It also names invited neurons."""
 
 HEARTBEAT_INTERVAL_S = 1.0
 HEARTBEAT_EXPIRY_S = 4.0
@@ -51,35 +50,34 @@ HEARTBEAT_EXPIRY_S = 4.0
 
 GATEWAY_ALIVE_INTERVAL_S = 1.0
 GATEWAY_ALIVE_EXPIRY_S = 5.0
-"""A gateway that has been silent this long is dead: neurons cancel its requests."""
+"""Neurons cancel a gateway's requests after it."""
 
 EVENT_STREAM_MAX_ENTRIES = 50_000
-"""Approximate trim of a stream of events, which grows this long only without a reader."""
+"""Approximate; a stream grows this long only without a reader."""
 EVENTS_FIRST_ENTRY_ID = "0-1"
 """A gateway makes a stream with an empty entry of this id and reads the entries after it."""
 EVENTS_EXPIRY_S = 120
-"""The expiry of a dead gateway's streams and marker; a stall's limit is far below it."""
+"""A stall's limit is far below it."""
 
 INBOX_FRAME_FIELD = b"f"
 INBOX_PART_FIELD = b"p"
 INBOX_EXPIRY_S = 300
-"""After the last frame. A living neuron reads frames within a second."""
+"""The last frame renews it. A living neuron reads frames within a second."""
 
 TASK_DRAIN_INBOX = "neuron.drain_inbox"
 TASK_LOAD_MODEL = "neuron.load_model"
 TASK_UNLOAD_MODEL = "neuron.unload_model"
 TASK_SLEEP_MODEL = "neuron.sleep_model"
 TASK_RELEASE_STAGES = "neuron.release_stages"
-"""Two arguments, the model and the job id of the load whose stages the neuron holds."""
+"""Arguments: the model and the job id of the load whose stages the neuron holds."""
 TASK_DROP_ADAPTER = "neuron.drop_adapter"
-"""Two arguments, the loaded model and the adapter's name."""
+"""Arguments: the loaded model and the adapter's name."""
 TASK_PULL_MODEL = "neuron.pull_model"
 TASK_CANCEL_PULL = "neuron.cancel_pull"
 TASK_DELETE_CACHED = "neuron.delete_cached"
 TASK_TELL_LOG = "neuron.tell_log"
 
 DRAIN_INBOX_EXPIRES_S = 10
-"""An older ring is pointless: the heartbeat has drained the inbox since."""
 
 TIME_SLICES = "helexa:turns"
 TIME_SLICES_EXPIRY_S = 10
@@ -100,7 +98,6 @@ def neuron_of_key(key: bytes) -> str:
 
 
 def gateways_write(key: bytes) -> bool:
-    """Whether gateways write that key of a neuron's, which it only reads and deletes."""
     return key.split(b":", 4)[3] in _OF_GATEWAYS
 
 
@@ -109,7 +106,6 @@ def neuron_queue(name: str) -> str:
 
 
 def queue_keys(name: str) -> list[str]:
-    """kombu's keys of that neuron's Celery queue: its list, one for each priority, bindings."""
     queue = neuron_queue(name)
     return [
         queue,
@@ -148,8 +144,7 @@ def engine_log_key(name: str, ask_id: str) -> str:
 
 
 def images_key(name: str, request_id: str) -> str:
-    """A key of one request: its gateway deletes it, and no other request can refer to its
-    images."""
+    """Its gateway deletes it; no other request can refer to its images."""
     return f"helexa:neuron:{name}:images:{request_id}"
 
 
@@ -182,12 +177,11 @@ KEPT_AFTER_LIMIT_S = 5.0
 SETTLING_S = 5.0
 """Five beats: the time for others to write their keys again."""
 MAX_GAP_S = 1.5 * HEARTBEAT_INTERVAL_S
-"""Between two answers. During a shorter pause no key of a living process expires."""
+"""The longest pause between two answers in which no key of a living process expires."""
 
 
 class Continuity:
-    """Whether Redis has answered without a pause for long enough to trust missing keys. Pure: times
-    are arguments, on one clock."""
+    """Whether Redis has answered without a pause for long enough to trust missing keys."""
 
     def __init__(self) -> None:
         self._answered_s: float | None = None

@@ -14,8 +14,6 @@ DEFAULT_ADAPTER_SLOTS = 8
 
 
 class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Everything an engine needs to load an adapter; also its identity."""
-
     name: str
     source: str
     """``huggingface:org/name`` or ``path:/absolute/path`` of a directory."""
@@ -25,10 +23,10 @@ class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class LinkIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """The credentials of one end of a replica's links. Sent to its own host alone."""
+    """One end of a replica's links. Sent to its own host alone."""
 
     certificate: str
-    """The certificate in PEM, self-signed. Other ends receive it, and accept no other."""
+    """PEM, self-signed. Other ends receive it, and accept no other."""
     private_key: str
 
     def __repr__(self) -> str:
@@ -38,17 +36,16 @@ class LinkIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 class StageOf(msgspec.Struct, frozen=True, kw_only=True):
     index: int
-    """The stage's, in ``LoadSpec.stages``; 1 or more, since the engine has the first stage."""
+    """The index in ``LoadSpec.stages``; the engine has stage 0."""
     engine_neuron: str
     engine_certificate: str
 
 
 class PrefillSpeed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How long a prompt takes on one device, measured in steps of the size that the engine runs
-    beside others, the device to itself.
+    """Prefill time on one device, measured in steps of the size that the engine runs beside others.
 
-    A token costs ``token_s`` for its own products and ``growth_s`` for each token before it, which
-    its attention reads; with a sliding window it reads no more than that many. So n tokens take
+    A token costs ``token_s`` for its own products and ``growth_s`` for each token before it that
+    its attention reads. So n tokens, with a sliding window of w, take
 
         token_s * n + growth_s * n² / 2                         up to the window, and
         token_s * n + growth_s * (w² / 2 + w * (n - w))         beyond it.
@@ -59,7 +56,7 @@ class PrefillSpeed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     window_tokens: int | None = None
 
     def span_s(self, start: int, end: int) -> float:
-        """Seconds for tokens ``[start, end)`` of a prompt, those before them being in blocks."""
+        """``[start, end)`` in the prompt; earlier tokens are in blocks."""
         return self.prompt_s(end) - self.prompt_s(start)
 
     def prompt_s(self, num_tokens: int) -> float:
@@ -68,7 +65,6 @@ class PrefillSpeed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return self.token_s * num_tokens + self.growth_s * tokens_read
 
     def longest_prompt(self, seconds: float, at_most: int) -> int:
-        """Tokens, 0 … ``at_most``, within ``seconds``."""
         return max(0, bisect.bisect_right(range(at_most + 1), seconds, key=self.prompt_s) - 1)
 
     def tokens_per_s(self, num_tokens: int) -> float:
@@ -85,21 +81,18 @@ class PrefillSpeed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 Quantization = Literal["auto", "none", "q4", "q5", "q6", "q8", "fp8"]
 KVDtype = Literal["auto", "fp32", "bf16", "fp16", "int8", "fp8"]
 NO_PROJECTOR = "none"
-"""The value of ``LoadSpec.file`` with which the model is read without images."""
 NO_TEMPLATE = "none"
 TEMPLATE_FILE = re.compile(r"file:(?P<path>/.+)")
 Speculation = Literal["off", "auto", "prompt_lookup", "draft_model", "mtp"]
 
 
 class EarlierLoads(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Measurements of earlier loads of the same model on one kind of device. They correct memory
-    estimates and change nothing else. On another kind of device they are ignored."""
+    """Ignored on another kind of device. They only correct memory estimates."""
 
     device_kind: Literal["cpu", "cuda"]
     needed_bytes: int | None = None
-    """Free memory that another such load needs, by those measurements; ``None``: not measured."""
     memory_correction_bytes: int = 0
-    """Bytes to add to the estimate from the files; negative where that is too high."""
+    """Added to the estimate from the files; may be negative."""
     prefill_speed: PrefillSpeed | None = None
 
 
@@ -110,14 +103,14 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     memory_bytes: int = 0
     promised_bytes: int = 0
     memory_limit_bytes: int | None = None
-    """The limit on this device alone, for all of the model's stages on it; see ``LoadSpec``."""
+    """Limits all of the model's stages on this device; see ``LoadSpec``."""
     neuron: str = ""
-    """The stage's neuron; empty: the engine's own. The first stage is the engine's."""
+    """Empty: the engine's own. The first stage is the engine's."""
     address: str = ""
-    """``host:port`` of another neuron's stage, for its links; empty: not known yet."""
+    """``host:port`` of another neuron's stage; empty: not known yet."""
     certificate: str = ""
     evict: list[str] = []
-    """Models to evict from the other neuron first: ``LoadSpec.evict`` of the stage's order."""
+    """``LoadSpec.evict`` of the stage's order."""
 
 
 class FileSource(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -132,40 +125,34 @@ class FileSource(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class LoadSpec(FileSource, frozen=True, kw_only=True, omit_defaults=True):
-    """Everything a neuron needs to load a model, and to load it again after a crash. Fields that
-    operators set are described in ``fleet.catalogue.settings``."""
+    """``fleet.catalogue.settings`` describes the operators' fields."""
 
     job_id: str
-    """The load job's id in the database; free text to the neuron."""
     model: str
     order: str = ""
     """The control's signature of this order (``fleet.live.reports``)."""
     devices: list[str] = []
-    """``["cpu"]``, ``["cuda:1"]``; ``["cuda"]``: the neuron chooses which card; empty: it chooses a
-    card before the CPU."""
+    """``["cuda:1"]``; ``["cuda"]``: the neuron chooses a card; empty: a card before the CPU."""
     min_devices: int = 1
     tensor_parallel: int = 1
     stages: list[StageSpec] = []
-    """The model's layers over devices of this neuron and of others, in order; empty: it is on one
-    device, or shared by ranks. Stages with the same device and neuron share that device."""
+    """In the layers' order, on this neuron or others; empty: one device, or shared by ranks. Stages
+    with the same device and neuron share that device."""
     stage_of: StageOf | None = None
-    """Set where the neuron is to hold that one of ``stages`` alone, for another neuron's engine."""
+    """Makes the neuron hold that stage alone, for another neuron's engine."""
     link_identity: LinkIdentity | None = None
-    """This process' credentials for stages on other hosts: a secret, sent to its host alone."""
+    """A secret, sent to its host alone."""
     predicted_tokens_per_s: float | None = None
     last_used_unix_s: float | None = None
-    """When an earlier instance of the neuron last used it: decides the order of loads after a
-    restart."""
+    """Decides the order of loads after a restart."""
     evict: list[str] = []
-    """Models to evict from the neuron first. They are unloaded only if they are idle still; else
-    the load fails with ``lost_its_room``."""
+    """Models to evict first if they are still idle; else the load fails with ``lost_its_room``."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     quantization: Quantization = "auto"
     kv_dtype: KVDtype = "auto"
     max_context_tokens: int | None = None
     kv_memory_bytes: int | None = None
-    """``None``: enough for a few contexts, of the memory that is free after the weights (CUDA), or
-    the configured share of it (CPU)."""
+    """``None``: enough for a few contexts (CUDA), or the configured share (CPU)."""
     speculation: Speculation = "off"
     draft_model: str | None = None
     max_draft_tokens: int | None = None
@@ -180,11 +167,9 @@ class LoadSpec(FileSource, frozen=True, kw_only=True, omit_defaults=True):
     adapter_slots: int = DEFAULT_ADAPTER_SLOTS
     earlier_loads: EarlierLoads | None = None
     promised_bytes: int = 0
-    """Free memory of its device that other models may still allocate. The neuron sets it when it
-    starts an engine."""
+    """Free memory of its device that other models may still allocate. The neuron sets it."""
     memory_limit_bytes: int | None = None
-    """The limit on each of its devices, its process included: the neuron's reservation, which
-    bounds KV that is not set by number."""
+    """A limit on each of its devices, its process included: bounds KV that is not set by number."""
 
 
 def draft_spec(spec: LoadSpec) -> LoadSpec | None:
@@ -224,14 +209,11 @@ NOT_IN_DIGEST = (
     "promised_bytes",
     "memory_limit_bytes",
 )
-"""Fields that do not change the loaded model: where a load goes, and measurements of earlier
-ones."""
+"""These do not change the loaded model."""
 
 
 def spec_digest(spec: LoadSpec) -> str:
-    """16 hex digits over the fields that decide which model is loaded and how it serves. Fields at
-    their defaults are left out, so that adding a field changes no digest. Sender and receiver of a
-    spec compute the same digest."""
+    """16 hex digits. Defaults are left out, so that adding a field changes no digest."""
     received = msgspec.json.decode(msgspec.json.encode(spec), type=LoadSpec)
     values = ((name, getattr(received, name), default) for name, default in _DIGESTED.items())
     fields = {name: value for name, value, default in values if value != default}
@@ -245,4 +227,3 @@ _DIGESTED = {
     for field in msgspec.structs.fields(LoadSpec)
     if field.name not in NOT_IN_DIGEST
 }
-"""Each digested field, with its default: no value equals that of a field without one."""

@@ -128,8 +128,6 @@ class StageUnreachableError(LoadError):
 
 
 class PartFailedError(LoadError):
-    """The message is the part's own."""
-
     def __init__(self, failure: LoadFailure) -> None:
         super().__init__(failure.message)
         self.failure = failure

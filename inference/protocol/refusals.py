@@ -4,8 +4,7 @@
                               "<code> <key> <account>" for codes that are counted for each key
                               "<code>/<cause> <account>" where one code has several causes
 
-Hours count from the epoch. The counts are not billed: while Redis stalls, one may be lost or added
-twice.
+Hours count from the epoch. While Redis stalls, a count may be lost or added twice.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ COUNTED_BY_KEY = frozenset({BROKE_WORKER})
 
 
 class Cause(StrEnum):
-    """The limit that refuses, where the code alone does not show it: a spent cap of a window and a
-    limit of a minute have the same one."""
+    """A spent cap of a window and a limit of a minute have one code."""
 
     REQUESTS_PER_MINUTE = "requests_per_minute"
     TOKENS_PER_MINUTE = "tokens_per_minute"
@@ -46,9 +44,7 @@ CAUSES_BEHIND = {
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """``account`` is empty where the caller could not be identified. ``key`` is the public prefix
-    where the code is one of ``COUNTED_BY_KEY`` and there was a key. ``cause`` is a ``Cause`` where
-    the refusal has one."""
+    """``account`` is empty where the caller is unknown. ``key`` is the public prefix."""
 
     code: str
     account: str

@@ -1,2 +1,1 @@
-"""Converts between text and token ids: chat templates, detokenizer, stop strings, thinking, tool
-calls and grammars. No torch, no Django."""
+"""Converts between text and token ids. No torch, no Django."""

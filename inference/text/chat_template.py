@@ -1,11 +1,7 @@
 """Renders a conversation to prompt text with the model's Jinja chat template.
 
-Owns a template's variables, what it may call, and the words for what it refuses. ``turns`` owns the
-forms of a conversation that are tried.
-
-Templates are written for transformers' environment: sandboxed, immutable, with its filters, globals
-and tags. This is one of our own, because importing transformers takes a second and more of each
-process that renders, and tens of megabytes. A test compares both.
+The environment imitates transformers', which templates are written for: importing transformers
+takes a second and tens of megabytes of each process that renders. A test compares both.
 """
 
 from __future__ import annotations
@@ -57,11 +53,9 @@ RESERVED_TEMPLATE_KWARGS = frozenset(
         "add_generation_prompt",
     }
 )
-"""Forbidden names of a client's template_kwargs: arguments of transformers' renderer, which clients
-know."""
+"""Arguments of transformers' renderer, forbidden in a client's template_kwargs."""
 
 ANY_TURN = ChatMessage(role="user", content="Hello")
-"""A template that refuses this turn refuses all."""
 TOOLS_INTRODUCTION = (
     "Answer with a call of a tool, as JSON with its name and its arguments. The tools:\n"
 )
@@ -71,25 +65,21 @@ TOOLS_INTRODUCTION = (
 class Rendering:
     text: str
     loses_system_turns: bool = False
-    """The template rewrites or drops system turns."""
 
 
 class ChatTemplate:
-    """Stateless. A template is compiled once per process. Runs without limits of time and output,
-    so it is for the workers of ``inference.sandbox``."""
+    """Has no limits of time and output, so it is for the workers of ``inference.sandbox``."""
 
     def __init__(self, sources: TemplateSources, special_tokens: Mapping[str, str]) -> None:
         self.sources = sources
         self._special_tokens = dict(special_tokens)
 
     def render(self, chat: ChatInput) -> Rendering:
-        """The prompt, as a rule up to where the assistant speaks, special tokens (bos too) written
-        out.
+        """The prompt, special tokens (bos too) written out. A model without a template gets ChatML.
 
-        Tools of which a call is forced stand in a system turn where the template has no place for
-        them. A model without a template gets ChatML. Raises ``TemplateRenderError`` for a chat that
-        the template refuses or cannot express, and ``MemoryError`` where there is too little
-        memory.
+        Tools of which a call is forced are described in a system turn where the template ignores
+        tools. Raises ``TemplateRenderError`` for a chat that the template refuses or cannot
+        express, and ``MemoryError``.
         """
         _check_kwargs(chat.template_kwargs)
         if self.sources.for_tools is None and chat.tool_choice.mode == "required":
@@ -121,8 +111,6 @@ class ChatTemplate:
         return source
 
     def _render_arranged(self, source: str, chat: ChatInput) -> Rendering | Exception:
-        """The first arrangement that keeps the system turns, else the first that renders, else why
-        the first one does not."""
         refusal: Exception | None = None
         first_rendered: str | None = None
         for turns in arrangements(chat.messages):
@@ -142,8 +130,6 @@ class ChatTemplate:
         return refusal
 
     def _how_it_fails(self, source: str, chat: ChatInput) -> str:
-        """Names the turn with which it fails although it renders what comes before, unless it
-        fails with any turn."""
         messages = chat.messages
         if not self._renders(source, chat, [ANY_TURN]):
             return "failed"
@@ -174,8 +160,7 @@ class ChatTemplate:
 
 
 def _with_described_tools(chat: ChatInput) -> ChatInput:
-    """The tools in a system turn of their own, for a template without a place for them. A grammar
-    holds the answer to a call, so that the model need not know how one is written."""
+    """A grammar holds the answer to a call, so the model need not know how one is written."""
     callable_ = [tool for tool in chat.tools if chat.tool_choice.name in (None, tool.name)]
     described_tools = "\n".join(json.dumps(_tool(tool)["function"]) for tool in callable_)
     num_first = next(
@@ -203,8 +188,7 @@ def _check_kwargs(kwargs: Mapping[str, Any]) -> None:
 
 
 def _whole_ends(messages: list[ChatMessage]) -> list[int]:
-    """The lengths of the conversation's beginnings that templates may be expected to take: with a
-    turn of the user, and not between a call and its results."""
+    """Lengths of beginnings that have a user's turn and no call without its results at the end."""
     ends = []
     has_user = False
     for end, (message, following) in enumerate(pairwise(messages), start=1):
@@ -239,7 +223,6 @@ def _keeps_results(rendered: str, messages: list[ChatMessage]) -> bool:
 
 
 def _texts(message: ChatMessage) -> list[str]:
-    """Images stand between them."""
     parts = message.parts if message.images else [message.content or ""]
     return [part for part in parts if isinstance(part, str)]
 
@@ -249,7 +232,6 @@ def _keeps_system_texts(rendered: str, messages: list[ChatMessage]) -> bool:
 
 
 def _holds(rendered: str, texts: Iterable[str]) -> bool:
-    """Each is looked for after the one before it, so that all are found in one pass."""
     position = 0
     for text in map(str.strip, texts):
         found = rendered.find(text, position)
@@ -264,7 +246,7 @@ MAX_COMPILED = 128
 
 @lru_cache(maxsize=MAX_COMPILED)
 def compiled(source: str) -> Template:
-    """Raises ``jinja2.TemplateError`` for a source that is no template."""
+    """Raises ``jinja2.TemplateError``."""
     return _environment().from_string(source)
 
 
@@ -283,8 +265,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 class _GenerationTag(Extension):
-    """``{% generation %}`` marks what the assistant wrote, for training. Here it renders its body,
-    in a scope of its own as everywhere."""
+    """``{% generation %}`` marks the assistant's words, for training. Here it renders its body."""
 
     tags = {"generation"}
 
@@ -298,8 +279,6 @@ class _GenerationTag(Extension):
 
 
 class _PublicNamespace(Namespace):
-    """A template stores nothing under names that Python keeps for itself."""
-
     def __init__(*args: Any, **kwargs: Any) -> None:
         self, *others = args
         attributes: dict[str, Any] = dict(*others, **kwargs)
@@ -334,7 +313,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own escapes what means something in HTML."""
+    """Jinja's own escapes HTML."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

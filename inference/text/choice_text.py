@@ -4,10 +4,8 @@
                                       └─▶ leading space ─▶ stop strings ─▶ tool call parser
                                                  ─▶ TextPart | CallStarted | CallArguments
 
-Works token by token, so the parts of one kind concatenate to the same however the tokens are cut
-into steps. White space right after a marker belongs to the marker and is not part of the thought
-or of the answer; white space before a block that the model opens itself is not either. So leading
-space is held back until it is known, only for models that think.
+The parts of one kind concatenate to the same however the tokens are cut into steps. White space
+right after a marker, and before a block that the model opens itself, belongs to neither part.
 """
 
 from __future__ import annotations
@@ -29,9 +27,8 @@ from inference.text.tool_calls.call_parser import CallArguments, CallParser, Par
 
 @dataclass(frozen=True, slots=True)
 class ThoughtPart:
-    """Text of a thinking block; ``opens`` and ``closes`` are its markers, on its first and last
-    part, where the text may be empty. ``missing_close`` is the marker that a block lacks in which
-    the answer ended."""
+    """``opens`` and ``closes`` are the markers on its first and last part, whose text may be empty.
+    ``missing_close`` is the marker that a block lacks in which the answer ended."""
 
     text: str
     opens: str | None = None
@@ -43,8 +40,7 @@ Piece = ThoughtPart | Part
 
 
 class ChoiceText:
-    """Splits one choice's tokens into reasoning, text and tool calls. Once ``stop`` is set, feed it
-    no more."""
+    """Once ``stop`` is set, feed it no more."""
 
     def __init__(
         self,
@@ -58,26 +54,21 @@ class ChoiceText:
         tool_calls: CallParser | None = None,
         shown_token_ids: frozenset[int] = frozenset(),
     ) -> None:
-        """Thinking stands between ``markers`` or ``phrases``; without both there is none.
-        ``starts_thinking``: the prompt has opened the block. ``shown_token_ids``: special tokens
-        whose text ``tool_calls`` needs; they have none in a thought. Raises ``ValueError`` for an
-        empty stop string."""
+        """``starts_thinking``: the prompt has opened the block. ``shown_token_ids``: special tokens
+        whose text ``tool_calls`` needs. Raises ``ValueError`` for an empty stop string."""
         assert markers is None or phrases is None
         self.tokenizer = tokenizer
         self.num_thought_tokens = 0
-        """Inside thinking blocks; their markers do not count."""
         self.stop: str | None = None
         self._detokenizer = Detokenizer(
             tokenizer, continues_text=continues_text, shown_token_ids=shown_token_ids
         )
         self._shown_token_ids = shown_token_ids
         self._line_end = ""
-        """Behind a marker: phrases are words, which what follows must not be joined to."""
+        """Ends a marker that is a phrase: words must not be joined to the following text."""
         self._label = "" if markers is None else markers.label
         opens, self._closes = ("", "") if markers is None else (markers.opens, markers.closes)
-        """``_closes`` closes a block that is open at the answer's end."""
         self._splitter: PhraseReader | HarmonySplitter | ThinkingSplitter
-        """Gives each token's kind, and the text that is decided with it."""
         if phrases is not None:
             self._splitter = PhraseReader(phrases, is_open=starts_thinking)
             self._line_end = "\n"
@@ -101,7 +92,6 @@ class ChoiceText:
         self._tool_calls = tool_calls
 
     def feed(self, token_id: int) -> tuple[TokenKind, list[Piece]]:
-        """Returns the token's kind, and the pieces that are decided now."""
         is_hidden = self._thought is not None and token_id in self._shown_token_ids
         text = "" if is_hidden else self._detokenizer.feed([token_id])
         kind, runs = self._splitter.feed(token_id, text)
@@ -109,8 +99,7 @@ class ChoiceText:
         return kind, self._pieces(runs)
 
     def flush(self) -> list[Piece]:
-        """End the answer and return the held-back pieces. A block that is still open ends too. May
-        still find a stop string."""
+        """Also ends an open block. May still find a stop string."""
         pieces = self._pieces(self._splitter.flush(self._detokenizer.flush()))
         if self._thought is not None:
             pieces += self._thought.end(missing_close=self._closes + self._line_end)
@@ -136,7 +125,7 @@ class ChoiceText:
                 assert self._thought is not None
                 return self._thought.feed(text)
             case TokenKind.OPENS:
-                # What the model has written before stays; white space is dropped.
+                # Text before the marker stays; white space is dropped.
                 self._drops_space = True
                 self._thought = _Thought(text + self._line_end, self._label)
                 return self._thought.feed("")
@@ -178,11 +167,9 @@ class ChoiceText:
 class _Thought:
     def __init__(self, opens: str, label: str = "") -> None:
         self._opens: str | None = opens
-        """``None`` once it has been reported."""
         self._has_text = False
         self._label = label
         self._held = ""
-        """The text that may still become the label."""
 
     def feed(self, text: str) -> list[ThoughtPart]:
         return self._parts(self._without_label(text))
@@ -214,7 +201,6 @@ class _Thought:
 
 
 def merged(pieces: Sequence[Piece]) -> list[Piece]:
-    """Neighbours that belong together as one piece."""
     result: list[Piece] = []
     for piece in pieces:
         joined = _joined(result[-1], piece) if result else None

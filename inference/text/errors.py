@@ -18,16 +18,16 @@ from inference.protocol.generation import ToolDefinition
 
 
 class TextError(Exception):
-    """Base of this package."""
+    pass
 
 
 class TokenizerFilesError(TextError):
-    """Raised while a tokenizer is loaded; the message names the file."""
+    """The message names the file."""
 
 
 class TooManyTokensError(TextError):
     def __init__(self, num_tokens: int, *, is_least: bool = False) -> None:
-        """``is_least``: it has at least so many."""
+        """``is_least``: ``num_tokens`` is a lower bound."""
         self.num_tokens = num_tokens
         self.words = f"at least {num_tokens}" if is_least else str(num_tokens)
         super().__init__(f"{self.words} tokens")
@@ -57,8 +57,7 @@ class GrammarRefusedError(TextError):
 
 
 class SchemaError(TextError):
-    """``str(error)`` is written for the client; ``steps`` lead from the schema's root to the
-    keyword."""
+    """``steps`` lead from the schema's root to the keyword; ``str(error)`` is for the client."""
 
     def __init__(self, steps: tuple[str | int, ...], message: str) -> None:
         super().__init__(message)
@@ -73,12 +72,12 @@ class MalformedSchemaError(SchemaError):
 
 
 def path_of(root: str, steps: Sequence[str | int]) -> str:
-    """``root`` is where the schema stood: ``root.properties.x.anyOf[1]``."""
+    """For example ``root.properties.x.anyOf[1]``."""
     return root + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
 
 
 class UnsupportedSchemaError(SchemaError):
-    """``param`` is where in the client's body the keyword stands."""
+    """``param`` is the keyword's path in the client's body."""
 
     def __init__(self, tool: ToolDefinition, steps: tuple[str | int, ...], message: str) -> None:
         super().__init__(steps, message)

@@ -1,11 +1,6 @@
-"""Grammars as llguidance takes them: a list of parts, each lark text or a JSON schema; the first is
-where it starts. Imports no llguidance: a process that only writes grammars cannot compile one.
+"""Grammars for llguidance: a list of parts, each lark text or a JSON schema, the first the start.
 
-A whole answer is JSON or other text, tool calls, or either, after thinking or at once:
-
-    prompt has opened the block   everything up to its end is free, then  space? (calls | JSON)
-    model may open one itself     (<think> anything </think> space?)? (calls | JSON)
-    thinking is disabled          (calls | JSON)
+Imports no llguidance: a process that only writes grammars cannot compile one.
 """
 
 from __future__ import annotations
@@ -23,13 +18,11 @@ from inference.text.schema_places import Schema
 
 OUR_OPTIONS = "x-guidance"
 OPTIONS = {"whitespace_pattern": r"( |\n {0,32})?"}
-"""White space between JSON tokens: a space, or a new line with its indent. Bounded, because small
-models else write white space until they are cut."""
+"""Bounds white space, because small models else write it until they are cut."""
 TOO_DEEP = "the schema is nested too deeply"
 
 
 def json_part(schema: Schema | None) -> dict[str, Any]:
-    """JSON that ``schema`` allows, any object for ``None``."""
     if schema is None:
         schema = {"type": "object"}
     elif isinstance(schema, bool):
@@ -50,8 +43,7 @@ def grammar_text(parts: Sequence[dict[str, Any]]) -> str:
 
 
 def text_part(output_format: OutputFormat) -> dict[str, Any]:
-    """The grammar of a text format: an expression, one of several texts, or a client's own grammar.
-    Raises ``GrammarRefusedError``."""
+    """Raises ``GrammarRefusedError``."""
     if output_format.regex is not None:
         return {"lark_grammar": f"start: /{_escaped(output_format.regex)}/"}
     if output_format.choices:
@@ -62,7 +54,6 @@ def text_part(output_format: OutputFormat) -> dict[str, Any]:
 
 
 def _escaped(regex: str) -> str:
-    """Returns the regex as it stands between slashes and on one line in lark."""
     escaped, is_escape = [], False
     for char in regex:
         if char == "\n":
@@ -80,8 +71,7 @@ def _quoted(text: str) -> str:
 
 
 def _lark(grammar: str, path: str) -> str:
-    """Lark text of a lark or GBNF grammar; only GBNF writes ``::=``. Its converter is a library's
-    and may raise anything."""
+    """Only GBNF writes ``::=``. The library's converter may raise anything."""
     if "::=" not in grammar:
         return grammar
     from llguidance.gbnf_to_lark import gbnf_to_lark  # in workers alone
@@ -94,12 +84,11 @@ def _lark(grammar: str, path: str) -> str:
 
 
 ARGUMENTS_KEYS = {"llama3": "parameters"}
-"""Formats whose calls stand without a marker, and what they call the arguments."""
+"""Formats whose calls stand without a marker, and their key for the arguments."""
 
 
 def bare_call_part(tool: ToolDefinition, arguments_key: str) -> dict[str, Any]:
-    """A grammar's part: one call of ``tool`` as bare JSON, beside an answer that is JSON too.
-    Arguments of a tool that is not strict are any object.
+    """One call of ``tool`` as bare JSON, beside an answer that is JSON too.
 
     One lexer reads both, and it would take a call's literal beginning for good where the answer
     only begins alike. As JSON schemas with the same white space they differ at the first key that
@@ -120,8 +109,7 @@ def bare_call_part(tool: ToolDefinition, arguments_key: str) -> dict[str, Any]:
 
 
 def rerooted(schema: Any, root: str) -> Any:
-    """``schema`` with references that start at ``root``, where it will stand; an identifier of its
-    own would be where they start."""
+    """Makes references start at ``root``, and drops an identifier, where they would start."""
     if isinstance(schema, list):
         return [rerooted(item, root) for item in schema]
     if not isinstance(schema, dict):
@@ -136,7 +124,7 @@ def rerooted(schema: Any, root: str) -> Any:
 
 
 SPACE_RULE = r"SPACE: /[ \n]{1,4}/"
-"""Between a thinking block and the answer; not part of either."""
+"""Separates a thinking block from the answer; not part of either."""
 
 
 class Thinking(Enum):
@@ -156,14 +144,13 @@ def answer_grammar(
     end_token_ids: Sequence[int] = (),
     num_calls: int = 0,
 ) -> Grammar:
-    """The answer is one of ``parts``, the first ``num_calls`` of which are calls.
-    ``end_token_ids`` are the model's, which do not end an answer
-    inside its thinking. ``markers`` are there wherever thinking is. Raises ``SchemaError``."""
+    """The first ``num_calls`` of ``parts`` are calls. ``end_token_ids`` are the model's, which do
+    not end an answer inside its thinking. Raises ``SchemaError``."""
     channels = None if markers is None else markers.channels
     if thinking is Thinking.NONE and len(parts) == 1 and channels is None:
         return Grammar(text=grammar_text(parts))
     named = [{"name": f"part_{index}", **part} for index, part in enumerate(parts)]
-    # Where an answer is a message in a channel, its calls have their own in their rules.
+    # In channels an answer has this head; calls have their own in their rules.
     head = "" if channels is None else f'<[{channels.channel}]> "final" <[{channels.message}]> '
     heads = [head if index >= num_calls else "" for index in range(len(named))]
     answer = " | ".join(f"{head}@{part['name']}" for head, part in zip(heads, named, strict=True))
@@ -182,8 +169,7 @@ def answer_grammar(
 
 
 def _thought_rule(markers: ReasoningMarkers | None, end_token_ids: Sequence[int]) -> str:
-    """The rule of a thinking block, by token ids, so that it may be closed in the middle of a
-    character."""
+    """The rule uses token ids, so that the block may be closed in the middle of a character."""
     assert markers is not None
     bound = ",".join(map(str, [markers.end_token_id, *end_token_ids]))
     return f"thought: <[{markers.start_token_id}]> <[^{bound}]>* <[{markers.end_token_id}]> SPACE?"

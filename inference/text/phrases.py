@@ -4,9 +4,7 @@ tokens between which some models think.
     Here is my thought process: ─OPENS─▶ text … ─THOUGHT─▶ Here is my response: ─CLOSES─▶ ANSWER
     <think> … </think> <response> … </response>       likewise, where these are no tokens
 
-A block opens only while the answer is empty but for white space. Text that may still become a
-phrase is held back; its tokens count to what it would otherwise be. Owns text only;
-``inference.text.reasoning`` has the markers that are tokens.
+Text that may still become a phrase is held back; its tokens count to what it would otherwise be.
 """
 
 from __future__ import annotations
@@ -21,25 +19,22 @@ from inference.text.reasoning import MARKER_PAIRS, Run, TokenKind
 @dataclass(frozen=True, slots=True)
 class StopFeed:
     text: str
-    """Safe to emit: no part of it can belong to a stop string."""
+    """No part of it can belong to a stop string."""
     stop: str | None = None
-    """The stop string found; the answer ends before it."""
     behind: str = ""
-    """The text behind the stop string."""
 
 
 class StopStrings:
-    """Finds stop strings in one answer. Once ``feed`` has found a stop, feed it no more.
+    """The string whose last character comes first wins; of two that end together, the longer.
 
-        feed("Hel") -> StopFeed("Hel", None)      nothing pending
         feed("lo E") -> "lo "                     "E" could become "END": held back
         feed("ND!") -> ("", stop="END")           the stop string and what follows are never emitted
 
-    The string whose last character comes first wins; of two that end together, the longer.
+    Once ``feed`` has found a stop, feed it no more.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        """Raises ``ValueError`` for an empty stop string, which would end every answer."""
+        """Raises ``ValueError`` for an empty stop string."""
         if not all(stops):
             raise ValueError("a stop string is empty")
         self._stops = stops
@@ -65,7 +60,6 @@ class StopStrings:
 
 
 def _num_begun(text: str, stop: str) -> int:
-    """The length of the longest end of ``text`` that ``stop`` begins with."""
     start = text.find(stop[0], max(0, len(text) - len(stop) + 1))
     while start >= 0 and not stop.startswith(text[start:]):
         start = text.find(stop[0], start + 1)
@@ -73,18 +67,16 @@ def _num_begun(text: str, stop: str) -> int:
 
 
 RESPONSE = ("<response>", "</response>")
-"""Granite 3.3's phrases round its answer where it thinks."""
+"""Granite 3.3 writes these around its answer where it thinks."""
 
 
 @dataclass(frozen=True, slots=True)
 class PhraseMarkers:
-    """Any of ``opens`` begins the thought, any of ``closes`` ends it."""
-
     opens: tuple[str, ...]
     closes: tuple[str, ...]
     answer_opens: str = ""
     answer_closes: str = ""
-    """Texts round the answer behind a thought that are no part of it."""
+    """These stand around the answer and are not part of it."""
     is_asked_for: bool = False
     """The model writes the phrases only where its template enables thinking."""
 
@@ -111,7 +103,6 @@ def find_phrases(template: str | None) -> PhraseMarkers | None:
 
 
 def opens_phrase(prompt: str, phrases: PhraseMarkers) -> bool:
-    """Whether the prompt ends with the opening phrase, white space after it aside."""
     return prompt.rstrip().endswith(phrases.opens)
 
 
@@ -119,18 +110,16 @@ class _Stage(Enum):
     BEFORE = "before"
     THOUGHT = "thought"
     AFTER = "after"
-    """Behind a thought, where the answer's own opening may come."""
+    """The answer's own opening may come."""
     WRAPPED = "wrapped"
     ANSWER = "answer"
 
 
 class PhraseReader:
     def __init__(self, phrases: PhraseMarkers, *, is_open: bool = False) -> None:
-        """``is_open``: the prompt has opened the block."""
         self._phrases = phrases
         self._stage = _Stage.THOUGHT if is_open else _Stage.BEFORE
         self._held = ""
-        """The text that may still become a phrase that has to come first."""
         self._closing = StopStrings(phrases.closes)
 
     def feed(self, token_id: int, text: str) -> tuple[TokenKind, list[Run]]:
@@ -166,7 +155,7 @@ class PhraseReader:
     def _read_first(
         self, text: str, phrases: tuple[str, ...], kind: TokenKind, following: _Stage
     ) -> list[Run]:
-        """One of ``phrases`` comes before all but white space, or not at all."""
+        """A phrase comes before all but white space, or not at all."""
         self._held += text
         begun = self._held.lstrip()
         found = next((one for one in phrases if begun.startswith(one)), None)
@@ -182,7 +171,6 @@ class PhraseReader:
         return [(kind, found), *self._read(begun.removeprefix(found))]
 
     def _read_on(self, text: str, closes: TokenKind, following: _Stage) -> list[Run]:
-        """Up to the phrase that closes this stage."""
         found = self._closing.feed(text)
         runs = _run(self._kind, found.text)
         if found.stop is None:

@@ -1,10 +1,9 @@
-"""Finds where a model thinks before it answers: the markers of a thinking block, token by token.
+"""Finds where a model thinks before it answers, by the tokens that mark a thinking block.
 
     <think> ─OPENS─▶ token … ─THOUGHT─▶ </think> ─CLOSES─▶ token … ─ANSWER─▶
 
 A block opens only while the answer is empty but for white space; later the same token is a
-quotation in the answer. Some templates open the block inside the prompt: the answer then starts in
-it. Owns token ids only; text is ``inference.text.choice_text``'s.
+quotation in the answer. Some templates open the block inside the prompt.
 
 gpt-oss speaks in channels:
 
@@ -14,7 +13,7 @@ gpt-oss speaks in channels:
     <|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>
 
 The prompt ends with ``<|start|>assistant``, so an answer begins in a header. A header that names a
-recipient begins a call; it is handed on as one text, however the model wrote it.
+recipient begins a call; it is passed on in one form, however the model wrote it.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class TokenKind(Enum):
 
 
 Run = tuple[TokenKind, str]
-"""Text of one kind; of a marker, how it is written."""
+"""Text of one kind; of a marker, its spelling."""
 
 CHANNEL = "<|channel|>"
 MESSAGE = "<|message|>"
@@ -53,7 +52,7 @@ CALL_HEAD_END = f" {CONSTRAIN}json{MESSAGE}"
 ANSWER_HEAD = f"{CHANNEL}final{MESSAGE}"
 THOUGHT_HEAD = f"{CHANNEL}{THOUGHTS}{MESSAGE}"
 BETWEEN_TEXTS = "\n\n"
-"""Between two messages that are both shown: a preamble and the answer."""
+"""Separates two messages that are both shown: a preamble and the answer."""
 
 RECIPIENT = "to="
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
@@ -68,11 +67,10 @@ class HarmonyTokens:
     end: int
     call: int
     thoughts: int
-    """The word ``analysis``."""
+    """Token of the word ``analysis``."""
 
 
 def find_channels(tokenizer: Tokenizer, template: str | None) -> HarmonyTokens | None:
-    """``None`` for every model but those that speak so."""
     if template is None or CHANNEL not in template or MESSAGE not in template:
         return None
     texts = (CHANNEL, MESSAGE, START, END, CALL, THOUGHTS)
@@ -83,8 +81,7 @@ def find_channels(tokenizer: Tokenizer, template: str | None) -> HarmonyTokens |
 
 
 class HarmonySplitter:
-    """Splits one answer in the Harmony format. ``is_answering``: the prompt has begun the answer's
-    own text."""
+    """``is_answering``: the prompt has begun the answer's own text."""
 
     def __init__(
         self,
@@ -94,14 +91,13 @@ class HarmonySplitter:
         is_answering: bool = False,
         reads_calls: bool = True,
     ) -> None:
-        """``reads_calls``: a tool call parser reads the heads of calls."""
         self._tokenizer = tokenizer
         self._tokens = tokens
         self._header: list[int] | None = None if is_answering else []
-        """The part of a header that was read so far; ``None`` inside a message."""
+        """The header so far; ``None`` inside a message."""
         self._reads_calls = reads_calls
         self._is_first = True
-        """Whether this is the answer's first header, which the answer may leave out."""
+        """The answer may leave out its first header."""
         self._is_thinking = False
         self._has_spoken = is_answering
 
@@ -172,10 +168,9 @@ MARKER_PAIRS = (
     ("◁think▷", "◁/think▷"),
     ("<|channel>", "<channel|>"),
 )
-"""The markers of Qwen, DeepSeek, GLM and most others; Magistral; Seed-OSS; OpenThinker; … Command
-A; Apertus; Kimi-VL; Gemma 4."""
+"""Qwen, DeepSeek, GLM and most others; Magistral; Seed-OSS; OpenThinker; … Command A; Apertus;
+Kimi-VL; Gemma 4."""
 LABELS = {"<|channel>": "thought"}
-"""Opening marker -> the label behind it that names the kind of block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,10 +180,8 @@ class ReasoningMarkers:
     start_token_id: int
     end_token_id: int
     label: str = ""
-    """Words behind the opening marker that belong to it."""
+    """This text behind the opening marker belongs to it."""
     channels: HarmonyTokens | None = None
-    """The channels of gpt-oss, whose answers are messages in channels: the start token is the name
-    of a channel then."""
 
     @property
     def follows_token_id(self) -> int | None:
@@ -197,8 +190,7 @@ class ReasoningMarkers:
 
 
 def find_markers(tokenizer: Tokenizer, template: str | None) -> ReasoningMarkers | None:
-    """The first pair of which each side is exactly one token; one that ``template`` mentions comes
-    before the others."""
+    """The first pair of single tokens; one that ``template`` mentions comes before the others."""
     if (channels := find_channels(tokenizer, template)) is not None:
         return ReasoningMarkers(
             THOUGHT_HEAD, END, channels.thoughts, channels.end, channels=channels
@@ -215,7 +207,6 @@ def find_markers(tokenizer: Tokenizer, template: str | None) -> ReasoningMarkers
 def opens_block(
     prompt: Sequence[int], markers: ReasoningMarkers | None, tokenizer: Tokenizer
 ) -> bool:
-    """Whether the prompt ends with the opening marker, its label and white space after it aside."""
     if markers is None or markers.channels is not None:
         return False
     behind = b""
@@ -229,8 +220,6 @@ def opens_block(
 
 
 class ThinkingSplitter:
-    """Splits one answer's thinking from the rest. Without ``markers`` everything is answer."""
-
     def __init__(
         self, tokenizer: Tokenizer, markers: ReasoningMarkers | None, *, is_open: bool = False
     ) -> None:

@@ -1,14 +1,8 @@
 """Which JSON schemas can be enforced exactly, and where one that cannot goes wrong.
 
-    walk every subschema: only known keywords ─▶ numbers that are exact, values that end
-        ─▶ compile the whole ─▶ on failure, find the keyword
-
-Draft 2020-12 and what older drafts spell differently. llguidance enforces; it ignores keywords that
-it does not know, so those are refused here. What it knows and how: its docs/json_schema.md.
-A schema that need not be strict loses what is refused, and is enforced without it.
-
-It may crash or hang on a schema that a stranger wrote, so this is for the workers of
-``inference.sandbox`` alone.
+llguidance ignores keywords that it does not know, so those are refused here (its
+docs/json_schema.md). It may crash or hang on a schema that a stranger wrote, so this is for the
+workers of ``inference.sandbox`` alone.
 """
 
 from __future__ import annotations
@@ -84,7 +78,6 @@ EXPECTED: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def type_problem(keyword: str, value: Any) -> str | None:
-    """Why ``value`` cannot be the keyword's; ``None``: it can, or nothing is expected of it."""
     is_right, expected = EXPECTED.get(keyword, (None, ""))
     if is_right is None or is_right(value):
         return None
@@ -97,13 +90,12 @@ ANNOTATIONS = frozenset(
         *("writeOnly", "$schema", "$id", "id", "$anchor", "$comment", "discriminator"),
     }
 )
-"""Annotations: they do not restrict the valid values. Nor do keywords that start with ``x-``,
-except llguidance's own, which would loosen the grammar."""
+"""They restrict nothing; nor do keywords that start with ``x-``, except llguidance's own."""
 KNOWN = STRUCTURE | ANNOTATIONS | EXPECTED.keys() | {"const"}
 MAX_STEPS = 100
-"""The most steps from the root to any subschema; llguidance reads no more than 128."""
+"""llguidance reads no more than 128."""
 MAX_PROBLEMS = 32
-"""The most places that only compiling finds before the whole schema is left out."""
+"""After so many places that only compiling finds, the whole schema is left out."""
 WORDINGS = {
     "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with "
     "anyOf": "oneOf is supported where at most one of its schemas can match a value; use anyOf"
@@ -111,8 +103,7 @@ WORDINGS = {
 
 
 def checked_schema(schema: Schema) -> Schema:
-    """``schema`` in the keywords that are enforced. Raises ``SchemaError`` naming the keyword that
-    is invalid or cannot be enforced."""
+    """Raises ``SchemaError``."""
     for error in _refusals(schema):
         raise error
     found: Schema = enforced(schema)
@@ -126,8 +117,7 @@ def checked_schema(schema: Schema) -> Schema:
 def leniently_checked(
     schema: Schema, check: Callable[[Schema], Schema] = checked_schema
 ) -> tuple[Schema, list[Steps]]:
-    """The result of ``check`` for ``schema`` without the places that it refuses, and their steps.
-    Raises ``MalformedSchemaError`` for what is no schema."""
+    """Leaves out what ``check`` refuses and returns its steps. Raises ``MalformedSchemaError``."""
     places: list[Steps] = []
 
     def leave_out(steps: Steps) -> None:
@@ -197,8 +187,7 @@ def _takes_strings(declared: Any) -> bool:
 
 
 MAX_COMPILED_CHARS = 200_000
-"""The most that all trials compile together: a few tenths of a second. Schemas of tools have some
-thousand."""
+"""The limit for all trials: a few tenths of a second. Schemas of tools have some thousand."""
 
 
 class _EnoughTriedError(Exception):
@@ -208,15 +197,12 @@ class _EnoughTriedError(Exception):
 def find_culprit(
     root: Schema, problem: str, find: Callable[[str], str | None] | None = None
 ) -> Steps:
-    """The keyword that llguidance rejects, whose messages do not give its place: the steps to the
-    deepest place that has the ``problem`` by itself, and to its keyword. ``find`` returns the
-    problem of a grammar; ``None``: ``find_problem``.
+    """The steps to the keyword that llguidance rejects, whose messages do not give its place.
 
         a subschema right below that has the problem by itself ─▶ search that one
         nothing below is to blame ─▶ the keyword without which the problem is gone
 
-    Trials delay the requests behind this one, so they are limited; at the limit the narrowest place
-    found is named.
+    Trials delay the requests behind this one: at the limit the narrowest place found is named.
     """
     place, num_chars = Place((), root), 0
     definitions: dict[str, Any] = {}
@@ -239,7 +225,7 @@ def find_culprit(
                 break
             place = inner
         keywords = place.schema if isinstance(place.schema, dict) else {}
-        # Structure last: without it a schema allows nearly everything, and most problems go away.
+        # Structure last: without it most problems go away.
         for keyword in sorted(keywords, key=lambda name: name == "type" or name in STRUCTURE):
             others = {name: value for name, value in keywords.items() if name != keyword}
             if not remains(others):
@@ -250,24 +236,22 @@ def find_culprit(
 
 
 LIMITS = LLParserLimits(verbose_errors=False)
-"""Errors without the parser's state, which is of no use to a client."""
+"""Errors lack the parser's state, which is of no use to a client."""
 
 
 def find_problem(grammar: str) -> str | None:
-    """Why llguidance cannot follow it; ``None`` when it can. Without a tokenizer: token ids are not
-    checked."""
+    """Does not check token ids."""
     is_broken, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=LIMITS)
     return one_line(messages[0]) if is_broken else None
 
 
 def is_panic(error: BaseException) -> bool:
-    """Whether llguidance panicked: what PyO3 then raises is no ``Exception``, and not exported."""
+    """PyO3's exception for a panic is no ``Exception``, and not exported."""
     return type(error).__name__ == "PanicException"
 
 
 def one_line(message: str) -> str:
-    """``message`` as one line. Messages about regular expressions have several; the last one has
-    the reason."""
+    """Messages about regular expressions have several lines; the last one has the reason."""
     if message.startswith("NoExtensionBias"):
         return "nothing can match it"
     first, *others = [line.strip() for line in message.splitlines() if line.strip()]

@@ -1,8 +1,5 @@
 """A schema in the keywords and numbers that llguidance enforces exactly: without what forbids
-nothing, and with OpenAPI's ``nullable`` as a type. What cannot be enforced is refused at its place.
-
-    {"type": "string", "nullable": true}   {"type": ["string", "null"]}
-    {"$ref": "#/…", "nullable": true}      {"anyOf": [{"$ref": "#/…"}, {"type": "null"}]}
+nothing, and with OpenAPI's ``nullable`` as a type.
 
 llguidance reads numbers as 64-bit floats, long ones to a neighbouring float. It converts the bounds
 of integers to 64 bits, where larger ones saturate, and ends the process at the least of them. Of
@@ -37,15 +34,13 @@ VACUOUS: dict[str, tuple[Any, ...]] = {
     "uniqueItems": (False,),
     "nullable": (False,),
 }
-"""Keywords that are not enforced, with those of their values that forbid nothing; schema libraries
-write them."""
+"""Keywords that are not enforced, and their values that forbid nothing."""
 REFERENCED = frozenset({"$defs", "definitions", "$schema", "$id", "id"})
 """They stay where they are when a schema becomes one option of two: references lead to them."""
 
 
 def enforced(schema: Any) -> Any:
-    """A copy in these keywords. Raises ``SchemaError`` at the first number that is not enforced
-    exactly, and at a reference with which the schema requires itself without an end."""
+    """Returns a copy. Raises ``SchemaError`` for inexact numbers and schemas without an end."""
     found = _rewritten(schema)
     try:
         for place in all_places(found):
@@ -57,8 +52,7 @@ def enforced(schema: Any) -> Any:
 
 
 def _rewritten(schema: Any) -> Any:
-    """A copy. ``nullable`` beside ``enum`` allows null only where the enum lists it, as OpenAPI
-    has it."""
+    """``nullable`` beside ``enum`` allows null only where the enum lists it, as OpenAPI has it."""
     if not isinstance(schema, dict):
         return schema
     kept: dict[str, Any] = {}
@@ -84,7 +78,7 @@ def _rewritten(schema: Any) -> Any:
 
 
 def original_steps(schema: Any, steps: Steps) -> Steps:
-    """Returns the steps in ``schema`` to what ``steps`` lead to in ``enforced(schema)``."""
+    """Maps ``steps`` in ``enforced(schema)`` back to ``schema``."""
     if _becomes_option(schema) and steps[:1] == ("anyOf",):
         return _steps_below(schema, steps[2:]) if steps[1:2] == (0,) else ()
     return _steps_below(schema, steps)
@@ -123,8 +117,7 @@ ENDLESS = "the schema requires itself again without an end, so that no value can
 
 
 def _check_ends(root: Any) -> None:
-    """Raises ``SchemaError`` at a reference with which a schema requires itself again, so that no
-    value can end. llguidance compiles such schemas, and an answer that enters one never ends."""
+    """llguidance compiles a schema that requires itself; an answer in it never ends."""
     places = list(all_places(root))
     if any(_has_own_root(place) for place in places):
         return
@@ -151,7 +144,6 @@ def _has_own_root(place: Place) -> bool:
 
 
 def _can_end(root: Any, place: Place, ending: set[Steps]) -> bool:
-    """Whether a value of finite length can match, as far as is known."""
     schema = place.schema
     if not isinstance(schema, dict) or "const" in schema or "enum" in schema:
         return True
@@ -201,8 +193,7 @@ def _length(schema: dict[str, Any], keyword: str) -> int:
 BOUNDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"})
 INT64_MAX = 2**63 - 1
 MAX_REMAINDERS = 2_000
-"""The most remainders. With more, and bounds of 16 digits, llguidance gives up and allows every
-number."""
+"""With more, and bounds of 16 digits, llguidance gives up and allows every number."""
 MAX_DECIMALS = 6
 
 NOT_EXACT = (
@@ -218,8 +209,7 @@ MULTIPLES_OF_CONSTANTS = "multipleOf is not enforced for values that const or en
 
 
 def _check_numbers(root: Any, place: Place) -> None:
-    """Raises ``SchemaError`` for the first number of this schema, not of those inside it, that is
-    not enforced exactly."""
+    """Does not check the schemas inside it."""
     if not isinstance(place.schema, dict):
         return
     for keyword, value in place.schema.items():
@@ -281,7 +271,7 @@ def _is_multiple(value: Any) -> TypeGuard[int | float]:
 
 
 def _is_int64_limit(keyword: str, value: int | float, schema: dict[str, Any]) -> bool:
-    """The greatest integer of 64 bits: where the bound of integers saturates."""
+    """The bound of integers saturates there."""
     return keyword == "maximum" and value == INT64_MAX and schema.get("type") == "integer"
 
 
@@ -294,8 +284,7 @@ def _is_exact(value: int | float) -> bool:
 
 
 def _as_llguidance_reads(text: str) -> float:
-    """The float that serde_json reads, without its ``float_roundtrip``: the digits as one float,
-    times or by a power of ten."""
+    """serde_json without ``float_roundtrip``: all digits as one float, then the power of ten."""
     sign, digits, exponent = Decimal(text).as_tuple()
     significand, power = float(int("".join(map(str, digits)))), int(exponent)
     if abs(power) > 300:
@@ -305,7 +294,7 @@ def _as_llguidance_reads(text: str) -> float:
 
 
 SMALLEST = 1e-30
-"""The smallest bound beside nought: smaller ones make expressions that are nested too deeply."""
+"""Smaller bounds, except 0, make expressions that are nested too deeply."""
 LOWER = ("minimum", "exclusiveMinimum")
 UPPER = ("maximum", "exclusiveMaximum")
 
@@ -345,7 +334,6 @@ def _is_one_of(bound: Any, numbers: set[int]) -> bool:
 
 
 def _next(whole: int | float, towards: float) -> float:
-    """The first number beyond ``whole`` that llguidance reads exactly."""
     if whole == 0:
         return math.copysign(SMALLEST, towards)
     following = math.nextafter(whole, towards)

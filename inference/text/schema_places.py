@@ -1,5 +1,5 @@
-"""A JSON schema as a tree: where other schemas stand inside it, what its references point at, and
-copies with one replaced."""
+"""A JSON schema as a tree: its subschemas, the targets of its references, and copies with one
+replaced."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ class Place:
 
 
 def subschemas(place: Place) -> Iterator[Place]:
-    """The schemas right below it. What should hold schemas and does not is left out."""
     if not isinstance(place.schema, dict):
         return
     for keyword, value in place.schema.items():
@@ -43,7 +42,7 @@ def subschemas(place: Place) -> Iterator[Place]:
 
 
 def all_places(root: Any) -> Iterator[Place]:
-    """Every subschema in the order of the text, each before those inside it."""
+    """Yields each place before those inside it."""
     pending = [Place((), root)]
     while pending:
         place = pending.pop()
@@ -60,8 +59,7 @@ def replaced(schema: Any, steps: Steps, replacement: Any) -> Any:
 
 
 def left_out(root: Any, steps: Steps) -> tuple[Any, Steps]:
-    """A copy of ``root`` without the keyword or the schema that ``steps`` lead to or into, and the
-    steps to that; all of ``root`` where it is neither."""
+    """Returns a copy without the keyword or schema at or around ``steps``, and its steps."""
     place = Place((), root)
     for child in all_places(root):
         if len(child.steps) > len(place.steps) and steps[: len(child.steps)] == child.steps:
@@ -74,7 +72,6 @@ def left_out(root: Any, steps: Steps) -> tuple[Any, Steps]:
 
 
 def referenced(root: Any, schema: Any) -> Place | None:
-    """The target of the ``$ref`` of ``schema``; ``None`` where ``root`` has no schema there."""
     reference = schema.get("$ref") if isinstance(schema, dict) else None
     if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
         return None
@@ -88,7 +85,7 @@ def referenced(root: Any, schema: Any) -> Place | None:
 
 
 def _child(place: Place, pointer: list[str]) -> Place | None:
-    """The subschema that the first steps of ``pointer`` lead to. Removes them."""
+    """Removes the steps of ``pointer`` that it follows."""
     keyword = pointer.pop(0)
     value = place.schema.get(keyword) if isinstance(place.schema, dict) else None
     if keyword in SCHEMA_MAPS and isinstance(value, dict):

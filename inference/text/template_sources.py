@@ -3,7 +3,7 @@
     the operator's file, or none at all
     > chat_template.jinja > chat_template.json > tokenizer_config.json
 
-A GGUF's template is in the tokenizer_config.json that its load has written.
+A GGUF's load writes its template into tokenizer_config.json.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from inference.text.errors import TokenizerFilesError
 from inference.text.tokenizer import read_json_object
 
 MAX_TEMPLATE_BYTES = 1024**2
-"""The largest templates of published models have a tenth of it."""
+"""Ten times the largest of published models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +28,12 @@ class TemplateSources:
 
     @property
     def for_tools(self) -> str | None:
-        """The template of a chat with tools; ``None``: none here has a place for them."""
         source = self.tool_use or self.default
         return source if source is not None and "tools" in source else None
 
 
 def find_templates(directory: Path, choice: str | None) -> TemplateSources:
-    """``choice``: ``LoadSpec.chat_template``. Raises ``TokenizerFilesError`` when a file that
-    should hold a template is missing or broken."""
+    """``choice``: ``LoadSpec.chat_template``. Raises ``TokenizerFilesError``."""
     if choice == NO_TEMPLATE:
         return TemplateSources(None)
     if choice is not None:
@@ -68,13 +66,13 @@ def _operators_file(choice: str) -> str:
 
 
 def _tool_use_file(directory: Path) -> str | None:
-    """The template for tools, where transformers saves it beside a chat_template.jinja."""
+    """transformers saves it there beside a chat_template.jinja."""
     path = directory / "additional_chat_templates" / "tool_use.jinja"
     return path.read_text(encoding="utf-8") if path.is_file() else None
 
 
 def _declared_templates(declared: object) -> TemplateSources:
-    """A string, or a list of {name, template}."""
+    """``declared`` is a string, or a list of {name, template}."""
     if isinstance(declared, str):
         return TemplateSources(declared)
     named = {

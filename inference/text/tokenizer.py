@@ -1,21 +1,12 @@
 """Text to token ids and back to bytes, from the files that a load left in a tokenizer directory.
 
-Owns which special tokens surround a prompt. Knows nothing of chats, requests or torch.
+Each token stands for bytes, by the ``decoder`` of tokenizer.json: byte-level BPE, where every
+character of a piece is one byte, and sentencepiece, where ``▁`` is a space and ``<0x0A>`` a byte.
+Both make decoding a plain concatenation, except that sentencepiece drops the space it put before
+the first word. WordPiece is for encoders, whose tokens are never shown.
 
-A ``Detokenizer`` gives the text of one sequence as its ids come, and never splits a character.
-
-    feed([...]) -> whole characters so far      flush() -> the rest, broken bytes as U+FFFD
-
-Each token stands for bytes, by the ``decoder`` of tokenizer.json. Two families cover the models
-that generate: byte-level BPE, where every character of a piece is one byte, and sentencepiece,
-where ``▁`` is a space and ``<0x0A>`` a byte. Both make decoding a plain concatenation, except that
-sentencepiece drops the space it put before the first word. A third, the WordPiece of encoders,
-marks what continues a word; an encoder's tokens are never shown, so that its tidying of spaces
-before punctuation is left out.
-
-The pieces joined equal the tokenizer's own decode of all ids with special tokens skipped; one
-exception: when a sentencepiece model writes bytes that are no character, the valid characters
-beside them are kept, where the tokenizer's decode replaces the whole run of bytes.
+The pieces joined equal the tokenizer's own decode of all ids with special tokens skipped, but keep
+valid characters beside bytes of a sentencepiece model that are no character.
 """
 
 from __future__ import annotations
@@ -45,11 +36,11 @@ NAMED_SPECIAL_TOKENS = (
 )
 
 MAX_BYTES_PER_TOKEN = 512
-"""More than a token of any published vocabulary stands for; the longest are 128 spaces."""
+"""Longer than any token of a published vocabulary; the longest are 128 spaces."""
 
 
 class LeadingSpace(Enum):
-    """How decoding treats spaces at the very start of a text."""
+    """How decoding treats spaces at the start of a text."""
 
     KEEP = "keep"
     DROP_ONE = "drop one"
@@ -61,17 +52,16 @@ class Tokenizer:
 
     def __init__(self, definition: str, config: dict[str, Any], *, is_decoded: bool = True) -> None:
         """``definition`` is the text of tokenizer.json, ``config`` tokenizer_config.json.
-        ``is_decoded``: ``False`` for an encoder's, whose ids never become text. Raises
-        ``TokenizerFilesError``."""
+        ``is_decoded``: ``False`` for an encoder's. Raises ``TokenizerFilesError``."""
         try:
             self._backend = tokenizers.Tokenizer.from_str(definition)
         except Exception as error:  # noqa: BLE001 - the library raises bare Exception
             raise TokenizerFilesError(f"tokenizer.json cannot be read: {error}") from None
-        # Limits belong to the request, never to the tokenizer: nothing is cut here.
+        # Limits belong to the request: nothing is cut here.
         self._backend.no_truncation()
         self._backend.no_padding()
         self.special_tokens = _special_tokens(config)
-        """Text of bos_token, eos_token …: what chat templates refer to."""
+        """Texts of bos_token, eos_token …, for chat templates."""
         parsed = json.loads(definition)
         vocabulary = self._backend.get_vocab(with_added_tokens=True)
         try:
@@ -83,7 +73,7 @@ class Tokenizer:
         self._bytes_by_id = [b""] * (max(vocabulary.values(), default=-1) + 1)
         for piece, token_id in vocabulary.items():
             self._bytes_by_id[token_id] = rule(piece)
-        # Others fold a word that they do not know to one token, however long.
+        # Other models fold an unknown word to one token, however long.
         self._is_bounded = (parsed.get("model") or {}).get("type") == "BPE"
         self.special_token_ids = frozenset(
             token_id
@@ -94,8 +84,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, directory: Path, *, is_decoded: bool = True) -> Tokenizer:
-        """Reads tokenizer.json and, where it is there, tokenizer_config.json (and the
-        special_tokens_map.json of older models). Raises ``TokenizerFilesError``."""
+        """Raises ``TokenizerFilesError``."""
         definition = directory / "tokenizer.json"
         if not definition.is_file():
             raise TokenizerFilesError(f"{definition} is missing")
@@ -114,10 +103,9 @@ class Tokenizer:
     def encode(
         self, text: str, *, add_special_tokens: bool, max_tokens: int | None = None
     ) -> list[int]:
-        """Special tokens written in ``text`` become their ids. ``add_special_tokens`` puts the
-        model's bos before it (and eos after it, for the few models that want it). Raises
-        ``TooManyTokensError`` for more than ``max_tokens``; a text that cannot fit by its size
-        alone is not tokenized."""
+        """Special tokens written in ``text`` become their ids. ``add_special_tokens`` adds the
+        model's bos (and eos, for the few models that want it). Raises ``TooManyTokensError`` for
+        more than ``max_tokens``; a text that cannot fit by its size alone is not tokenized."""
         if max_tokens is not None and self._is_bounded:
             least_tokens = -(-num_bytes(text) // MAX_BYTES_PER_TOKEN)
             if least_tokens > max_tokens:
@@ -128,7 +116,7 @@ class Tokenizer:
         num_tokens = len(encoded)
         if add_special_tokens:
             num_tokens += len(self._prefix_ids) + len(self._suffix_ids)
-        # Known before the ids are made into Python's numbers, for which all other threads wait.
+        # Before the ids are made into Python's numbers, for which all other threads wait.
         if max_tokens is not None and num_tokens > max_tokens:
             raise TooManyTokensError(num_tokens)
         token_ids: list[int] = encoded.ids
@@ -137,7 +125,6 @@ class Tokenizer:
         return token_ids
 
     def encode_start(self, text: str, max_tokens: int) -> list[int]:
-        """Returns as many of the text's first tokens as fit among the special ones around it."""
         room = max(0, max_tokens - len(self._prefix_ids) - len(self._suffix_ids))
         if self._is_bounded:
             text = text[: (room + 1) * MAX_BYTES_PER_TOKEN]
@@ -145,8 +132,7 @@ class Tokenizer:
         return [*self._prefix_ids, *encoded.ids[:room], *self._suffix_ids]
 
     def encode_pair(self, pair: tuple[str, str], *, max_tokens: int) -> list[int]:
-        """Two texts as one input, with the special tokens that tokenizer.json puts around and
-        between them. Raises ``TooManyTokensError``."""
+        """Raises ``TooManyTokensError``."""
         (encoded,) = self._backend.encode_batch_fast([pair], add_special_tokens=True)
         if len(encoded) > max_tokens:
             raise TooManyTokensError(len(encoded))
@@ -154,14 +140,12 @@ class Tokenizer:
         return token_ids
 
     def cut(self, text: str, max_tokens: int) -> str:
-        """``text`` up to the end of its token number ``max_tokens``."""
         encoded = self._backend.encode(text, add_special_tokens=False)
         if len(encoded) <= max_tokens:
             return text
         return text[: encoded.offsets[max_tokens - 1][1]]
 
     def single_token_id(self, text: str) -> int | None:
-        """The id of the token that all of ``text`` becomes; ``None`` when it takes several."""
         token_ids = self.encode(text, add_special_tokens=False)
         is_exact = len(token_ids) == 1 and self._backend.id_to_token(token_ids[0]) == text
         return token_ids[0] if is_exact else None
@@ -171,8 +155,7 @@ class Tokenizer:
         return self._bytes_by_id[token_id] if token_id < len(self._bytes_by_id) else b""
 
     def _surrounding_ids(self, config: dict[str, Any]) -> tuple[list[int], list[int]]:
-        """Tokens that tokenizer.json puts around a text; add_bos_token and add_eos_token overrule
-        it."""
+        """add_bos_token and add_eos_token overrule tokenizer.json."""
         prefix, suffix = self._post_processor_ids()
         for side, flag, name in (
             (prefix, "add_bos_token", "bos_token"),
@@ -224,7 +207,7 @@ _Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class Detokenizer:
-    """Constant work per token: bytes are looked up, and only an unfinished character waits."""
+    """Gives the text of a sequence as its ids come, without splitting a character."""
 
     def __init__(
         self,
@@ -233,9 +216,8 @@ class Detokenizer:
         continues_text: bool = False,
         shown_token_ids: frozenset[int] = frozenset(),
     ) -> None:
-        """``continues_text``: the tokens continue a text, so that the space with which a
-        sentencepiece model starts a word belongs to it. ``shown_token_ids``: special tokens that
-        are written out all the same."""
+        """``continues_text``: the space with which a sentencepiece model starts a word belongs to
+        the text. ``shown_token_ids``: special tokens that are written out all the same."""
         self._tokenizer = tokenizer
         special = tokenizer.special_token_ids
         self._hidden_token_ids = special - shown_token_ids if shown_token_ids else special
@@ -243,7 +225,6 @@ class Detokenizer:
         self._leading_space = LeadingSpace.KEEP if continues_text else tokenizer.leading_space
 
     def feed(self, token_ids: Iterable[int]) -> str:
-        """Special tokens have no text, but for the shown ones."""
         return self._decoder.decode(b"".join(map(self._bytes_of, token_ids)))
 
     def flush(self) -> str:
@@ -262,12 +243,9 @@ class Detokenizer:
 
 BYTE_FALLBACK_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 PieceRule = Callable[[str], bytes]
-"""The bytes that a piece of the vocabulary stands for."""
 
 
 def _decoding(decoder: Mapping[str, Any] | None) -> tuple[PieceRule, LeadingSpace]:
-    """By the ``decoder`` of a tokenizer.json. Raises ``TokenizerFilesError`` for one of another
-    family."""
     if decoder is None:
         raise TokenizerFilesError("tokenizer.json has no decoder")
     steps = list(_steps(decoder))
@@ -288,8 +266,7 @@ def _is_byte_level(steps: list[Mapping[str, Any]]) -> bool:
 
 
 def _byte_of_character() -> dict[str, int]:
-    """GPT-2's alphabet: printable Latin-1 characters are their own byte, the other bytes follow in
-    order from U+0100."""
+    """GPT-2's alphabet: printable Latin-1 is its own byte, others follow in order from U+0100."""
     own = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), 256)]
     others = [byte for byte in range(256) if byte not in own]
     shifted = {chr(256 + position): byte for position, byte in enumerate(others)}
@@ -360,7 +337,7 @@ def _leading_space(steps: list[Mapping[str, Any]]) -> LeadingSpace:
 
 
 def num_bytes(text: str) -> int:
-    """Returns the text's bytes as UTF-8; what has no bytes counts as one."""
+    """The length as UTF-8; a lone surrogate counts as one."""
     return len(text) if text.isascii() else len(text.encode(errors="replace"))
 
 

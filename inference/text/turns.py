@@ -1,11 +1,10 @@
-"""A conversation as templates see it: plain objects, in the forms that one template or another
-takes.
+"""A conversation as templates see it, in the forms that one template or another takes.
 
     system turns     one first turn > a user turn's first text > where they were sent
     tool calls       arguments as objects > as JSON text > with identifiers of nine characters
     neighbours       each by itself > those of one role, and a result and what follows it, as one
 
-A template is tried with one form after the other, in that order: the last line's first.
+Forms are tried in that order: the last line's first.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ SHORT_ID_CHARACTERS = 9
 
 
 def arrangements(messages: list[ChatMessage]) -> Iterator[list[Turn]]:
-    """The first is what most templates take."""
     has_calls = any(message.tool_calls or message.tool_call_id for message in messages)
     forms = (plain_turns, _text_argument_turns, _short_id_turns) if has_calls else (plain_turns,)
     for form in forms:
@@ -59,8 +57,7 @@ def _turn(message: ChatMessage) -> Turn:
 
 
 def _content(message: ChatMessage) -> Content:
-    """Templates of models that see take a list where a turn has images, and write what stands for
-    each; the others are given text alone."""
+    """Templates of vision models take a list where a turn has images."""
     if not message.images:
         return message.content or ""
     return [
@@ -70,14 +67,13 @@ def _content(message: ChatMessage) -> Content:
 
 
 def _call(call: ToolCall) -> dict[str, Any]:
-    """The API carries arguments as JSON text; templates iterate them or write them with
-    ``tojson``."""
+    """Templates iterate arguments or write them with ``tojson``."""
     function = {"name": call.name, "arguments": call.arguments_object}
     return {"id": call.id, "type": "function", "function": function}
 
 
 def _text_argument_turns(messages: list[ChatMessage]) -> list[Turn]:
-    """Returns turns whose arguments are text, for templates that put them beside other text."""
+    """Some templates put arguments beside other text."""
     turns = plain_turns(messages)
     for turn, message in zip(turns, messages, strict=True):
         for call, sent in zip(turn.get("tool_calls", []), message.tool_calls, strict=True):
@@ -116,8 +112,8 @@ def _system_arrangements(turns: list[Turn]) -> Iterator[list[Turn]]:
 
 
 def _joined_neighbours(turns: list[Turn]) -> list[Turn]:
-    """Returns turns that alternate, for templates that take no others. What the user adds to a
-    tool's result goes with it, because such templates expect the assistant next."""
+    """Makes turns alternate, for templates that take no others. A user's text behind a tool's
+    result goes with it, because such templates expect the assistant next."""
     joined: list[Turn] = []
     for turn in turns:
         if joined and _go_together(joined[-1]["role"], turn["role"]):

@@ -1,9 +1,4 @@
-"""The interface of a dialect, and a request's context beside its body.
-
-    parse(body, context) ─▶ ParsedRequest ─▶ stream_encoder | body_encoder ─▶ encode(event) ─▶ bytes
-
-The headers and pages of all dialects are here too. Pure.
-"""
+"""The interface of a dialect, a request's context beside its body, and shared headers and pages."""
 
 from __future__ import annotations
 
@@ -16,12 +11,10 @@ from inference.protocol.generation import GenerationRequest
 from inference.wire.errors import InvalidRequestError
 
 WAITING_COMMENT = b": waiting\n\n"
-"""A line that readers of server-sent events skip. Sent before a stream has begun: in every dialect
-its first event must come first."""
+"""Readers skip comments; in every dialect a stream's first event must come first."""
 
 
 def waiting_comment(words: str) -> bytes:
-    """The same with the reason for the wait, on one line."""
     return f": waiting: {' '.join(words.split())}\n\n".encode()
 
 
@@ -33,12 +26,8 @@ _LINE_ENDS = (
 
 
 def with_escaped_line_ends(frames: bytes) -> bytes:
-    """Escapes U+0085, U+2028 and U+2029 in frames, or lines of JSON.
-
-    JSON's strings may contain them (RFC 8259, section 7), but ``str.splitlines`` ends a line at
-    each, and so does httpx' ``iter_lines``, which Ollama's client uses: they would cut an event in
-    two.
-    """
+    """Escapes line ends that JSON strings may contain (RFC 8259, section 7): ``str.splitlines`` and
+    httpx' ``iter_lines``, which Ollama's client uses, would cut an event there."""
     if frames.isascii():
         return frames
     for line_end, escape in _LINE_ENDS:
@@ -61,8 +50,8 @@ NO_CONTEXT = RequestContext()
 
 
 class Encoder(Protocol):
-    """Stateful, for one answer. A body encoder returns nothing until the last event. One of large
-    answers has ``parts`` too, which yields in small parts what ``encode`` returns."""
+    """Encodes one answer. A body encoder returns nothing until the last event. Encoders of large
+    answers also have ``parts``, which yields the result of ``encode`` in pieces."""
 
     def encode(self, event: Event) -> bytes: ...
 
@@ -77,9 +66,7 @@ class ParsedRequest(Protocol):
 
 
 class Parse(Protocol):
-    def __call__(self, body: bytes, context: RequestContext, /) -> ParsedRequest:
-        """Raises ``ApiError`` for everything that is not a request this server honours in full."""
-        ...
+    def __call__(self, body: bytes, context: RequestContext, /) -> ParsedRequest: ...
 
 
 REQUEST_ID_HEADERS = (b"x-request-id", b"request-id")
@@ -91,13 +78,11 @@ def request_id_headers(request_id: str) -> list[tuple[bytes, bytes]]:
 
 
 def served_by_headers(served_by: str) -> list[tuple[bytes, bytes]]:
-    """The header with the answer's source: a neuron, or ``upstream:NAME``. No header while
-    ``served_by`` is empty: it is not known yet."""
+    """``served_by``: a neuron or ``upstream:NAME``; empty while unknown."""
     return [(b"x-helexa-served-by", served_by.encode("latin-1", "replace"))] if served_by else []
 
 
 def page_limit(query: Mapping[str, str], default: int, most: int) -> int:
-    """Raises ``InvalidRequestError``."""
     limit = query.get("limit", str(default))
     is_number = limit.isascii() and limit.isdigit() and len(limit) <= len(str(most))
     if not is_number or not 1 <= int(limit) <= most:
@@ -106,7 +91,6 @@ def page_limit(query: Mapping[str, str], default: int, most: int) -> int:
 
 
 def page_of(objects: Sequence[dict[str, Any]], limit: int) -> dict[str, Any]:
-    """The fields of pages in every dialect. ``objects`` may be more than ``limit``."""
     data = objects[:limit]
     return {
         "data": data,

@@ -1,12 +1,5 @@
-"""Embeddings in OpenAI's and in Ollama's shapes: texts or token ids in, a vector for each out.
-
-    /v1/embeddings    parse_openai ─▶ OpenAIEmbeddings(embedding, …) ─▶ OpenAIVectors
-    /api/embed        parse_ollama ─▶ OllamaEmbeddings(embedding, …) ─▶ OllamaVectors
-    /api/embeddings   parse_old_ollama ─▶ the same ─▶ OldOllamaVectors
-
-They have no streams. Sources: https://platform.openai.com/docs/api-reference/embeddings,
-https://docs.ollama.com/api/embed. Pure.
-"""
+"""Embeddings: https://platform.openai.com/docs/api-reference/embeddings and
+https://docs.ollama.com/api/embed."""
 
 from __future__ import annotations
 
@@ -33,12 +26,11 @@ MAX_INPUTS = 2048
 MAX_CUT = 2**31 - 1
 MAX_DIMENSIONS = 2**20
 SHORTEST = 1e-12
-"""A vector of zeros stays one."""
+"""Keeps a vector of zeros."""
 
 
 class VectorsEncoder(ABC):
-    """Writes a body in pieces of one vector each: encoding all of them may take a third of a
-    second, and the event loop runs between pieces."""
+    """Encoding all vectors may take 0.3 s; the event loop runs between the parts."""
 
     def __init__(self) -> None:
         self._num_vectors = 0
@@ -62,8 +54,7 @@ class VectorsEncoder(ABC):
 
 
 def _numbers(vector: bytes, *, to_unit: bool = False) -> bytes:
-    """Writes numbers with the fewest digits that give the same float32. ``to_unit``: normalised to
-    length 1."""
+    """float32 with the fewest digits that read back the same. ``to_unit``: length 1."""
     import numpy as np  # a gateway without embeddings does without its memory
 
     numbers = np.frombuffer(vector, dtype="<f4")
@@ -189,8 +180,6 @@ OLD_OLLAMA_FIELDS = f.table(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OllamaEmbeddings:
-    """``is_old``: one prompt, and one vector without a list around it."""
-
     embedding: EmbeddingRequest
     model: str
     is_old: bool = False
@@ -245,7 +234,7 @@ class OllamaVectors(VectorsEncoder):
 
 
 class OldOllamaVectors(OllamaVectors):
-    """The one vector as the model made it."""
+    """/api/embeddings returns the vector without normalising it."""
 
     def _vector(self, vector: bytes) -> bytes:
         return b'{"embedding":%b}' % _numbers(vector)

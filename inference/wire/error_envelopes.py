@@ -1,11 +1,6 @@
 """Errors in each dialect's own envelope: as a body, and as a frame of a stream that has begun.
 
-    openai_errors      {"error": {"message", "type", "param", "code"}}
-    openai_responses_errors                              the same; in a stream an event
-    anthropic_errors   {"type": "error", "error": {"type", "message", "details"}, "request_id"}
-    ollama_errors      {"error", "code", "param"}        Ollama's clients read ``error`` alone
-
-Pure.
+Ollama's clients read ``error`` alone.
 """
 
 from __future__ import annotations
@@ -23,17 +18,14 @@ from inference.wire.failures import NOT_REPEATED
 
 class ErrorDialect(Protocol):
     @property
-    def keep_alive_frame(self) -> bytes:
-        """Sent while a stream that has begun has no events."""
-        ...
+    def keep_alive_frame(self) -> bytes: ...
 
     def error_body(self, error: ApiError, *, request_id: str) -> bytes: ...
     def error_frame(self, error: ApiError, *, request_id: str) -> bytes: ...
 
 
 def error_headers(error: ApiError) -> list[tuple[bytes, bytes]]:
-    """``Retry-After`` in whole seconds, at least 1, where a retry makes sense. SDKs retry every 429
-    and 500 unless ``x-should-retry`` is false."""
+    """SDKs retry every 429 and 500 unless ``x-should-retry`` is false."""
     headers = []
     is_final = error.status == TOO_MANY_REQUESTS and error.retry_after_s is None
     if is_final or error.code in NOT_REPEATED:
@@ -71,13 +63,11 @@ class OpenAIResponsesErrors(OpenAIErrors):
     param_names = {"messages": "input", "prompt": "input", "max_tokens": "max_output_tokens"}
 
     def error_frame(self, error: ApiError, *, request_id: str) -> bytes:
-        """The frame for a stream without an event so far; an encoder that has begun ends its
-        own."""
+        """The first event of a stream; an encoder that has begun numbers its own."""
         return named_frame(*self.error_event(error), sequence_number=0)
 
     def error_event(self, error: ApiError) -> tuple[str, dict[str, Any]]:
-        """Flat, as the reference documents it, and nested, as OpenAI sends it and its SDKs raise
-        it."""
+        """Flat, as in the reference, and nested, as OpenAI sends it and its SDKs raise it."""
         fields = {
             "code": error.code,
             "message": error.message,
@@ -87,7 +77,6 @@ class OpenAIResponsesErrors(OpenAIErrors):
 
 
 def named_frame(kind: str, fields: dict[str, Any], sequence_number: int) -> bytes:
-    """An event of the Responses dialect."""
     data = orjson.dumps({"type": kind, **fields, "sequence_number": sequence_number})
     return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
 
@@ -102,16 +91,13 @@ ANTHROPIC_TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-"""Anthropic answers 529 when overloaded. Here it stays 503, as in every other dialect: clients use
-the type and ``Retry-After``, and retry every status from 500 up."""
+"""Anthropic answers 529 when overloaded; its clients retry 503 as well."""
 
 TOO_LONG = "prompt is too long: "
-"""Clients of that API look for this before they shorten a conversation."""
+"""Anthropic's clients look for this before they shorten a conversation."""
 
 
 class AnthropicErrors:
-    """``type`` is that API's word for the status; ``details.error_code`` is our code."""
-
     keep_alive_frame = b'event: ping\ndata: {"type":"ping"}\n\n'
     param_names = {"prompt": "messages", "stop": "stop_sequences"}
 

@@ -54,17 +54,15 @@ TOO_MANY_REQUESTS = 429
 
 
 class ApiError(Exception):
-    """``status`` is HTTP's, ``type`` and ``code`` are the envelope's. ``retry_after_s`` is set
-    where the same request may succeed later unchanged."""
+    """``retry_after_s`` is set where the same request may succeed later unchanged."""
 
     status = 400
     type = "invalid_request_error"
     code = "invalid_value"
     account = ""
-    """The refused caller, where known: for the record alone."""
     key = ""
     cause = ""
-    """The limit that refuses, where the code has several causes: for the operator alone."""
+    """The limit that refuses, where the code has several causes; not sent to clients."""
 
     def __init__(
         self, message: str, *, param: str | None = None, retry_after_s: float | None = None
@@ -75,8 +73,7 @@ class ApiError(Exception):
         self.retry_after_s = retry_after_s
 
     def param_in(self, names: Mapping[str, str]) -> str | None:
-        """The field by the caller's own name. ``names``: the dialect's, by those of chat
-        completions, which neurons use; without those that are equal. Parsers use their own."""
+        """``names``: from chat completions' names, which neurons use, to the dialect's."""
         return self.param
 
     @property
@@ -126,7 +123,7 @@ class UnsupportedParameterError(InvalidRequestError):
 
 
 class ThreadUnsupportedError(UnsupportedParameterError):
-    """The anthropic SDK knows this code: its tool runner continues without a thread."""
+    """The anthropic SDK's tool runner continues without a thread at this code."""
 
     code = "thread_unsupported_request"
 
@@ -185,8 +182,6 @@ class ModelNotAllowedError(ForbiddenError):
 
 
 class InsufficientQuotaError(ApiError):
-    """A balance is spent: it is not refilled by itself."""
-
     status = 429
     type = "insufficient_quota"
     code = "insufficient_quota"
@@ -197,8 +192,7 @@ class InsufficientQuotaError(ApiError):
 
 
 class RateLimitExceededError(ApiError):
-    """A window's cap is spent, or there were too many requests or tokens at once. ``kind`` is
-    OpenAI's type: ``requests`` or ``tokens``."""
+    """``kind`` is OpenAI's type: ``requests`` or ``tokens``."""
 
     status = 429
     code = "rate_limit_exceeded"
@@ -212,8 +206,7 @@ class RateLimitExceededError(ApiError):
 
 
 class BudgetReservedError(ApiError):
-    """The budget is not spent: running requests have reserved the rest, and their unused part is
-    released in seconds."""
+    """Running requests have reserved the rest of the budget and release what they do not use."""
 
     status = 429
     type = "tokens"
@@ -253,8 +246,6 @@ class ResponseNotFoundError(NotFoundError):
 
 
 class FileNotStoredError(NotFoundError):
-    """Never stored, deleted, another account's, or on another host's disk."""
-
     code = "file_not_found"
 
     def __init__(self, file_id: str) -> None:

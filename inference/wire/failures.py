@@ -1,14 +1,7 @@
-"""Failures and HTTP statuses: the answer to each failure of a neuron or of placement (status, type,
-when to retry), and the failure that an upstream's error becomes. Pure.
+"""The HTTP answer to each failure of a neuron, of placement or of an upstream.
 
-    400, 413, 415, 422     the caller's: 400, with the upstream's message
-    429                    the same, with its Retry-After
-    401, 403, 404          the operator's mistake: 502
-    503, 529               503, with its Retry-After
-    every other            502
-
-An upstream's message about the caller's own request is passed on, shortened; never one about the
-upstream's key.
+An upstream's message about the caller's own request is passed on; never one about the operator's
+key.
 """
 
 from __future__ import annotations
@@ -165,8 +158,7 @@ def upstream_failure(
     secret: str,
     date: str | None = None,
 ) -> Failure:
-    """The failure for an unsuccessful answer. ``retry_after`` and ``date`` are its headers. No
-    message of ours holds ``secret``."""
+    """``retry_after`` and ``date`` are headers. The message never contains ``secret``."""
     if status in CALLERS:
         return _callers(upstream, _object(body), secret)
     code, reason = REASONS.get(status, (UPSTREAM_FAILED, f"failed with status {status}"))
@@ -234,8 +226,7 @@ def _message(error: dict[str, Any], secret: str) -> str:
 
 
 def _seconds(retry_after: str | None, date: str | None) -> float | None:
-    """A header's seconds, or its date less that of the answer, both by the upstream's clock (RFC
-    9110, 10.2.3). ``None``: it has neither."""
+    """A date counts by the upstream's clock (RFC 9110, 10.2.3)."""
     try:
         seconds = float(retry_after or "")
     except ValueError:

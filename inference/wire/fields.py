@@ -2,11 +2,7 @@
 
 A dialect is one table of ``Field``: every name of its specification, each either honoured, accepted
 only with values that change nothing (neutral), or refused by name. Other names are refused too,
-unless the operator wants them ignored. ``null`` means the same as leaving a field out, whatever its
-name.
-
-A ``Check`` converts one JSON value to the parsed one, or raises an ``ApiError`` that names its
-path.
+unless the operator wants them ignored. ``null`` means the same as leaving a field out.
 """
 
 from __future__ import annotations
@@ -31,7 +27,7 @@ from inference.wire.unknown_fields import is_left_out, near_name
 
 T = TypeVar("T")
 Check = Callable[[Any, str], T]
-"""(JSON value, path) to the parsed value."""
+"""(JSON value, path) to the parsed value; raises an ``ApiError`` that names the path."""
 
 MAX_OBJECT_DEPTH = 32
 MAX_SCHEMA_DEPTH = 96
@@ -49,8 +45,6 @@ class Support(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """``note`` is for the documentation: the accepted values, or the reason for none."""
-
     name: str
     support: Support
     check: Check[Any]
@@ -67,12 +61,11 @@ def required(name: str, check: Check[Any], note: str) -> Field:
 
 
 def neutral(name: str, check: Check[Any], note: str) -> Field:
-    """Accepted where it changes nothing: its check refuses every other value."""
     return Field(name, Support.NEUTRAL, check, note)
 
 
 def fixed(name: str, value: Any, reason: str) -> Field:
-    """Neutral, with one value. JSON has one kind of number: 1 and 1.0 are the same."""
+    """JSON has one kind of number: 1 and 1.0 are the same."""
     same = (value, float(value)) if type(value) is int else (value,)
     note = value if isinstance(value, str) and value else orjson.dumps(value).decode()
     return neutral(name, only(*same, reason=reason), note)
@@ -86,9 +79,6 @@ def refused(name: str, reason: str) -> Field:
 
 
 class Table(dict[str, Field]):
-    """The fields of one object, by name. Of ``required`` ones, the first that is missing is
-    named."""
-
     __slots__ = ("checks", "required")
 
     def __init__(self, fields: Sequence[Field]) -> None:
@@ -98,7 +88,6 @@ class Table(dict[str, Field]):
         self.required = tuple(field.name for field in fields if field.is_required)
 
     def read(self, value: Any, path: str) -> dict[str, Any]:
-        """A ``Check`` of an object with these fields."""
         if not isinstance(value, dict):
             raise wrong_type(path, "an object", value)
         return read_fields(value, self, path=f"{path}.")
@@ -109,8 +98,7 @@ def table(*fields: Field) -> Table:
 
 
 def read_json_object(body: bytes, *, bounds_values: bool = True) -> dict[str, Any]:
-    """Raises ``InvalidJsonError`` for bytes that are not one JSON object in UTF-8, and
-    ``TooManyValuesError``. Of duplicate keys the last one counts."""
+    """Raises ``InvalidJsonError`` and ``TooManyValuesError``. Of duplicate keys the last counts."""
     if bounds_values:
         check_num_values(body)
     value = read_json_value(body)
@@ -120,7 +108,6 @@ def read_json_object(body: bytes, *, bounds_values: bool = True) -> dict[str, An
 
 
 def read_json_value(text: bytes | memoryview) -> Any:
-    """Raises ``InvalidJsonError``."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -128,7 +115,6 @@ def read_json_value(text: bytes | memoryview) -> Any:
 
 
 def read_body(body: bytes, fields: Table) -> dict[str, Any]:
-    """Raises ``ApiError`` (400)."""
     return read_fields(read_json_object(body), fields)
 
 
@@ -174,8 +160,7 @@ def number(minimum: float, maximum: float) -> Check[float]:
 
 
 def integer(minimum: int, maximum: int) -> Check[int]:
-    """JSON has one kind of number: 3.0 is 3. Integers beyond 64 bits are read as floats, too, and
-    those just below -2⁶³ are rounded to it."""
+    """3.0 is 3. orjson reads integers beyond 64 bits as floats, and rounds some to -2⁶³."""
 
     def check(value: Any, path: str) -> int:
         may_be_rounded = False
@@ -223,7 +208,6 @@ model_name = text(MAX_MODEL_NAME_CHARS, min_chars=1)
 
 
 def spelled(pattern: re.Pattern[str], wanted: str) -> Check[str]:
-    """A string that fully matches ``pattern``; ``wanted`` describes it for messages."""
 
     def check(value: Any, path: str) -> str:
         if not isinstance(value, str):
@@ -253,7 +237,6 @@ def array(
 
 
 def only(*accepted: Any, reason: str) -> Check[Any]:
-    """Exactly these values match the server's behaviour; others are unsupported."""
 
     def check(value: Any, path: str) -> Any:
         if any(type(value) is type(one) and value == one for one in accepted):
@@ -288,8 +271,6 @@ def kind_of(value: Any, path: str) -> str:
 def read_kind(
     value: Any, path: str, tables: Mapping[str, Table], reason: Callable[[str], str]
 ) -> tuple[str, dict[str, Any]]:
-    """Reads an object whose fields depend on its ``type``. ``reason``: why a type is unsupported.
-    Raises ``ApiError``."""
     kind = kind_of(value, path)
     if kind not in tables:
         raise UnsupportedParameterError(f"{path}.type", reason(shown(kind)))
@@ -301,8 +282,7 @@ def json_object(value: Any, path: str) -> dict[str, Any]:
 
 
 def json_schema(value: Any, path: str) -> dict[str, Any]:
-    """An object at most ``MAX_SCHEMA_DEPTH`` levels deep. The neuron, which compiles it, checks
-    whether it is a schema."""
+    """The neuron, which compiles it, checks whether it is a schema."""
     return _nested_object(value, path, MAX_SCHEMA_DEPTH)
 
 
@@ -341,17 +321,14 @@ def _kind(value: Any) -> str:
 
 
 MAX_VALUES = 100_000
-"""The most values (strings with keys among them, objects, lists) in a body: some 25,000 messages,
-which are decoded within a hundredth of a second."""
+"""Strings (keys too), objects and lists of a body: some 25,000 messages, decoded within 10 ms."""
 PIECE_BYTES = 64 * 1024
 
 
 def check_num_values(body: bytes) -> None:
-    """Bounds the number of strings, objects and lists in a body before it is decoded. Decoding
-    holds the interpreter's lock throughout, and spends most of its time on these: 30 MB of short
-    messages would stop a gateway's other streams for a sixth of a second, 3 MB of empty lists for
-    longer. Numbers are not bounded: prompts of token ids have millions. Raises
-    ``TooManyValuesError``."""
+    """Bounds the strings, objects and lists in a body before it is decoded. Decoding holds the
+    interpreter's lock: 30 MB of short messages would stop other streams for a sixth of a second.
+    Numbers are not bounded: prompts of token ids have millions. Raises ``TooManyValuesError``."""
     if len(body) <= MAX_VALUES:
         return
     num_quotes = num_containers = 0
@@ -365,7 +342,7 @@ def check_num_values(body: bytes) -> None:
 
 
 def _pieces(body: bytes) -> Iterator[bytes]:
-    """No piece ends in the middle of an escape: behind an odd number of backslashes."""
+    """No piece ends behind an odd number of backslashes, in the middle of an escape."""
     start = 0
     while start < len(body):
         piece = body[start : start + PIECE_BYTES]

@@ -3,7 +3,6 @@
     given ─▶ bounds ─▶ header ─▶ ImageFile          what it is, with its bytes
     https: ─▶ wanted ─▶ (fetched by the gateway, and parsed again) ─▶ ImageFile
 
-A parser has no I/O, so it only records the addresses to fetch; see ``inference.gateway.images``.
 An image's format and size are read from the first bytes of its file, without decoding:
 
     PNG   chunks: IHDR has the size, acTL means frames, eXIf an orientation
@@ -11,8 +10,6 @@ An image's format and size are read from the first bytes of its file, without de
     GIF   blocks: the first image and the screen have the size, a second image means frames
     BMP   one header: it has the size, with a negative height where its rows go downwards
     WebP  chunks: VP8, VP8L or VP8X has the size, VP8X has a flag for frames, EXIF an orientation
-
-The decoder checks the rest of the file. Pure.
 
 Sources: RFC 2083 and its APNG extension, ITU T.81, GIF89a, RFC 9649, Exif 2.32,
 BITMAPCOREHEADER and BITMAPINFOHEADER of the Windows GDI.
@@ -42,7 +39,7 @@ TURNED = frozenset({5, 6, 7, 8})
 START_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 WITHOUT_LENGTH = frozenset({0x01, *range(0xD0, 0xD8)})
 CORE_HEADER_BYTES = 12
-"""The first BMP header, whose sides are 16 bits; all later ones begin with sides of 32."""
+"""The first BMP header has sides of 16 bits, all later ones of 32."""
 START_OF_SCAN, END_OF_IMAGE = 0xDA, 0xD9
 
 
@@ -177,7 +174,6 @@ def _uint24(data: bytes, position: int) -> int:
 
 
 def _orientation(exif: bytes) -> int:
-    """The orientation in the first directory; 1, upright, where there is none."""
     tiff = exif.removeprefix(EXIF_MARK)
     order = {b"II*\x00": "<", b"MM\x00*": ">"}.get(tiff[:4])
     if order is None:
@@ -243,12 +239,11 @@ class ImageRules:
     max_images: int = 100
     max_total_bytes: int = 64 * MIB
     fetches: bool = False
-    """Addresses are fetched, from the hosts that the operator allows."""
+    """Only from the hosts that the operator allows."""
 
 
 class ImageFile(ImageRef, frozen=True, kw_only=True):
-    """An image with its bytes, while its request is in the gateway. ``path`` is its path in the
-    client's body, ``None`` for a stored one."""
+    """``path`` is its path in the client's body; ``None`` for a stored image."""
 
     data: bytes
     path: str | None
@@ -260,14 +255,12 @@ class ImageFile(ImageRef, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class ImageReading:
-    """The rules for images in one body, and the addresses to fetch."""
-
     rules: ImageRules = ImageRules()
     fetched: Mapping[str, bytes] = field(default_factory=dict)
     wanted: dict[str, str] = field(default_factory=dict)
-    """Address to its first path."""
+    """The path of each address."""
     is_stored: bool = False
-    """They were accepted before: no limit applies any more."""
+    """Accepted before: no limit applies any more."""
 
 
 _reading: ContextVar[ImageReading | None] = ContextVar("how images are read", default=None)
@@ -275,8 +268,7 @@ _reading: ContextVar[ImageReading | None] = ContextVar("how images are read", de
 
 @contextmanager
 def images_read(reading: ImageReading) -> Iterator[None]:
-    """Bodies parsed within the block read images by ``reading``; others by the default rules, which
-    fetch nothing."""
+    """Outside the block the default rules hold, which fetch nothing."""
     token = _reading.set(reading)
     try:
         yield
@@ -331,7 +323,6 @@ def _decoded_with_spaces(value: str, path: str) -> bytes:
 
 
 def image_file(data: bytes, path: str) -> ImageFile:
-    """Raises ``InvalidImageError``, which names the limit that it exceeds."""
     reading = _reading.get() or ImageReading()
     _check_size(len(data), reading, path)
     try:

@@ -1,12 +1,8 @@
-"""The catalogue's models: a model's card, and lists of cards in OpenAI's and Anthropic's shape.
+"""The catalogue's models in OpenAI's and Anthropic's shape.
 
-    ModelCard ─┬▶ openai_model ─▶ one list
-               └▶ anthropic_model ─▶ pages
-
-``limit`` is the enforced limit, and capabilities are the loaded replicas'. For an unloaded model
-they come from the catalogue: from its last loads and the operator's limits. An alias is an entry of
-its own: clients offer the listed names, Anthropic's only those that begin with a familiar one.
-Source: https://docs.anthropic.com/en/api/models-list. Pure.
+An unloaded model's ``limit`` and capabilities come from its last loads and the operator's limits.
+An alias is an entry of its own, because clients offer the listed names.
+Source: https://docs.anthropic.com/en/api/models-list.
 """
 
 from __future__ import annotations
@@ -34,41 +30,38 @@ class ModelPrices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelProgress:
-    """Progress of the load that is furthest; ``total`` is 0 while it is unknown."""
+    """Progress of the load that is furthest. ``total`` is 0 while unknown."""
 
     stage: str
     done: int
     total: int
     unit: str
     eta_s: float | None
-    """Estimated seconds until this stage ends; ``None`` without an estimate."""
+    """Time until this stage ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelStage:
-    """The model's layers ``[first_layer, last_layer)``, on one device."""
+    """``[first_layer, last_layer)``."""
 
     node: str
     device: str
     first_layer: int
     last_layer: int
     memory_mb: int
-    """The measured memory on that device; on another neuron than the engine's, the estimate."""
+    """Measured on the engine's neuron, else estimated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLocation:
-    """A neuron that holds the model, in the original's fields. ``status`` is ``loaded``, or the
-    replica's other state."""
-
     node: str
     status: str
     vram_estimate_mb: int | None
     stages: tuple[ModelStage, ...] = ()
     predicted_tokens_per_s: float | None = None
-    """The plan of ``stages`` predicts this rate for one request."""
+    """Predicted by the plan of ``stages`` for one request."""
     tokens_per_s: float | None = None
-    """The measured rate now, of all requests together."""
+    """Measured, of all requests together."""
 
 
 LOADED = "loaded"
@@ -77,9 +70,8 @@ LOADED = "loaded"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCard:
     """``status`` is the best of its replicas', ``outdated`` where they serve an older catalogue
-    entry, or ``unloaded``; ``status_reason`` is why it failed, or the stage that it waits for.
-    ``locations`` are the neurons that hold or load it, ``feasible_on`` those that could serve it.
-    ``capabilities`` are common to all ready replicas; ``None``: it was never loaded."""
+    entry, or ``unloaded``. ``feasible_on``: the neurons that could serve it. ``capabilities`` are
+    common to all ready replicas; ``None``: never loaded."""
 
     id: str
     created_unix_s: int
@@ -92,12 +84,12 @@ class ModelCard:
     max_output_tokens: int | None = None
     capabilities: tuple[str, ...] | None = None
     sampling: Mapping[str, float] = field(default_factory=dict)
-    """Its sampling defaults, by the names of ``SamplingOptions``."""
+    """Keys are the names of ``SamplingOptions``."""
     prices: ModelPrices | None = None
     status_reason: str | None = None
     progress: ModelProgress | None = None
     parent: str | None = None
-    """An adapter's base. Memory and limits are the base's."""
+    """An adapter's base, whose memory and limits it has."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -116,7 +108,7 @@ class ModelCard:
 
     @property
     def named_capabilities(self) -> tuple[str, ...] | None:
-        """The capabilities, with the original's ``text`` for models that answer in words."""
+        """Adds ``text`` for models that answer in words."""
         if self.capabilities is None:
             return None
         return with_text(self.capabilities)
@@ -127,14 +119,12 @@ class ModelCard:
 
     @property
     def limit(self) -> ModelLimit | None:
-        """``None``: neither a load nor the operator has set one."""
         if self.context_tokens is None:
             return None
         return model_limit(self.context_tokens, self.max_output_tokens, only_reads=self.only_reads)
 
 
 def _own_fields(card: ModelCard, name: str) -> dict[str, Any]:
-    """helexa's fields of both shapes. There is no ``cost`` where the model is not priced."""
     return {
         "description": card.description,
         **({} if name == card.id else {"alias_of": card.id}),
@@ -167,7 +157,7 @@ def _cost(prices: ModelPrices | None) -> dict[str, Any]:
 
 
 def _usd(micro_usd: int) -> orjson.Fragment:
-    """An exact decimal as a JSON number; a float would be off in its last digits."""
+    """An exact decimal: a float would be off in its last digits."""
     whole, fraction = divmod(micro_usd, 1_000_000)
     return orjson.Fragment(f"{whole}.{fraction:06d}".rstrip("0").rstrip("."))
 
@@ -181,7 +171,6 @@ def _location(location: ModelLocation) -> dict[str, Any]:
 
 
 def openai_model(card: ModelCard, name: str) -> dict[str, Any]:
-    """``name`` is the card's id or one of its aliases."""
     return {
         "id": name,
         "object": "model",
@@ -250,7 +239,6 @@ def anthropic_model(card: ModelCard, name: str) -> dict[str, Any]:
 
 
 def _page(names: list[str], page: PageRequest) -> tuple[int, int, bool]:
-    """The slice's ends, and whether more follows in the page's direction."""
     if page.before_id is not None:
         end = _position(names, page.before_id, "before_id")
         start = max(0, end - page.limit)

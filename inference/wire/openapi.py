@@ -1,9 +1,6 @@
 """The OpenAPI document of the clients' API, generated from the parsers' own declarations.
 
-    Field ─▶ its check is shown one value of each JSON type ─▶ the types that it takes
-
-A refused field is listed with its reason and accepts only null. /openapi.json serves the document.
-Pure.
+A refused field is listed with its reason and accepts only null.
 """
 
 from __future__ import annotations
@@ -156,7 +153,7 @@ def document_bytes() -> bytes:
 
 
 def types_of(field: Field) -> list[str]:
-    """The JSON types that its check accepts, or refuses for another reason than their type."""
+    """Includes types whose value is refused for another reason."""
     taken = [name for name, value in SAMPLES.items() if _takes(field, value)]
     return [name for name in taken if not (name == "integer" and "number" in taken)]
 

@@ -1,4 +1,4 @@
-"""The parts of a chat's turn: texts, images, thoughts, calls, results. Pure."""
+"""The parts of a chat's turn: texts, images, thoughts, calls, results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from inference.wire.fields import Table, read_kind, wrong_type
 from inference.wire.images import with_detail
 
 PART_SEPARATOR = "\n"
-"""Between parts of one kind that become one text."""
 
 
 Part = str | ImageRef
@@ -24,8 +23,7 @@ def joined_text(parts: Iterable[Part]) -> str:
 
 
 def parts_with_images(parts: Iterable[Part]) -> list[Part]:
-    """The parts of a ``ChatMessage``: none where there is no image, and adjacent texts are
-    joined."""
+    """Empty where there is no image."""
     given = list(parts)
     if not any(isinstance(part, ImageRef) for part in given):
         return []
@@ -66,8 +64,6 @@ class Returned:
 def read_parts(
     value: Any, path: str, tables: Mapping[str, Table], reason: Callable[[str], str]
 ) -> list[Part]:
-    """A string, or parts, whose one required field holds what they are. ``reason``: why a type is
-    unsupported. Raises ``ApiError``."""
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list):
@@ -81,8 +77,7 @@ def read_parts(
 
 
 def without_answer_start(chat: list[ChatMessage]) -> tuple[list[ChatMessage], str]:
-    """Removes a last turn of the assistant, which is the start of the answer. Raises
-    ``InvalidRequestError`` where it has more than text."""
+    """Removes a last turn of the assistant, which is the start of the answer."""
     *earlier, last = chat
     if last.role != "assistant":
         return chat, ""

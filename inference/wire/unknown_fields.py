@@ -1,4 +1,4 @@
-"""Unknown fields: suggestions for them, and whether they are ignored. No I/O."""
+"""Unknown fields: suggestions for them, and whether they are ignored."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ _left_out: ContextVar[list[str] | None] = ContextVar("fields that are left out",
 
 @contextmanager
 def unknown_fields_ignored() -> Iterator[list[str]]:
-    """Bodies read within the block ignore unknown fields and name them in the list, for operators
-    who choose that. Known fields that are refused stay refused."""
+    """Bodies read within the block ignore unknown fields and name them in the list."""
     left_out: list[str] = []
     token = _left_out.set(left_out)
     try:
@@ -24,7 +23,6 @@ def unknown_fields_ignored() -> Iterator[list[str]]:
 
 
 def is_left_out(path: str) -> bool:
-    """Whether an unknown field is ignored; then it has been named."""
     left_out = _left_out.get()
     if left_out is None:
         return False
@@ -56,8 +54,7 @@ _MEANT: tuple[tuple[tuple[str, ...], str], ...] = (
     (("n",), "num_return_sequences"),
 )
 OTHER_WORDS = {word: fields for fields, words in _MEANT for word in words.split()}
-"""Clients' words, and the fields they mean: the first one in the dialect is suggested. Where it has
-none nothing is, however similar a name is."""
+"""Clients' words, and the fields they mean; no similar name is suggested for these."""
 
 
 def near_name(name: str, known: Iterable[str]) -> str | None:

@@ -1,14 +1,8 @@
 """vLLM's own endpoints beside OpenAI's: scores of pairs of texts, and the model's tokenizer.
 
-    parse_rerank(body) ─▶ RerankRequest(score, …) ─▶ EmbeddedBody     a query and documents in, the
-                                                                      documents by relevance out
-    parse_score(body) ─▶ ScoringRequest(score) ─▶ EmbeddedBody        a number for each pair
-    parse_tokenize(body) ─▶ TokenizeRequest ─▶ Tokenized ─▶ tokenized_body
-    parse_detokenize(body) ─▶ TokenizeRequest ─▶ Tokenized ─▶ detokenized_body
-
-By default /v1/rerank and /rerank return the documents' text, as Jina and vLLM do, and /v2/rerank
-does not, like Cohere. Sources: https://docs.cohere.com/reference/rerank, https://jina.ai/reranker,
-https://docs.vllm.ai/en/latest/serving/online_serving. Pure.
+/v1/rerank and /rerank return the documents' text, as Jina and vLLM do, and /v2/rerank does not,
+like Cohere. Sources: https://docs.cohere.com/reference/rerank, https://jina.ai/reranker,
+https://docs.vllm.ai/en/latest/serving/online_serving.
 """
 
 from __future__ import annotations
@@ -100,7 +94,6 @@ class RerankRequest:
         return EmbeddedBody(partial(self._body, request_id))
 
     def _body(self, request_id: str, event: Embedded) -> dict[str, Any]:
-        """The ranking. Of equally relevant documents the first one comes first."""
         scores, num_tokens = scores_of(event), event.usage.prompt_tokens
         order = sorted(range(len(scores)), key=lambda index: -scores[index])
         return {
@@ -143,15 +136,12 @@ def parse_rerank(
 
 
 def scores_of(embedded: Embedded) -> list[float]:
-    """The scores as float32, with the fewest digits."""
     import numpy as np  # a gateway without embeddings does without its memory
 
     return [float(str(np.frombuffer(vector, dtype="<f4")[0])) for vector in embedded.vectors]
 
 
 class EmbeddedBody:
-    """The encoder of a body that ``body`` makes of the one event."""
-
     def __init__(self, body: Callable[[Embedded], dict[str, Any]]) -> None:
         self._body = body
 
@@ -222,7 +212,7 @@ def _one(read: dict[str, Any], name: str, newer: str) -> list[str]:
 
 
 ANY_MODEL = ""
-"""The only model there is."""
+"""Stands for the only loaded model."""
 _TOKENIZED_MODEL = f.honoured(
     "model", openai_chat.FIELDS["model"].check, "Where it is left out: the only one loaded."
 )

@@ -1,5 +1,5 @@
-"""Tool calls as models write them. Each format reads and constrains its own; which one a model has
-is detected from its chat template, else from its tokenizer."""
+"""Tool calls as models write them. A model's format is detected from its chat template, else from
+its tokenizer."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _LLAMA_PROMPTS = (LLAMA_TAG, "dictionary of argument name", "[func_name1(")
 
 
 def find_tool_format(template: str | None, tokenizer: Tokenizer) -> CallFormat | None:
-    """``template`` is the one that renders chats with tools. ``None``: no format that is known."""
+    """``template`` renders chats with tools."""
     if template is None or "tools" not in template:
         return None
     for name, texts in _texts(template).items():
@@ -76,7 +76,7 @@ def find_tool_format(template: str | None, tokenizer: Tokenizer) -> CallFormat |
 
 
 def _texts(template: str) -> dict[str, tuple[str, ...]]:
-    """The texts that a format's templates have, those first whose texts no other format has."""
+    """The texts of a format's templates; formats whose texts no other has come first."""
     has_glm_lines = f"{KEY_END}{VALUE}" not in template
     is_v4 = f"{DSML}function_calls" not in template and f"{DSML}tool_calls" in template
     return {

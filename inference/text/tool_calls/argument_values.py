@@ -1,10 +1,9 @@
-"""Arguments as JSON values that the tool's schema asks for, from text and from JSON. Pure.
+"""Arguments as JSON values of the types in the tool's schema, from text and from JSON.
 
     "3" as an integer ─▶ 3      "3" as a string ─▶ "3"      "three" as an integer ─▶ "three"
                                  3  as a string ─▶ "3"      "[1]" as an array ─▶ [1]
 
-Text that fits none of the schema's types stays a string, and JSON stays as the model wrote it:
-nothing is dropped, and the client, who knows its tool, answers the model.
+Other text stays a string, and JSON stays as written: the client, who knows its tool, answers.
 """
 
 from __future__ import annotations
@@ -28,8 +27,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def read_json(text: str) -> Any:
-    """The value. Raises ``ValueError`` for text that is not JSON, and for an object with a
-    duplicate key, whose value is ambiguous."""
+    """Raises ``ValueError``, also for a duplicate key, whose value is ambiguous."""
     return json.loads(text, strict=False, object_pairs_hook=_unique)
 
 
@@ -41,8 +39,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def compact_json(value: object) -> str:
-    """``value`` without white space. Raises ``ValueError`` for infinity and NaN, and ``TypeError``
-    for a value that JSON has no type for."""
+    """Raises ``ValueError`` for infinity and NaN, and ``TypeError``."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     if _SURROGATE.search(text):  # half of a pair, which no encoding can carry
         return json.dumps(value, allow_nan=False, separators=(",", ":"))
@@ -50,13 +47,12 @@ def compact_json(value: object) -> str:
 
 
 def is_encodable(text: str) -> bool:
-    """Whether the text can be encoded: not so when an escape named half of a surrogate pair."""
+    """An escape may name half of a surrogate pair."""
     return not _SURROGATE.search(text)
 
 
 class KnownTools:
-    """The tools that a request offers. Schemas are the client's: whatever in them is not of the
-    expected shape counts as absent."""
+    """Schemas are the client's: parts of an unexpected shape count as absent."""
 
     def __init__(self, tools: Sequence[ToolDefinition]) -> None:
         self._schemas = {tool.name: tool.parameters or {} for tool in tools}
@@ -65,8 +61,6 @@ class KnownTools:
         return name in self._schemas
 
     def schema(self, name: str) -> Mapping[str, Any]:
-        """The JSON schema of the tool's arguments; empty for a tool that the request does not
-        offer."""
         return self._schemas.get(name, {})
 
     def properties(self, name: str) -> Mapping[str, Any]:
@@ -74,7 +68,6 @@ class KnownTools:
         return properties if isinstance(properties, dict) else {}
 
     def named_by(self, arguments: Collection[str]) -> str | None:
-        """The only tool that takes these arguments."""
         fitting = [name for name in self._schemas if self.takes(name, arguments)]
         return fitting[0] if len(fitting) == 1 else None
 
@@ -100,7 +93,7 @@ _TYPES: Mapping[type, str] = {
 
 
 def as_json(text: str, schema: object, root: Mapping[str, Any]) -> str:
-    """JSON text of the value. ``root`` is where the schema's references lead."""
+    """``root`` is where the schema's references lead."""
     options = alternatives(schema, root)
     for option in options:
         if (chosen := _listed(text, option)) is not None:
@@ -111,13 +104,12 @@ def as_json(text: str, schema: object, root: Mapping[str, Any]) -> str:
 
 
 def is_text(schema: object, root: Mapping[str, Any]) -> bool:
-    """Whether the schema allows every text, so that a value can be streamed before it is whole."""
+    """Such a value can be streamed before it is whole."""
     return all(allowed_types(option) == {"string"} for option in alternatives(schema, root))
 
 
 def alternatives(schema: object, root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The schemas of which the value fits one, without unions and references. An argument that is
-    not in the tool's schema (``None``) is a string."""
+    """Resolves unions and references. An argument without a schema (``None``) is a string."""
     found: list[Mapping[str, Any]] = []
     waiting = [schema]
     seen: set[int] = set()
@@ -134,7 +126,6 @@ def alternatives(schema: object, root: Mapping[str, Any]) -> list[Mapping[str, A
 
 
 def _options(schema: Mapping[str, Any], root: Mapping[str, Any]) -> list[object]:
-    """The schemas that ``schema`` only leads to."""
     if isinstance(schema.get("$ref"), str):
         place = referenced(root, schema)
         return [None if place is None else place.schema]
@@ -145,7 +136,6 @@ def _options(schema: Mapping[str, Any], root: Mapping[str, Any]) -> list[object]
 
 
 def _merged(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """``allOf`` merged into one schema, as far as finding types needs it."""
     parts = schema.get("allOf")
     merged = {key: value for key, value in schema.items() if key != "allOf"}
     for part in parts if isinstance(parts, list) else []:
@@ -156,7 +146,7 @@ def _merged(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, 
 
 
 def allowed_types(schema: Mapping[str, Any]) -> set[str]:
-    """Names of the allowed JSON types. A schema without ``type`` allows all of them."""
+    """A schema without ``type`` allows all."""
     declared = schema.get("type")
     listed_types = declared if isinstance(declared, list) else [declared]
     names = {name for name in listed_types if isinstance(name, str)}
@@ -178,7 +168,6 @@ def listed_values(schema: Mapping[str, Any]) -> list[Any]:
 
 
 def _listed(text: str, schema: Mapping[str, Any]) -> str | None:
-    """The value among ``enum`` or ``const`` that the text is, as it stands or as JSON."""
     values = listed_values(schema)
     if text in values:
         return compact_json(text)
@@ -186,7 +175,6 @@ def _listed(text: str, schema: Mapping[str, Any]) -> str | None:
 
 
 def _converted(text: str, types: Collection[str]) -> str | None:
-    """The text as a value of one of the types that is no string."""
     word = text.lower()
     if word in ("null", "none"):
         return "null" if "null" in types else None
@@ -204,7 +192,7 @@ def _converted(text: str, types: Collection[str]) -> str | None:
 
 
 def fitted(arguments: dict[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The same object where nothing is to be written otherwise."""
+    """Returns the same object where nothing changes."""
     properties = schema.get("properties")
     if not isinstance(properties, dict):
         return arguments
@@ -248,10 +236,8 @@ _CLOSERS = {"(": ")", "[": "]", "{": "}"}
 
 
 def python_as_json(text: str, *, is_call: bool = False) -> str:
-    """JSON of Python's literals, a tuple as an array, or of the named arguments in a call's
-    parentheses as an object; JSON's own literals are understood too. Raises ``ValueError`` or
-    ``SyntaxError`` for all else, such as what drops characters or changes their meaning: comments,
-    adjacent strings, numbers in another base, a comma behind which an item may be missing."""
+    """JSON of Python's or JSON's literals, or of a call's named arguments. Raises ``ValueError`` or
+    ``SyntaxError``, also for comments, adjacent strings, numbers in another base."""
     read: list[str] = []
     opened: list[tuple[str, str, int]] = []
     with_commas: set[int] = set()
@@ -295,9 +281,8 @@ def python_as_json(text: str, *, is_call: bool = False) -> str:
 
 
 def _python_escape(escape: re.Match[str]) -> str:
-    """Python warns of escapes that it does not have, and keeps their backslash. Raises
-    ``ValueError`` for ``\\1``, which is a character to Python and a group in regular
-    expressions."""
+    """Python keeps the backslash of an unknown escape. ``\\1`` is a character to Python and a group
+    in regular expressions."""
     if escape.group(1) in "01234567":
         raise ValueError("an escape by digits has two readings")
     return escape.group() if escape.group(1) in _PYTHON_ESCAPES else f"\\{escape.group()}"
@@ -313,8 +298,7 @@ class JsonCopy:
         self._is_escaped = False
 
     def feed(self, text: str, start: int) -> tuple[str, int]:
-        """The copy of ``text`` from ``start``, at first an opening brace, and where it stopped: at
-        the end, or behind the object."""
+        """Returns the copy of ``text`` from ``start``, at first an opening brace, and its end."""
         copied: list[str] = []
         position = start
         while position < len(text) and self.is_running:

@@ -4,10 +4,8 @@
      ▲                    │ no                    ▲         │ not yet              │ no
      └────────────────────┘                       └─────────┘                      └──▶ all text
 
-A block is held back until a pure function of its text reads calls in it, and is calls only where
-what follows them cannot be a part of them. A marker in a string ends no block, as the text before
-it cannot be read. A broken block is text, whole, and so is the rest of the answer: a string of a
-broken call may hold what reads like another call.
+A block is calls only where what follows cannot be a part of them. A broken block is text, and so is
+the rest of the answer: a string of a broken call may hold another call's text.
 """
 
 from __future__ import annotations
@@ -34,34 +32,33 @@ from inference.text.tool_calls.grammar_rules import (
 )
 
 _CALL_CHARACTERS = frozenset('"{}[]:<>=')
-"""Characters of the remains of a call, rare in a line of prose behind a call."""
+"""Characters of a call's remains, rare in prose."""
 _SEPARATORS = WHITESPACE + ",;"
 _BEHIND_STREAMED = re.compile(r"[\s}\],;`]*(?P<other>[^\s}\],;`{])?")
 MAX_FOREIGN_LENGTH = 1_000
 """A longer block is not searched for what makes it none; it is parsed when it may be whole."""
 MAX_TRIES = 8
-"""How many markers a block is parsed at before it is held back to the answer's end."""
+"""Markers at which a block is parsed before it is held back to the answer's end."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextPart:
-    """Text for the client to read; never empty."""
+    """Never empty."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallStarted:
-    """A tool call begins; its name is whole. The call before it, if any, is complete."""
+    """The name is whole. The call before it is complete."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """A piece of the running call's arguments; never empty. A call's pieces concatenate to one
-    valid JSON object, as soon as the next call starts or the parser is flushed. Only where they are
-    streamed under a grammar may the answer's end cut them off."""
+    """A call's pieces concatenate to one valid JSON object once the next call starts or the parser
+    is flushed, except where the answer's end cuts off a streamed one."""
 
     fragment: str
 
@@ -83,40 +80,35 @@ class ReadCall(NamedTuple):
 class Parsed(NamedTuple):
     calls: Sequence[ReadCall]
     end: int
-    """The position behind the calls."""
 
 
 class Decision(NamedTuple):
     block: str
-    """The block's text as generated, with its markers."""
     calls: Sequence[ReadCall]
-    """The calls that were held back until the block ended; streamed ones are left out."""
+    """Streamed ones are left out."""
     refusal: str
-    """Why the block is text; empty where it is calls."""
     has_streamed: bool = False
-    """Whether calls of it were sent as they were generated."""
+    """Calls of it were sent as they were generated."""
 
 
 Head = Callable[[str, int], tuple[str, int] | None]
 
 
 class Notation(NamedTuple):
-    """One way in which a format writes the calls of a block. Texts begin behind its marker."""
+    """One way to write the calls of a block. Texts begin behind its marker."""
 
     begins: Callable[[str], bool | None]
-    """Whether a call has begun; ``None`` where more text has to tell."""
+    """``None``: more text has to tell."""
     parse: Callable[[str], Parsed | None]
-    """The calls of a block; ``None`` where it has none, or is not whole."""
+    """``None``: no calls, or not whole."""
     head: Head | None = None
-    """The name in a call's text up to its arguments, and where they begin, for arguments that can
-    be streamed."""
+    """Returns the name and where the arguments begin, for arguments that can be streamed."""
     foreign: re.Pattern[str] | None = None
     """Text that began like a call and is none for certain."""
 
 
 def begins_by(pattern: re.Pattern[str]) -> Callable[[str], bool | None]:
-    """``Notation.begins`` by a pattern of every beginning of a call, with the group ``begun`` where
-    it is one."""
+    """``pattern`` matches every beginning of a call, with the group ``begun`` once it is one."""
 
     def begins(text: str) -> bool | None:
         found = pattern.match(text)
@@ -127,19 +119,15 @@ def begins_by(pattern: re.Pattern[str]) -> Callable[[str], bool | None]:
 
 
 class CallFormat(ABC):
-    """How models of a family write tool calls, which stand behind one of ``openings``."""
-
     name: str
-    """Its key in ``inference.text.tool_calls.FORMATS``."""
     markers: Sequence[str] = ()
-    """Markers that may be tokens."""
+    """These may be tokens."""
     openings: Sequence[str] = ()
     bare: Collection[str] = ()
-    """The openings that are a part of the calls."""
+    """These openings are a part of the calls."""
     closings: Sequence[str] = ()
 
     def shown_token_ids(self, tokenizer: Tokenizer) -> frozenset[int]:
-        """Special tokens whose text the parser needs to see; others have no text."""
         return tokenizer.special_token_ids.intersection(self.marker_ids(tokenizer).values())
 
     def marker_ids(self, tokenizer: Tokenizer) -> dict[str, int]:
@@ -151,10 +139,9 @@ class CallFormat(ABC):
 
     @abstractmethod
     def notations(self, marker: str, tools: KnownTools, *, is_held: bool) -> Sequence[Notation]:
-        """The notations behind an opening. ``is_held``: a grammar holds the answer to calls."""
+        """``is_held``: a grammar holds the answer to calls."""
 
     def opens(self, marker: str, *, is_first: bool, begins_line: bool) -> bool:
-        """Whether calls may begin at an opening, for openings that texts have too."""
         return True
 
     def grammar(
@@ -165,30 +152,25 @@ class CallFormat(ABC):
         parallel: bool,
         marker_ids: Mapping[str, int],
     ) -> str | None:
-        """llguidance lark text for the whole answer; ``None`` where nothing is to be enforced:
-        choice ``auto`` without strict tools, with parallel calls allowed. Raises
-        ``UnsupportedSchemaError`` for what the format cannot express."""
+        """llguidance lark text for the whole answer; ``None``: nothing is to be enforced. Raises
+        ``UnsupportedSchemaError``."""
         called = callable_tools(tools, choice, parallel=parallel)
         wanted = WantedCalls(called, choice, parallel, marker_ids)
         return "\n".join(self._rules(wanted)) or None if called else None
 
     @abstractmethod
     def _rules(self, wanted: WantedCalls) -> list[str]:
-        """Lark rules for the whole answer; none where it cannot be held to calls."""
+        """Rules for the whole answer; none where it cannot be held to calls."""
 
 
 class CallParser:
-    """Finds tool calls in one choice's text. A call is the model's call, whole; everything else
-    comes out as ``TextPart``, whole, but for whitespace around calls and closing markers behind
-    them."""
+    """Text comes out whole, but for white space around calls and closing markers behind them."""
 
     def __init__(self, call_format: CallFormat, tools: KnownTools) -> None:
         self.streams_arguments = False
-        """Sends JSON arguments as they are generated. Set before the first text, and only where a
-        grammar holds the answer to calls that can be read. An answer cut off by its limit leaves
-        such arguments unfinished."""
+        """Set before the first text, and only where a grammar holds the answer to calls."""
         self.on_decision: Callable[[Decision], None] | None = None
-        """Called for each block that has been decided. Set before the first text."""
+        """Set before the first text."""
         self._format = call_format
         self._tools = tools
         self._whole, self._begun, self._ends = _patterns(
@@ -196,22 +178,19 @@ class CallParser:
         )
         self._longest = max(map(len, (*call_format.openings, *call_format.closings)))
         self._step = self._find
-        """What is to be done with the text that has come; returns whether it goes on at once."""
         self._parts: list[Part] = []
         self._pending = ""
-        """Text that is not decided; in a block all of it, behind its marker."""
+        """Undecided text; in a block all of it, behind its marker."""
         self._position = 0
-        """In a block, what markers were looked for in, or what has been streamed."""
+        """The end of the searched or streamed text of a block."""
         self._num_tries = 0
         self._lead = ""
-        """The block's marker and the space before it."""
         self._notations: Sequence[Notation] = ()
         self._notation: Notation
         self._copy: JsonCopy | None = None
         self._follows_call = False
-        """Whether a call came directly before, so that whitespace and closing markers are its."""
+        """White space and closing markers belong to the call before them."""
         self._has_text = False
-        """Whether text came since the last call."""
         self._has_ended = False
 
     def feed(self, text: str) -> list[Part]:
@@ -226,7 +205,6 @@ class CallParser:
         return self.feed("")
 
     def _find(self) -> bool:
-        """Free text up to an opening marker."""
         text, start = self._pending, 0
         for found in self._whole.finditer(text):
             before, marker = text[start : found.start()], found.group()
@@ -268,7 +246,6 @@ class CallParser:
             self._parts.append(TextPart(text))
 
     def _choose(self) -> bool:
-        """The notation of the block's calls."""
         begun = [one.begins(self._pending) for one in self._notations]
         if True in begun:
             self._notation = self._notations[begun.index(True)]
@@ -302,8 +279,6 @@ class CallParser:
         return self._refuse("its call cannot be read", self._write_rest)
 
     def _decide(self, parsed: Parsed, end: int) -> bool:
-        """What stands behind the calls, up to a marker or the answer's end, may be separators or a
-        line of prose."""
         rest = self._pending[parsed.end : end]
         if self._has_ended and (begun := self._begun.search(rest)) is not None:
             rest = rest if rest[: begun.start()].strip() else ""
@@ -318,7 +293,6 @@ class CallParser:
         return self._accept(parsed.calls, parsed.end)
 
     def _stream(self) -> bool:
-        """Arguments as they come, and up to what follows the calls."""
         text = self._pending
         if self._copy is not None:
             copied, self._position = self._copy.feed(text, self._position)
@@ -377,9 +351,9 @@ class CallParser:
 def _patterns(
     markers: tuple[str, ...], bare: tuple[str, ...]
 ) -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str]]:
-    """A marker, what may become one at the text's end, and a marker that may end a block. The first
-    character of a marker occurs nowhere else in it, so that a match that fails never hides the
-    beginning of another. Where markers begin alike, none may be the beginning of another."""
+    """Patterns of a marker, of its beginning at the text's end, and of one that may end a block. A
+    marker's first character occurs nowhere else in it, so a failed match never hides another's
+    beginning."""
     assert all(marker.count(marker[0]) == 1 for marker in markers)
     begun = "|".join(map(_beginning, markers)) or "(?!)"
     ends = [one for one in markers if one not in bare]

@@ -1,11 +1,10 @@
-"""Gemma: calls in a notation of their own, as FunctionGemma and Gemma 4 write them.
+"""Calls as FunctionGemma and Gemma 4 write them.
 
     <start_function_call>call:f{city:<escape>Paris<escape>,days:3}<end_function_call>
     <|tool_call>call:f{city:<|"|>Paris<|"|>,days:3}<tool_call|>
 
 Gemma 3 has no format of its own: its templates ask for JSON or Python, as Llama's do. Grammars
-follow the parts of a schema that lark can express: objects, arrays, texts, numbers, enums, unions
-and references. Other keywords are refused by name.
+refuse the keywords of a schema that lark cannot express.
 """
 
 from __future__ import annotations
@@ -46,7 +45,6 @@ REFUSED_KEYWORDS = (
     *("minProperties", "maxProperties", "patternProperties", "propertyNames", "not", "if"),
     *("prefixItems", "dependentRequired", "dependentSchemas"),
 )
-"""Constraints that the rules below do not hold a value to."""
 
 _FREE_RULES = (
     'any_object: "{" (any_member ("," any_member)*)? "}"',
@@ -71,8 +69,7 @@ class GemmaMarkers(NamedTuple):
 
 
 class _Values:
-    """One tool's values: a rule for each place in its schema, so that a schema may lead back to
-    itself."""
+    """A rule for each place in the tool's schema, so that a schema may lead back to itself."""
 
     def __init__(
         self, tool: ToolDefinition, root: Mapping[str, Any], prefix: str, quote: str
@@ -85,7 +82,6 @@ class _Values:
         self._names: dict[int, str] = {}
 
     def of_object(self, schema: Mapping[str, Any], steps: tuple[str, ...]) -> str:
-        """Members come in the schema's order, the optional ones or not."""
         self._check(schema, steps)
         properties, required = schema.get("properties", {}), schema.get("required", [])
         is_list = isinstance(required, list) and all(isinstance(key, str) for key in required)
@@ -108,7 +104,6 @@ class _Values:
         return f'"{{" {rule}_first_0 "}}"'
 
     def _of(self, schema: object, steps: tuple[str, ...]) -> str:
-        """The name of its rule."""
         name = self._names.get(id(schema))
         if name is None:
             name = self._names[id(schema)] = f"{self._prefix}_{len(self._names)}"
@@ -201,13 +196,11 @@ class GemmaFormat(CallFormat):
 
 
 def arguments_as_json(written: str, quote: str) -> str:
-    """A whole block of a tool's arguments as a JSON object.
+    """Converts a whole block of arguments to a JSON object.
 
         {city:<escape>Paris<escape>,days:3,near:[{lat:1.5}]}  ─▶  {"city":"Paris","days":3,…}
 
-    Keys are bare, texts stand between quote markers and know no escapes. Texts and keys in JSON's
-    own quotes are read as well. Raises ``ValueError`` for other text; what is returned may still be
-    no JSON.
+    Texts know no escapes. Raises ``ValueError`` for other text; the result may still be no JSON.
     """
     marked = re.escape(quote)
     token = re.compile(

@@ -1,10 +1,9 @@
-"""Rules that the formats' grammars share: llguidance lark rules, as lines of text.
+"""Rules that the formats' grammars share: llguidance lark rules (its docs/syntax.md).
 
     required    start: call (between call)*    call: marker rest      once: start: call
     auto        start: call* TEXT              call: head rest        once: start: TEXT | call
 
-``head`` is free text that ends in the marker, as one token or spelled out. ``rest`` is the
-format's. Syntax: llguidance's docs/syntax.md.
+``head`` is free text that ends in the marker. ``rest`` is the format's.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ TEXT_TERMINAL = r"TEXT: /(.|\n)*/"
 def callable_tools(
     tools: Sequence[ToolDefinition], choice: ToolChoice, *, parallel: bool
 ) -> Sequence[ToolDefinition]:
-    """The tools that the answer may call. Empty where nothing is to be enforced."""
+    """Empty where nothing is to be enforced."""
     if choice.mode == "none":
         return ()
     if choice.mode == "required":
@@ -43,26 +42,24 @@ def literal(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class WantedCalls:
-    """The calls that a grammar holds an answer to."""
-
     tools: Sequence[ToolDefinition]
     choice: ToolChoice
     parallel: bool
     marker_ids: Mapping[str, int]
-    """The format's markers that are one token."""
+    """Markers that are one token."""
 
     @property
     def are_forced(self) -> bool:
         return self.choice.mode == "required"
 
     def marker(self, text: str) -> str:
-        """``text`` with the markers in it, as the tokenizer has them."""
+        """Writes markers within ``text`` as the tokenizer has them."""
         pieces = re.split(f"({'|'.join(map(re.escape, self.marker_ids)) or '(?!)'})", text)
         ids = self.marker_ids
         return " ".join(f"<[{ids[one]}]>" if one in ids else literal(one) for one in pieces if one)
 
     def around_token(self, text: str) -> tuple[str, str, str]:
-        """The text before its token, the token, and a rule of what is behind it."""
+        """Splits into the text before the token, the token, and a rule for the text behind it."""
         for marker, token_id in self.marker_ids.items():
             before, found, after = text.partition(marker)
             if found:
@@ -79,10 +76,9 @@ class WantedCalls:
     def answer_rules(
         self, opening: str, *, between: str = "", also: str = "", is_section: bool = False
     ) -> list[str]:
-        """Rules for the whole answer but ``rest``, which is what follows the marker ``opening`` of
-        one call. ``between`` are the format's characters between two calls; ``also`` is another way
-        in which a call may begin in free text. ``is_section``: ``rest`` holds several calls, and
-        all that a forced answer calls."""
+        """``rest`` follows the marker ``opening``. ``between``: characters between two calls;
+        ``also``: another beginning of a call in free text. ``is_section``: ``rest`` holds all calls
+        of a forced answer."""
         if self.are_forced:
             more = f" ({literal(between)} call)*" if between else " call*"
             return [
@@ -99,8 +95,7 @@ class WantedCalls:
 
 
 def head_rules(name: str, opening: str, wanted: WantedCalls) -> list[str]:
-    """Free text up to the first marker. A lazy terminal ends text that could continue, but contains
-    no special token."""
+    """A lazy terminal ends text that could continue, but contains no special token."""
     spelled = f"{name}_spelled[lazy]: TEXT {literal(opening)}"
     before, token, after = wanted.around_token(opening)
     if not token:
@@ -116,7 +111,6 @@ def head_rules(name: str, opening: str, wanted: WantedCalls) -> list[str]:
 
 
 def any_of(rule: str, count: int) -> str:
-    """Any of the rules ``rule_0``, ``rule_1``, …, of which there are ``count``."""
     return " | ".join(f"{rule}_{index}" for index in range(count))
 
 
@@ -139,8 +133,7 @@ def json_rule(name: str, schema: dict[str, Any]) -> str:
 
 
 def arguments_schema(tool: ToolDefinition, choice: ToolChoice) -> dict[str, Any]:
-    """The schema of the arguments object: the tool's own for a strict tool, and where a call is
-    forced, which a model may not have in mind; any object for other calls."""
+    """A forced call follows the tool's schema, too: the model may not have it in mind."""
     if not tool.strict and choice.mode != "required":
         return {"type": "object", OUR_OPTIONS: OPTIONS}
     schema = tool.parameters
@@ -150,12 +143,10 @@ def arguments_schema(tool: ToolDefinition, choice: ToolChoice) -> dict[str, Any]
 
 
 class CallKeys(NamedTuple):
-    """How a format names the members of a call that is a JSON object."""
-
     name: str = "name"
     arguments: str = "arguments"
     id: str | None = None
-    """Before the name, where the model counts its calls."""
+    """Stands before the name, where the model counts its calls."""
 
 
 def json_call_rules(wanted: WantedCalls, keys: CallKeys) -> list[str]:
@@ -173,7 +164,6 @@ def json_call_rules(wanted: WantedCalls, keys: CallKeys) -> list[str]:
 
 
 def marker_token_id(tokenizer: Tokenizer, marker: str) -> int | None:
-    """The one token that is this marker; ``None`` where it is spelled out."""
     token_ids = tokenizer.encode(marker, add_special_tokens=False)
     if len(token_ids) != 1 or tokenizer.bytes_of(token_ids[0]) != marker.encode():
         return None
@@ -184,7 +174,6 @@ ROOT_KEYWORDS = {
     *("type", "properties", "required", "additionalProperties", "$defs", "definitions"),
     *("$schema", "$id", "$comment", "title", "description", "default", "examples"),
 }
-"""Keywords that are supported at the top of a tool's schema."""
 
 
 class DeclaredArguments(NamedTuple):
@@ -196,8 +185,8 @@ class DeclaredArguments(NamedTuple):
 def declared_arguments(
     tool: ToolDefinition, choice: ToolChoice, fits: Callable[[str], bool]
 ) -> DeclaredArguments | None:
-    """The arguments that a call is held to; ``None``: any. Keys that do not ``fits`` the format are
-    left out, or refused of a strict tool. Raises ``UnsupportedSchemaError``."""
+    """``None``: any arguments. Keys that do not ``fits`` the format are left out, or refused of a
+    strict tool. Raises ``UnsupportedSchemaError``."""
     if not tool.strict and choice.mode != "required":
         return None
     root = arguments_schema(tool, choice)
@@ -215,7 +204,7 @@ def declared_arguments(
 
 
 def value_schema(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
-    """One argument's schema with the tool's whole schema, at which its references start."""
+    """Adds the tool's whole schema, at which references start."""
     whole = {key: value for key, value in root.items() if key != OUR_OPTIONS}
     return {
         **rerooted(schema, "#/$defs/tool"),

@@ -1,4 +1,4 @@
-"""Calls written as JSON: objects in a row, lists of objects, or a head and its arguments. Pure.
+"""Calls written as JSON: objects in a row, lists of objects, or a head and its arguments.
 
     {…}      {…}; {…}      {…}\\n{…}      [{…}, {…}]      f:0 {…}
 
@@ -36,9 +36,8 @@ from inference.text.tool_calls.call_parser import Notation, Parsed, ReadCall, be
 
 ARGUMENTS_KEYS = ("arguments", "parameters")
 CALL_KEYS = frozenset({"name", *ARGUMENTS_KEYS, "function", "type", "id"})
-"""Keys that a call object may have at its top."""
 LABELS = frozenset({"type", "id"})
-"""Keys beside a call that are no part of it."""
+"""These stand beside a call and are no part of it."""
 NO_SYNONYMS: Mapping[str, str] = MappingProxyType({})
 MAX_EXTRA_BRACES = 3
 CLOSERS = {"{": "}", "[": "]"}
@@ -52,12 +51,11 @@ class WrittenObject(NamedTuple):
     value: dict[str, Any]
     end: int
     lacks_brace: bool = False
-    """Whether its own closing brace is missing."""
 
 
 def read_object(text: str, start: int) -> WrittenObject:
-    """The object whose brace stands at ``start``. Corrects control characters in strings, unknown
-    escapes, and Python's True, False and None. Raises ``ValueError`` for what cannot be JSON."""
+    """``start`` is the brace's. Corrects control characters in strings, unknown escapes, and
+    Python's True, False and None. Raises ``ValueError`` for what cannot be JSON."""
     tokens: list[str] = []
     opened: list[str] = []
     position = start
@@ -93,7 +91,7 @@ def _repaired_token(token: str) -> str:
 
 
 def repaired_string(string: str) -> str:
-    """An escape that JSON does not have was meant as it stands: its backslash is doubled."""
+    """Doubles the backslash of an escape that JSON does not have."""
     escaped = _ESCAPE.sub(_repaired_escape, string)
     return _CONTROL_CHARACTER.sub(lambda found: json.dumps(found.group())[1:-1], escaped)
 
@@ -108,10 +106,9 @@ def _repaired_escape(escape: re.Match[str]) -> str:
 
 class JsonStyle(NamedTuple):
     is_marked: bool = True
-    """Whether the calls stand behind a marker. Without one, an object with other keys than a call's
-    is the answer itself, and a name alone no call."""
+    """Without a marker, an object with other keys than a call's is the answer itself."""
     synonyms: Mapping[str, str] = NO_SYNONYMS
-    """The format's keys, and those of a call that they stand for."""
+    """Maps the format's keys to a call's."""
 
 
 _START = re.compile(r"\s*\[?\s*(?P<begun>\{)?")
@@ -121,7 +118,7 @@ _FOREIGN = re.compile(
     rf'\s*\[?\s*\{{\{{?\s*(?:{_CALL_KEY}\s*:\s*"(?:[^"\\]|\\.)*"\s*,\s*)*'
     rf'(?!{_CALL_KEY})"(?:[^"\\]|\\.)*"'
 )
-"""An object's own keys up to one that no call has."""
+"""Matches an object's own keys up to one that no call has."""
 
 
 MARKED = JsonStyle()
@@ -143,7 +140,7 @@ _HEAD = re.compile(
 
 
 def _head(synonyms: Mapping[str, str], text: str, position: int) -> tuple[str, int] | None:
-    """A call up to its arguments, as grammars hold answers to it."""
+    """Reads only the form that grammars hold answers to."""
     found = _HEAD.match(text, position)
     if found is None or synonyms.get(found["key"], found["key"]) != "name":
         return None
@@ -188,8 +185,7 @@ _Call = tuple[str, _Arguments]
 
 
 def _call_of(written: WrittenObject, tools: KnownTools, style: JsonStyle) -> _Call | None:
-    """The call that an object makes. A missing brace is added where it can only be the last one:
-    behind arguments with objects of their own it could be any of theirs. Raises ``ValueError``."""
+    """Adds a last brace, unless arguments have objects of their own: it could be theirs."""
     given = written.value
     members = {style.synonyms.get(key, key): value for key, value in given.items()}
     if len(members) < len(given) or not (style.is_marked or members.keys() <= CALL_KEYS):
@@ -240,8 +236,7 @@ def _named_call(members: Mapping[str, Any], tools: KnownTools, *, is_marked: boo
 
 
 def _as_object(value: object) -> _Arguments | None:
-    """A JSON object, also one written as a string; nothing at all stands for an empty one. Raises
-    ``ValueError``."""
+    """Reads a string as JSON; nothing at all is an empty object."""
     value = read_json(value or "null") if isinstance(value, str) else value
     return {} if value is None else value if isinstance(value, dict) else None
 

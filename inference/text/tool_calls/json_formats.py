@@ -93,12 +93,11 @@ class ListMarkers(NamedTuple):
     """The first is the model's own, others are relatives'."""
     closings: tuple[str, ...] = ()
     ends_list: bool = True
-    """Whether the model writes the closing marker."""
     keys: CallKeys = CallKeys()
     synonyms: Mapping[str, str] = NO_SYNONYMS
-    """The model's keys, and those of a call that they stand for."""
+    """Maps the model's keys to a call's."""
     margins: tuple[str, str, str] = ("", ", ", "")
-    """The grammar's texts before, between and behind the list's objects."""
+    """Texts before, between and behind the list's objects."""
 
 
 GRANITE = ListMarkers(
@@ -140,8 +139,7 @@ class JsonListFormat(CallFormat):
 
 
 class PlainFormat(CallFormat):
-    """Calls that a grammar forces on a model with an unknown format: bare objects, one a line. The
-    answer begins with them."""
+    """Calls that a grammar forces on a model with an unknown format: bare objects, one a line."""
 
     name = "plain"
     openings = ("{", "[")
@@ -163,12 +161,12 @@ class PlainFormat(CallFormat):
 
 
 MAX_HEAD_LENGTH = 300
-"""Most characters of name, id and markers together; a longer head is text."""
+"""Limits name, id and markers together; a longer head is text."""
 NAME = r"""(?P<name>[^\s\[\]<>"'{}]+?)"""
 
 
 _SPARE = re.compile(rf"\}}{{0,{MAX_EXTRA_BRACES}}}(?:\s*`{{1,3}})?")
-"""Braces that are too many behind arguments, and the end of a code block."""
+"""Matches too many braces behind arguments, and the end of a code block."""
 
 
 def headed_notation(
@@ -177,8 +175,7 @@ def headed_notation(
     *,
     read: Callable[[str, int], WrittenObject] = read_object,
 ) -> Notation:
-    """A head, whose pattern has the group ``name``, and the arguments as an object. Where it has
-    the group ``mark`` too, only tools that are offered are named without it."""
+    """``head``: a pattern with a group ``name``. Without its ``mark`` only offered tools match."""
     whole = re.compile(rf"{head}\s*(?=\{{)")
     begun = re.compile(rf"[{WHITESPACE}]*[^{{}}]{{0,{MAX_HEAD_LENGTH}}}\Z")
 
@@ -216,21 +213,20 @@ class Section(NamedTuple):
     name: str
     openings: tuple[str, str]
     closings: tuple[str, str]
-    """Markers of the section and the call."""
+    """The section's and the call's."""
     separator: str
     head: str
-    """The pattern of a head."""
+    """A pattern."""
     written: Callable[[str], tuple[str, str]]
-    """The grammar's head of a tool's name, around the call's number."""
+    """Returns the head of a tool's name, around the call's number."""
     is_counted: bool = False
     between: str = ""
-    """What the model writes between two calls."""
     tail: str = ""
-    """What it writes behind a call's arguments."""
+    """Follows a call's arguments."""
 
 
 class SectionFormat(CallFormat):
-    """<section> <call> head {arguments} tail </call> <call> … </call> </section>"""
+    """``<section> <call> head {arguments} tail </call> <call> … </call> </section>``"""
 
     def __init__(self, section: Section) -> None:
         self.name = section.name
@@ -299,14 +295,12 @@ MISTRAL_CALLS, MISTRAL_ARGUMENTS, MISTRAL_CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[
 
 
 class MistralFormat(CallFormat):
-    """The older form is a list of JSON objects. Without ``[ARGS]`` the name ends where the
-    arguments begin, and only a tool's is one."""
+    """Without ``[ARGS]`` the name ends where the arguments begin, and only a tool's is one."""
 
     openings = (MISTRAL_CALLS,)
     markers = (MISTRAL_CALLS, MISTRAL_ARGUMENTS, MISTRAL_CALL_ID)
 
     def __init__(self, *, writes_lists: bool) -> None:
-        """``writes_lists``: the older form."""
         self.name = "mistral" if writes_lists else "mistral_named"
         self._writes_lists = writes_lists
 
@@ -330,9 +324,8 @@ class MistralFormat(CallFormat):
 
 
 class HarmonyFormat(CallFormat):
-    """A message to a function, whose head ``inference.text.reasoning`` has put in one form.
-    The model ends with each call, so an answer has one at most. Grammars are of the whole answer
-    behind its thinking: its channel too."""
+    """``inference.text.reasoning`` has put the head in one form. The model ends with each call.
+    Grammars are of the whole answer behind its thinking, with its channel."""
 
     name = "harmony"
     openings = (CALL_HEAD,)

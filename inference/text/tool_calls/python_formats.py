@@ -6,11 +6,9 @@ and later, which are JSON or Python without markers, or JSON behind ``<|python_t
     <|python_tag|>{"name": "f", "parameters": {"a": 1}}
     [f(a=1, b="x"), g()]
 
-LFM2's prompts may ask for JSON objects between its tokens, which are read too; its grammars ask for
-Python with JSON's values, which are the same but for ``true``, ``false`` and ``null``.
-
-Without Llama's tag, JSON is looked for where a line begins and a Python list where the answer
-begins. An object with other keys than a call's is text at its first such key.
+LFM2's JSON objects are read too; its grammars ask for Python with JSON's ``true``, ``false`` and
+``null``. Without Llama's tag, JSON is looked for where a line begins and a Python list where the
+answer begins.
 """
 
 from __future__ import annotations
@@ -45,7 +43,7 @@ _MARK = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|['"()\[\]{}]""", re.D
 
 
 def python_notation() -> Notation:
-    """A list of calls, whose arguments must be literals with names."""
+    """Arguments must be literals with names."""
     return Notation(begins_by(_START), parse_python_calls)
 
 
@@ -68,7 +66,7 @@ def parse_python_calls(text: str) -> Parsed | None:
 
 
 def _closing(text: str, start: int) -> int:
-    """The position behind the parenthesis that closes the one at ``start``, or the text's end."""
+    """Finds the end of the parenthesis at ``start``, or the text's."""
     depth = 0
     for found in _MARK.finditer(text, start):
         mark = found.group()
@@ -110,8 +108,7 @@ _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def python_call_rules(rule: str, tool: ToolDefinition, choice: ToolChoice) -> list[str]:
-    """``f(a=1, b="x")``, with JSON's values. Raises ``UnsupportedSchemaError`` for what Python
-    cannot express."""
+    """``f(a=1, b="x")``, with JSON's values. Raises ``UnsupportedSchemaError``."""
     begin, comma = literal(f"{tool.name}("), literal(", ")
     declared = declared_arguments(tool, choice, lambda key: bool(_IDENTIFIER.fullmatch(key)))
     if declared is None:
@@ -138,8 +135,7 @@ _FREE_TERMINAL = f"FREE: /(.|\\n)*/ & ~{_CALL_LINE} & ~{_LIST_START} & ~{_SPELLE
 
 
 class Llama3Format(CallFormat):
-    """Grammars ask for JSON, which every model of this format writes. Beside free text calls come
-    at the answer's beginning or behind the tag."""
+    """Every model of this format writes JSON, which grammars ask for."""
 
     name = "llama3"
     markers = (LLAMA_TAG,)

@@ -52,49 +52,46 @@ from inference.text.tool_calls.json_calls import json_notation
 
 SPACE = f"[{WHITESPACE}]*"
 MAX_TAG_LENGTH = 300
-"""Most characters of a name or key in a tag; a longer one is text."""
+"""A longer name or key is text."""
 TAG_TEXT = rf"[^<>\n]{{1,{MAX_TAG_LENGTH}}}"
 QUOTED = rf'[^<>"\n]{{1,{MAX_TAG_LENGTH}}}'
 _MARK, _MARKED = '" string="', '">'
-"""What stands around the mark of a text or of JSON, in formats that mark values."""
+"""These stand around the mark of a text or of JSON."""
 
 
 class Tags(NamedTuple):
-    """How a format writes its calls. What is called a pattern is a regular expression."""
+    """A pattern is a regular expression."""
 
     format_name: str
     opens: tuple[str, ...]
     closes: tuple[str, ...]
     """The outer tags; the first are the model's own."""
     function: str
-    """The text before the name; empty where the name comes at once."""
+    """Text before the name, which may be empty."""
     name: str
-    """The pattern of the name, a group, with what ends it."""
+    """A pattern: a group, and the name's end."""
     name_end: str
-    """What the model writes between the name and the first argument."""
+    """Text between the name and the first argument."""
     call_end: str
     """Empty where the outer tag ends the call."""
     argument: str
     key: str
-    """The pattern of the rest of its tag: the group ``key``, and ``mark`` where values are
-    marked."""
+    """A pattern of the rest of its tag: the group ``key``, and ``mark`` where values are marked."""
     key_end: str
     value_end: str
     doubts: str
-    """The pattern of text in a value that may be the format's: the next argument, or a closing tag
-    in its place."""
+    """A pattern of the next argument, or a closing tag in its place, inside of a value."""
     special: tuple[str, ...]
-    """The texts that may be tokens."""
+    """These texts may be tokens."""
     line: str = "\n"
-    """What the model writes behind an argument."""
+    """Follows an argument."""
     margin: str = ""
-    """What stands around a value and is none of it."""
+    """Stands around a value and is none of it."""
     needs_known_name: bool = False
-    """Whether a name without outer tags must be a tool's."""
+    """A name without outer tags must be a tool's."""
     holds_several: bool = False
-    """Whether the outer tags hold several calls."""
     has_json: bool = False
-    """Whether calls in JSON, as relatives write them, are read between the outer tags."""
+    """Calls in JSON, as relatives write them, are read between the outer tags."""
     is_quoted: bool = False
     marks_values: bool = False
 
@@ -151,7 +148,6 @@ class TagFormat(CallFormat):
         return re.compile(rf"{SPACE}{argument}{self._tags.key}{value}(?={SPACE}(?:{argument}|\Z))")
 
     def _find_end(self, text: str, begin: int) -> re.Match[str] | None:
-        """An end stands behind a value, or behind the name."""
         for end in self._any_end.finditer(text, begin):
             before = text[begin : end.start()].rstrip(WHITESPACE)
             if not before or before.endswith(self._tags.value_end):
@@ -161,8 +157,7 @@ class TagFormat(CallFormat):
     def _arguments(
         self, name: str, block: str, tools: KnownTools, *, follows_grammar: bool
     ) -> str | None:
-        """The arguments as a JSON object; ``None`` where they have another reading.
-        ``follows_grammar``: a value that names the format's tags is whole all the same."""
+        """``None``: another reading. ``follows_grammar``: values may name the tags."""
         members: dict[str, str] = {}
         position = 0
         while (found := self._any_argument.match(block, position)) is not None:
@@ -182,7 +177,7 @@ class TagFormat(CallFormat):
         return f"{{{','.join(f'{compact_json(key)}:{one}' for key, one in members.items())}}}"
 
     def _is_doubtful(self, written: str) -> bool:
-        """Whether a tag inside of a value may be the format's, behind a broken tag."""
+        """A tag inside of a value may be the format's, behind a broken tag."""
         margin = self._tags.margin
         inside = written.removeprefix(margin).rstrip(WHITESPACE)
         lacks_line = not written.startswith(margin)
@@ -219,8 +214,6 @@ class TagFormat(CallFormat):
         return rules
 
     def _call_rules(self, rule: str, tool: ToolDefinition, wanted: WantedCalls) -> list[str]:
-        """A call from its name on, with its arguments in the schema's order, the optional ones or
-        not. Raises ``UnsupportedSchemaError`` for what tags cannot express."""
         tags = self._tags
         begin, end = literal(tool.name + tags.name_end), wanted.marker(tags.call_end)
         end = f"{literal(tags.line)}? {end}" if tags.marks_values else end
@@ -240,7 +233,6 @@ class TagFormat(CallFormat):
     def _value_rule(
         self, rule: str, schema: object, root: Mapping[str, Any], wanted: WantedCalls
     ) -> str:
-        """Free text up to its closing tag, or JSON after its own schema."""
         tags = self._tags
         options = alternatives(schema, root)
         may_be_text = any("string" in allowed_types(option) for option in options)
@@ -266,7 +258,6 @@ class TagFormat(CallFormat):
         return f"{rule}: {either}{as_value} {rule}_json {value_end}\n{value}"
 
     def _fits(self, name: str) -> bool:
-        """Whether a name or key comes through its tag as it is."""
         pattern = QUOTED if self._tags.is_quoted else TAG_TEXT
         return re.fullmatch(pattern, name) is not None and name == name.strip(WHITESPACE)
 
@@ -274,7 +265,7 @@ class TagFormat(CallFormat):
 def _check_text(
     tool: ToolDefinition, path: tuple[str, ...], options: Sequence[Mapping[str, Any]]
 ) -> None:
-    """A value written as plain text cannot be held to constraints on strings."""
+    """Plain text cannot be held to constraints on strings."""
     texts = [option for option in options if "string" in allowed_types(option)]
     for keyword in ("pattern", "format", "minLength", "maxLength"):
         if any(keyword in option and not listed_values(option) for option in texts):
@@ -282,8 +273,7 @@ def _check_text(
 
 
 def _as_json(text: str, schema: object, root: Mapping[str, Any], mark: str | None) -> str | None:
-    """Without a mark, the tool's schema decides between text and JSON. ``None`` for what may be a
-    value and a tag behind it."""
+    """The schema decides without a mark. ``None``: perhaps a value and a tag behind it."""
     if mark == ' string="true"' or (mark is None and is_text(schema, root)):
         value = compact_json(text)
     else:

@@ -1,13 +1,10 @@
 """A request's events as Anthropic's stream events or as one message.
 
-    events ─▶ MessageEncoder ─▶ open, add, close a block ─┬▶ MessageStreamEncoder   a frame for each
-                                                          └▶ MessageBodyEncoder     kept to the end
-
     message_start ping (content_block_start content_block_delta* content_block_stop)*
     message_delta message_stop
 
-One block is open at a time. One of text or thinking opens with its first character, so none is
-empty. Source: https://docs.anthropic.com/en/docs/build-with-claude/streaming. Pure.
+One block is open at a time; none is empty.
+Source: https://docs.anthropic.com/en/docs/build-with-claude/streaming.
 """
 
 from __future__ import annotations
@@ -41,10 +38,9 @@ Display = Literal["hidden", "omitted", "shown"]
 Kind = Literal["text", "thinking", "tool_use"]
 
 SIGNATURE_START = b"helexa thinking\n"
-"""A thinking block's signature is a fingerprint of its text, because clients expect the field and
-send it back. Nothing checks it."""
+"""Clients expect and return a signature. It is a fingerprint that nothing checks."""
 NO_MORE: dict[str, Any] = {"stop_details": None, "container": None}
-"""Fields of a message's end that the API's schema requires; always null here."""
+"""The API's schema requires these fields of a message's end."""
 STOP_REASONS: dict[FinishReason, str] = {
     "stop": "end_turn",
     "length": "max_tokens",
@@ -66,7 +62,6 @@ DELTAS: dict[Kind, tuple[bytes, bytes]] = {
 class Style:
     thinking: Display = "hidden"
     reports_edits: bool = False
-    """A request with ``context_management`` gets an empty list of applied edits."""
 
 
 class MessageEncoder(ABC):
@@ -127,7 +122,6 @@ class MessageEncoder(ABC):
         return frames
 
     def _begin(self, kind: Kind, block: dict[str, Any] | None = None) -> bytes:
-        """A block of this kind, unless one is open that grows; each call has its own."""
         if self._open == kind and block is None:
             return b""
         closed = self._close()
@@ -157,7 +151,7 @@ class MessageStreamEncoder(MessageEncoder):
     _index = -1
 
     def _start(self, prompt_tokens: int) -> bytes:
-        """The number of cached prompt tokens is not known yet; ``message_delta`` has it."""
+        """``message_delta`` reports the cached tokens."""
         usage = usage_object(Usage(prompt_tokens=prompt_tokens, completion_tokens=0))
         unended = {"content": [], "stop_reason": None, "stop_sequence": None, **NO_MORE}
         message = {**self._head, **unended, "usage": usage}
@@ -206,7 +200,6 @@ class MessageBodyEncoder(MessageEncoder):
         block, joined = self._content[-1], "".join(self._pieces)
         self._pieces = []
         if block["type"] == "tool_use":
-            # The pieces are one JSON object: the same text as in a stream.
             block["input"] = orjson.Fragment(joined)
         else:
             block[block["type"]] = joined
@@ -219,8 +212,7 @@ class MessageBodyEncoder(MessageEncoder):
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
-    """Cached tokens are not among ``input_tokens``, as that API counts. Writing to the cache is
-    never charged, so no token counts as that."""
+    """That API does not count cached tokens in ``input_tokens``. Cache writes are not charged."""
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_creation_input_tokens": 0,

@@ -1,7 +1,6 @@
-"""Anthropic's message batches: requests in one body, the objects that answer it, the lines of
-results.
+"""Anthropic's message batches: requests in one body, answer objects, lines of results.
 
-Source: https://docs.anthropic.com/en/api/creating-message-batches and the pages after it. Pure.
+Source: https://docs.anthropic.com/en/api/creating-message-batches and the pages after it.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ FIELDS = f.table(
 
 
 def parse(body: bytes) -> Iterator[bytes]:
-    """The requests as lines, one after the other. Raises ``ApiError``."""
+    """Yields the requests as lines. Raises ``ApiError``."""
     seen: set[str] = set()
     for index, one in enumerate(_requests(body)):
         if one["custom_id"] in seen:
@@ -63,7 +62,7 @@ def parse(body: bytes) -> Iterator[bytes]:
 
 
 def _requests(body: bytes) -> Iterator[dict[str, Any]]:
-    """Each is parsed by itself: all as objects take ten times the memory of the body."""
+    """Parses each request by itself: all at once take ten times the body's memory."""
     try:
         fields = decode_fields(body)
         parts = decode_list(fields["requests"]) if fields.keys() == {"requests"} else []

@@ -1,8 +1,4 @@
-"""The content blocks of Anthropic's dialect: those of each role, their parsed form, and the marks
-of ``cache_control`` on them.
-
-Other blocks are refused by name. Pure.
-"""
+"""The content blocks of Anthropic's dialect by role, with their ``cache_control`` marks."""
 
 from __future__ import annotations
 
@@ -25,7 +21,7 @@ from inference.wire.parts import PART_SEPARATOR, Called, Part, Returned, Thought
 
 MAX_ID_CHARS = 256
 ERROR_PREFIX = "Error: "
-"""Marks a tool's result as an error for the model: templates have no field for it."""
+"""Chat templates have no field for a tool result's error."""
 
 
 def type_field(kind: str) -> f.Field:
@@ -45,7 +41,7 @@ CACHE_CONTROL = f.neutral(
 
 
 def cache_of(read: Mapping[str, Any]) -> str | None:
-    """The time to live of a block's mark, empty where it names none; ``None``: it has no mark."""
+    """The mark's time to live, empty where it names none; ``None`` without a mark."""
     mark = read.get("cache_control")
     return None if mark is None else mark.get("ttl", "")
 
@@ -57,9 +53,6 @@ tool_name = f.spelled(
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """``cache`` of a block: the time to live of the client's mark after it, empty where it names
-    none; ``None``: there is no mark."""
-
     text: str
     cache: str | None = None
 
@@ -77,7 +70,7 @@ class Redacted:
 
 @dataclass(frozen=True, slots=True)
 class ToolReference:
-    """A tool's result that makes a deferred tool available. ``path`` is the name's."""
+    """A tool's result that makes a deferred tool available. ``path`` is that of the name."""
 
     name: str
     path: str
@@ -236,7 +229,6 @@ ASSISTANT_BLOCKS = ("text", "thinking", "redacted_thinking", "tool_use")
 
 
 def blocks(kinds: tuple[str, ...]) -> f.Check[Any]:
-    """Content: a string is one text block."""
 
     def check(value: Any, path: str) -> tuple[Block, ...]:
         if isinstance(value, str):

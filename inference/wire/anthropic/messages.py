@@ -1,10 +1,6 @@
-"""Anthropic's messages dialect: bytes in, one request out; events in, frames out.
+"""Anthropic's messages dialect (https://docs.anthropic.com/en/api/messages).
 
-    parse(body) ─▶ MessagesRequest(generation, stream, style)
-    parse_count(body) ─▶ TokenCountRequest ─▶ count_body(tokens)
-
-Beta features need no header here: a field is honoured or refused by its value. Source:
-https://docs.anthropic.com/en/api/messages. Pure.
+Beta features need no header: a field is honoured or refused by its value.
 """
 
 from __future__ import annotations
@@ -66,8 +62,7 @@ MAX_TOKENS = 2**31 - 1
 MIN_THINKING_TOKENS = 1024
 MAX_STOP_SEQUENCES = 64
 INTERLEAVED_BETA = "interleaved-thinking"
-"""The beta with which a thinking budget spans several answers and may be more than
-``max_tokens``."""
+"""With this beta a thinking budget spans several answers and may exceed ``max_tokens``."""
 
 _NO_THREADS = "conversations are not kept here"
 

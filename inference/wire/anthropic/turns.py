@@ -3,12 +3,11 @@ with the marks of ``cache_control`` in it.
 
     system field, system messages ─▶ one system turn, first
     user turns in a row ─▶ tool results in order, then one user turn
-    assistant turns in a row ─▶ one assistant turn: reasoning, text, tool calls
 
     text | text | image     blocks; | are marks
       at 4   at 9   None    characters of the turn's joined text; None: after the turn
 
-Marks of blocks that are no text, and those of a turn with images, come after their turn. Pure.
+Marks of blocks that are no text, and those of a turn with images, come after their turn.
 """
 
 from __future__ import annotations
@@ -108,8 +107,6 @@ def tools(value: Any, path: str) -> list[Tool]:
 def offered_tools(
     declared: Iterable[Tool], references: Iterable[ToolReference]
 ) -> list[ToolDefinition]:
-    """The tools that the prompt describes. Raises ``InvalidRequestError`` for a reference to a tool
-    that is not declared."""
     by_name = {tool.definition.name: tool for tool in declared}
     referenced = set()
     for reference in references:
@@ -158,7 +155,6 @@ def tool_choice(value: Any, path: str) -> Choice:
 
 
 def check_choice(choice: ToolChoice, offered: list[ToolDefinition]) -> None:
-    """Raises ``InvalidRequestError`` for a required call of a missing tool."""
     if choice.mode != "required":
         return
     if not offered:
@@ -176,7 +172,6 @@ class MarkedChat:
     marks: list[CacheMark] = field(default_factory=list)
 
     def add(self, message: ChatMessage, blocks: Sequence[Block]) -> None:
-        """``blocks``: those of this turn, in their order."""
         index = len(self.messages)
         self.messages.append(message)
         for at, ttl in _places(blocks):
@@ -194,8 +189,7 @@ def marks_of_tools(offered: Iterable[str], declared: Iterable[Tool]) -> list[Cac
 
 
 def _places(blocks: Sequence[Block]) -> Iterator[tuple[int | None, str]]:
-    """Yields for each mark the characters of text before it and its time to live; no characters: it
-    is after no text."""
+    """Yields the characters before each mark (``None``: after the turn) and its time to live."""
     end = 0
     num_texts = 0
     for block in blocks:
@@ -211,8 +205,8 @@ def _places(blocks: Sequence[Block]) -> Iterator[tuple[int | None, str]]:
 MAX_MESSAGES = 100_000
 SYSTEM_SEPARATOR = "\n\n"
 BILLING_MARK = "x-anthropic-billing-header:"
-"""Opens a first system block that Claude Code writes for the vendor's accounting. That API takes it
-out of the prompt; left in, it would be text for the model that changes with the client."""
+"""Claude Code's first system block, for the vendor's accounting, which that API removes. Left in,
+it would be text for the model that changes with the client."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,7 +214,7 @@ class Turn:
     role: str
     blocks: tuple[Block, ...]
     is_passing: bool = False
-    """A system turn that no longer counts once the user has spoken again."""
+    """A system turn that stops counting once the user speaks again."""
 
 
 _role = f.honoured("role", f.one_of("user", "assistant", "system"), "user, assistant or system.")
@@ -269,8 +263,6 @@ def _is_billing(block: Any) -> bool:
 
 
 def chat_messages(turns: list[Turn], system_blocks: Sequence[Text]) -> MarkedChat:
-    """Raises ``InvalidRequestError`` for a chat without a turn of the user, and for results of
-    calls that the chat does not have."""
     dialogue = [turn for turn in turns if turn.role != "system"]
     if all(turn.role != "user" for turn in dialogue):
         raise InvalidRequestError("'messages' must have a turn of the user.", param="messages")
@@ -308,7 +300,6 @@ def _system_texts(turns: list[Turn]) -> Iterator[str]:
 def _user_messages(
     content: Iterable[Block], open_ids: set[str]
 ) -> Iterator[tuple[ChatMessage, Sequence[Block]]]:
-    """The messages with their blocks. Removes answered ids from ``open_ids``."""
     rest = []
     for block in content:
         if not isinstance(block, ToolResult):

@@ -1,11 +1,5 @@
-"""Encodes Ollama's answers: lines of JSON, or one body.
-
-    event ─▶ OllamaEncoder ─┬▶ OllamaStreamEncoder      each addition is a line
-                            └▶ OllamaBodyEncoder        additions are put together
-                 the last of both: why it ended, how many tokens, how long each part took
-
-A call is sent whole: its arguments are an object. Pure: the clock is an argument.
-"""
+"""Encodes Ollama's answers: lines of JSON, or one body. A call is sent whole: its arguments are an
+object."""
 
 from __future__ import annotations
 
@@ -38,9 +32,6 @@ FineClock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """``model``: the client's name for it. A chat's text is in a message, ``generate``'s is a
-    field."""
-
     model: str
     is_chat: bool
 
@@ -54,7 +45,7 @@ class Shape:
         return orjson.dumps({**head, **body, "done": done})
 
     def waiting_line(self, now_unix_s: float) -> bytes:
-        """Empty: JSON lines have no comments."""
+        """JSON lines have no comments."""
         return self.line(now_unix_s, self.body("", {}, {})) + LINE_END
 
     def loaded_body(self, now_unix_s: float) -> bytes:
@@ -71,9 +62,6 @@ def timestamp(unix_s: float) -> str:
 
 
 class OllamaEncoder(ABC):
-    """Puts together calls, and counts how long each part took. ``shows_thinking``: some models
-    think although thinking is disabled."""
-
     def __init__(self, shape: Shape, clock: FineClock, *, shows_thinking: bool = True) -> None:
         self._shape = shape
         self._shows_thinking = shows_thinking
@@ -85,8 +73,6 @@ class OllamaEncoder(ABC):
         self._reason = ""
 
     def asked_at(self, unix_s: float) -> None:
-        """Sets the time of the client's request: the time before the encoder was made counts as
-        loading."""
         self._asked_s = min(unix_s, self._started_s)
 
     @abstractmethod

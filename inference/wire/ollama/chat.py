@@ -1,10 +1,8 @@
 """Ollama's chat and generate: bytes in, one request out; events in, lines of JSON or one body out.
 
-    parse(body), parse_generate(body) ─▶ OllamaRequest(generation, shape) ─▶ encoders of ``answers``
-
 Without messages or a prompt the model is only loaded. Calls usually have no ids: a result answers
-the first unanswered call of its tool, else the next one. Pure. Sources:
-https://docs.ollama.com/api/chat and /generate, the types of the ``ollama`` package.
+the first unanswered call of its tool, else the next one. Sources: https://docs.ollama.com/api/chat
+and /generate, the types of the ``ollama`` package.
 """
 
 from __future__ import annotations
@@ -61,7 +59,7 @@ _HOW_IT_RUNS = "How a model is run is its operator's; no answer differs."
 
 
 def num_predict(value: Any, path: str) -> int | None:
-    """``None``: until the model stops, or the context is full."""
+    """-1 and -2: until the model stops, or the context is full."""
     checked: int = f.integer(-2, MAX_TOKENS)(value, path)
     if checked == 0:
         raise InvalidRequestError(f"'{path}' must not be 0.", param=path)
@@ -294,8 +292,6 @@ NESTED_FIELDS: dict[str, Mapping[str, f.Field]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OllamaRequest:
-    """``only_loads``: the model is only loaded, and ``generation`` is not to be run."""
-
     generation: GenerationRequest
     stream: bool
     shape: Shape
@@ -314,7 +310,6 @@ class OllamaRequest:
 
     @property
     def _shows_thinking(self) -> bool:
-        """Some models think although thinking is disabled."""
         given = self.generation.input
         return not isinstance(given, ChatInput) or given.shows_reasoning
 
@@ -327,7 +322,6 @@ def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> OllamaRequest:
 
 
 def chat_input(read: dict[str, Any], turns: list[ChatMessage], **more: Any) -> ChatInput:
-    """The chat of a body. Reasoning is shown unless thinking is disabled."""
     think: bool | str | None = read.get("think")
     return ChatInput(
         messages=turns,

@@ -1,5 +1,4 @@
-"""Models by Ollama's names: lists of available and of loaded ones, the details of one, how long one
-stays loaded, and pulls. Pure.
+"""Models by Ollama's names: lists of available and of loaded ones, details, expiry, and pulls.
 
     a name of /api/tags        the files of that model of the catalogue
     hf.co/org/name[:QUANT]     huggingface:org/name, as Ollama's clients write it
@@ -76,7 +75,7 @@ CAPABILITIES = {
 
 
 FOREVER = "9999-12-31T23:59:59Z"
-"""A model's expiry: it is not unloaded at a set time."""
+"""The expiry of a model that is not unloaded at a set time."""
 
 
 UNKNOWN_ARCHITECTURE = "unknown"
@@ -85,8 +84,7 @@ UNKNOWN_ARCHITECTURE = "unknown"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferedModel:
-    """``spec_digest`` is of its load spec. Unknown numbers are 0 and unknown texts empty: clients
-    drop a whole list for one field of another type than Ollama's."""
+    """Unknown values are 0 or empty: clients drop a whole list for one field of another type."""
 
     card: ModelCard
     spec_digest: str
@@ -94,12 +92,11 @@ class OfferedModel:
     num_parameters: int = 0
     weight_bytes: int = 0
     gpu_bytes: int = 0
-    """Its weights on accelerators."""
     format: str = ""
 
 
 def parse_show(body: bytes, _context: object = None) -> str:
-    """Raises ``ApiError`` (400)."""
+    """Raises ``ApiError``."""
     read = f.read_body(body, SHOW_FIELDS)
     name = read.get("model", read.get("name"))
     if name is None:
@@ -112,7 +109,6 @@ def version_body() -> bytes:
 
 
 def tags_body(models: Sequence[OfferedModel]) -> bytes:
-    """An alias is an entry of its own: clients offer the listed names."""
     listed = [_entry(model, name) for model in models for name in model.card.names]
     return orjson.dumps({"models": listed})
 
@@ -199,8 +195,7 @@ PULL_FIELDS = f.table(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullRequest:
-    """A model of the catalogue, or a source and its file or quant. ``called``: the client's name
-    for it afterwards."""
+    """``called`` is the client's name for it."""
 
     model: str | None = None
     source: str | None = None
@@ -211,13 +206,13 @@ class PullRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullState:
-    """Progress of a download with this ``id``; ``where`` is its neuron."""
+    """``id`` is the download's, ``where`` its neuron."""
 
     id: str
     where: str
     status: str
     is_ours: bool = False
-    """This pull began the download; else it was running already."""
+    """A download that was running before is not."""
     bytes_done: int = 0
     bytes_total: int = 0
     failure_code: str = ""
@@ -231,7 +226,7 @@ class PullState:
 def parse_pull(
     body: bytes, _context: object = None, *, named_sources: Sequence[str] = ()
 ) -> PullRequest:
-    """``named_sources``: names of hubs beside Hugging Face. Raises ``ApiError`` (400)."""
+    """``named_sources``: hubs beside Hugging Face. Raises ``ApiError``."""
     read = f.read_body(body, PULL_FIELDS)
     name = read.get("model", read.get("name"))
     if name is None:
@@ -252,8 +247,7 @@ def progress_line(state: PullState) -> bytes:
         return _progress({"status": "success"})
     if not state.bytes_total:
         return _progress({"status": f"pulling to {state.where}"})
-    # Clients draw one bar for each digest. The files' digests are unknown before they are
-    # downloaded.
+    # Clients draw one bar for each digest. The files' digests are not known before downloading.
     digest = f"sha256:{hashlib.sha256(state.id.encode()).hexdigest()}"
     return _progress(
         {

@@ -1,12 +1,11 @@
 """Encodes chat and text completions: chunks, usage, padding, log probabilities of prompts.
 
-    data: {…,"obfuscation":"x3k…"}      padded to the next multiple of BLOCK_BYTES, so that lengths
-                                        in an encrypted stream reveal no tokens: OpenAI's
-                                        ``include_obfuscation``
-    [null, {"9707": {"logprob": -1.2, "rank": 3, "decoded_token": "Hello"}, …}, …]
-                                        vLLM's ``prompt_logprobs``: nothing precedes the first token
+Chunks are padded to a multiple of ``BLOCK_BYTES``, so that lengths in an encrypted stream reveal no
+tokens: OpenAI's ``include_obfuscation``. vLLM's ``prompt_logprobs`` begin with null:
 
-Pure: the padding is derived from the chunk.
+    [null, {"9707": {"logprob": -1.2, "rank": 3, "decoded_token": "Hello"}, …}, …]
+
+The padding is derived from the chunk.
 """
 
 from __future__ import annotations
@@ -47,10 +46,9 @@ DONE_FRAME = b"data: [DONE]\n\n"
 
 
 CHOICE_MARK = b',"choices":[{'
-"""Bytes of every chunk with a choice. No JSON string contains them."""
+"""Every chunk with a choice has this, and no JSON string."""
 NO_USAGE_YET = b'],"usage":null}\n\n'
-"""The end of a chunk whose stream reports usage in its last chunk. No JSON string contains these
-bytes."""
+"""No JSON string has this."""
 
 
 class UsageReporting(StrEnum):
@@ -58,9 +56,9 @@ class UsageReporting(StrEnum):
     LAST = "last"
     """The usage is in a chunk of its own before [DONE]."""
     RUNNING = "running"
-    """The usage is in that chunk, and the usage so far in every other one."""
+    """LAST, and the usage so far in every other chunk."""
     TIMED = "timed"
-    """LAST with the engine's own times in the usage; also in a body."""
+    """LAST with the engine's own times; also in a body."""
 
 
 def head_of(head: dict[str, Any], event: Accepted) -> dict[str, Any]:
@@ -112,16 +110,14 @@ class AskedAnswer:
         }
 
     def reporting(self, encoder: Encoder) -> Encoder:
-        """The stream's encoder, which also counts and pads where that was requested."""
         if self.usage is UsageReporting.RUNNING:
             encoder = RunningUsage(encoder)
         return Obfuscated(encoder, marks=CHOICE_MARK) if self.pads_chunks else encoder
 
 
 class StreamEncoder(ABC):
-    """The server-sent events of one answer. ``text``: the bytes between a choice's index and the
-    JSON of its text, ``text_end`` those behind it. ``empty``: the fields of a choice without
-    text."""
+    """``text``: the bytes between a choice's index and the JSON of its text, ``text_end`` those
+    behind it. ``empty``: the fields of a choice without text."""
 
     text: bytes
     text_end: bytes
@@ -167,8 +163,6 @@ class StreamEncoder(ABC):
         finish_reason: str | None = None,
         more_head: dict[str, Any] | None = None,
     ) -> bytes:
-        """``content``: the fields of this dialect's choices; ``more_head``: additional fields
-        beside the choice."""
         end = {"logprobs": logprobs, "finish_reason": finish_reason}
         start = self._start if more_head is None else _start({**self._head, **more_head})
         return start + orjson.dumps({"index": index, **content, **end}) + self._end
@@ -186,8 +180,6 @@ class StreamEncoder(ABC):
 
 
 class Choice(ABC):
-    """One choice of a body, which grows by events."""
-
     def __init__(self) -> None:
         self.finish_reason = ""
         self.token_ids: list[int] = []
@@ -220,7 +212,7 @@ class BodyEncoder:
         self._n = generation.n
         self._prompts: list[list[int]] | None = None
         self._scores: list[list[bytes]] | None = None
-        """The positions of each prompt, already as JSON: there are many of them."""
+        """JSON of each prompt's positions: there are many of them."""
         if generation.sampling.prompt_logprobs is not None:
             self._scores = [[b"null"] for _ in range(len(choices) // self._n)]
 
@@ -283,7 +275,6 @@ def full_usage_object(event: Finished, usage: UsageReporting) -> dict[str, Any]:
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
-    """Drafts are counted for requests that had any."""
     details = {"reasoning_tokens": usage.reasoning_tokens}
     if usage.accepted_drafts or usage.rejected_drafts:
         details["accepted_prediction_tokens"] = usage.accepted_drafts
@@ -298,20 +289,18 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 
 
 def finish_reason(reason: FinishReason) -> str:
-    """A full context is ``length`` in this API, like ``max_tokens``."""
+    """This API calls a full context ``length``."""
     return "length" if reason == "context" else reason
 
 
 BLOCK_BYTES = 64
-"""More than most tokens and their escapes take."""
+"""Most tokens with their escapes fit."""
 FRAME_END = b"\n\n"
 OBJECT_END = b"}"
 FIELD = b',"obfuscation":"%b"}'
 
 
 class Obfuscated:
-    """A stream encoder whose chunks are padded. ``marks``: bytes in frames to pad."""
-
     def __init__(self, encoder: Encoder, *, marks: bytes) -> None:
         self._encoder = encoder
         self._marks = marks
@@ -353,7 +342,6 @@ def _position(tokens: list[RankedToken]) -> bytes:
 
 
 def token_object(token: TextLogprob) -> dict[str, Any]:
-    """An output token with its log probability and those of the most likely ones in its place."""
     assert token.logprob is not None, "every output token has one"
     top = [_candidate(*candidate) for candidate in token.top]
     return {**_candidate(token.token, token.token_bytes, token.logprob), "top_logprobs": top}

@@ -4,7 +4,7 @@ A batch's input, in every dialect, is lines of this form:
 
     {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {…}}
 
-Source: https://platform.openai.com/docs/api-reference/batch and …/files. Pure.
+Source: https://platform.openai.com/docs/api-reference/batch and …/files.
 """
 
 from __future__ import annotations
@@ -180,9 +180,8 @@ LINE_FIELDS = f.table(
 
 
 def read_lines(lines: Iterable[bytes], endpoint: str) -> Iterator[tuple[int, BatchLine]]:
-    """Yields each request and the offset of its line, without empty lines. ``lines`` include their
-    ends, as a binary file gives them. Raises ``InvalidRequestError`` that names the line; one of
-    the whole file comes last."""
+    """Yields each request with its line's offset. ``lines`` include their ends. Raises
+    ``InvalidRequestError``; one of the whole file comes last."""
     seen: set[str] = set()
     offset = 0
     ends = (line for piece in lines for line in piece.splitlines(keepends=True))
@@ -237,7 +236,6 @@ def errored(custom_id: str, request_id: str, error: ApiError) -> bytes:
 
 
 def unrun(custom_id: str, request_id: str, why: Unrun) -> bytes:
-    """The line of a request that did not run; empty for a cancelled one."""
     if why == "cancelled":
         return b""
     message = "This request could not be executed before the completion window expired."

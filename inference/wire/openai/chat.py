@@ -1,12 +1,4 @@
-"""OpenAI's chat completions dialect: bytes in, one request out; events in, chunks or a body out.
-
-    parse(body) ─▶ ChatRequest(generation, stream, …)
-    event ─▶ added(event) ─▶ ChatStreamEncoder      each addition is a chunk
-                          └▶ ChatChoice             additions are put together, as an SDK would
-
-Both encode the results of ``added``, so a stream and a body of the same events cannot differ. Pure:
-ids and times are arguments. Source: https://platform.openai.com/docs/api-reference/chat.
-"""
+"""OpenAI's chat completions dialect (https://platform.openai.com/docs/api-reference/chat)."""
 
 from __future__ import annotations
 
@@ -58,7 +50,7 @@ THINKING_EFFORTS = ("low", "medium", "high", "xhigh", "max")
 NOT_THINKING_EFFORTS = ("none", "minimal")
 
 INLINE_REASONING_HEADER = "x-include-thinking"
-"""``true``: the client wants the thinking block in the answer's text, as some bridges do."""
+"""``true``: thinking is sent in the answer's text, as some bridges want it."""
 
 FIELDS = f.table(
     *openai_fields.SHARED_FIELDS.values(),
@@ -152,7 +144,6 @@ class Reasoning(StrEnum):
     HIDDEN = "hidden"
     FIELD = "field"
     INLINE = "inline"
-    """Reasoning is sent in ``content``, between its markers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +203,6 @@ def chat_input(read: dict[str, Any], reasoning: Reasoning) -> ChatInput:
 
 
 def _continued(read: dict[str, Any], choice: ToolChoice) -> tuple[list[ChatMessage], str]:
-    """The turns, and the start of the answer. Refuses fields that decide how an answer begins."""
     messages: list[ChatMessage] = read["messages"]
     if not read.get("continue_final_message", False):
         return messages, ""
@@ -251,7 +241,6 @@ def _max_tokens(read: dict[str, Any]) -> int | None:
 
 
 def added(event: Event, reasoning: Reasoning) -> dict[str, Any]:
-    """The event's addition to its choice's message; may be empty."""
     match event:
         case Delta(text=text) if text:
             return {"content": text}
@@ -279,8 +268,7 @@ ROLE: dict[str, Any] = {"role": "assistant", "content": "", "refusal": None}
 
 
 class ChatStreamEncoder(StreamEncoder):
-    """One request's events as server-sent events: a role chunk for each choice, then at most one
-    chunk for each event, then usage where requested, then [DONE]."""
+    """A role chunk for each choice, at most one for each event, usage where requested, [DONE]."""
 
     text, text_end = b'"delta":{"content":', b"}"
     empty: dict[str, Any] = {"delta": {}}
@@ -314,7 +302,6 @@ class ChatChoice(Choice):
         self._reasoning = reasoning
         self._texts: dict[str, list[str]] = {"content": [], "reasoning_content": []}
         self._calls: list[tuple[dict[str, Any], list[str]]] = []
-        """The calls as in the body, with their arguments in pieces."""
         self._tokens: list[bytes] | None = [] if shows_logprobs else None
 
     def add(self, event: Event) -> None:

@@ -1,9 +1,6 @@
 """The tools of an OpenAI chat request, the choice among them, and its turns as ``ChatMessage``.
 
-A message's fields depend on its role, so there is one table for each. ``developer`` is OpenAI's
-newer word for ``system`` and becomes that. Text parts are joined with a newline; images keep their
-places. Of tools there are functions only: custom ones, which take free text, are refused by name.
-Pure.
+``developer`` is OpenAI's newer word for ``system``. Custom tools (free text) are refused.
 """
 
 from __future__ import annotations
@@ -88,7 +85,6 @@ def tools(value: Any, path: str) -> list[ToolDefinition]:
 
 
 def refuse_doubles(named: Iterable[tuple[str, str]], kind: str, path: str) -> None:
-    """Raises ``InvalidRequestError``."""
     seen: set[str] = set()
     for name, place in named:
         if name in seen:
@@ -121,7 +117,7 @@ ALLOWED_TOOLS_FIELDS = f.table(
 
 @dataclass(frozen=True, slots=True)
 class Choosing:
-    """A checked ``tool_choice``: the mode, and the permitted functions (``None``: all)."""
+    """``allowed``: ``None`` is all."""
 
     choice: ToolChoice
     allowed: list[str] | None = None
@@ -160,8 +156,7 @@ PARALLEL_TOOL_CALLS = f.honoured(
 def chosen_tools(
     given: list[ToolDefinition], choosing: Choosing
 ) -> tuple[list[ToolDefinition], ToolChoice]:
-    """The functions on offer and how the model chooses among them. The model does not see functions
-    that may not be called."""
+    """Hides functions from the model that may not be called."""
     choice = choosing.choice
     known = {tool.name: tool for tool in given}
     for name in [choice.name] if choice.name is not None else choosing.allowed or ():
@@ -239,7 +234,6 @@ PART_FIELDS = {
         CACHE_CONTROL,
     ),
 }
-"""The fields of each type of part."""
 
 
 def _content(*kinds: str) -> f.Check[list[Part]]:
@@ -362,7 +356,7 @@ def _assistant(read: dict[str, Any], path: str) -> ChatMessage:
 
 
 def _one_reasoning(read: dict[str, Any], path: str) -> str | None:
-    """Servers disagree on the field's name, so clients may send both; empty is none."""
+    """Servers disagree on the field's name, so clients may send both."""
     reasoning: str = read.get("reasoning_content", "")
     other: str = read.get("reasoning", "")
     if reasoning and other and reasoning != other:

@@ -1,11 +1,6 @@
-"""OpenAI's completions dialect: prompts, as text or token ids, and their continuations.
+"""OpenAI's completions: https://platform.openai.com/docs/api-reference/completions.
 
-    parse(body) ─▶ CompletionRequest(generation, …)
-    event ─▶ CompletionStreamEncoder      a chunk for each piece of text
-          └▶ CompletionChoice             the pieces of each choice put together
-
-These requests have neither tools nor a chat template, so a thinking block is ordinary text. Source:
-https://platform.openai.com/docs/api-reference/completions. Pure: ids and times are arguments.
+Without a chat template a thinking block is ordinary text.
 """
 
 from __future__ import annotations
@@ -116,8 +111,7 @@ def _check_num_choices(read: dict[str, Any], num_prompts: int) -> None:
 
 @dataclass(slots=True)
 class Logprobs:
-    """The dialect's four parallel lists. ``text_offset`` counts characters of the text, token by
-    token, from ``num_chars`` on. The first token of an echoed prompt has no probability."""
+    """``text_offset`` counts characters. An echoed prompt's first token has no probability."""
 
     num_chars: int = 0
     tokens: list[str] = field(default_factory=list)
@@ -148,7 +142,6 @@ class Logprobs:
 
 
 def most_likely(token: TextLogprob, logprob: float) -> dict[str, float]:
-    """The token's own and the candidates', the best of equal spellings."""
     top = {token.token: logprob}
     top |= {candidate: value for candidate, _, value in reversed(token.top)}
     return {candidate: max(value, LEAST_LOGPROB) for candidate, value in top.items()}

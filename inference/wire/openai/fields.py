@@ -1,5 +1,4 @@
-"""Fields that several of OpenAI's dialects share: sampling, prompts, and other servers' fields with
-values that change nothing here. vLLM's extensions keep vLLM's names. Pure.
+"""Fields that several of OpenAI's dialects share. vLLM's extensions keep vLLM's names.
 
 Sources: vLLM's protocol, llama.cpp's server, Hugging Face's generation parameters.
 """
@@ -23,8 +22,7 @@ SAFETY_IDENTIFIER = f.honoured(
 TIMING_HEADER = "x-helexa-timing"
 TRUE_WORDS = frozenset({"true", "1", "yes"})
 FALSE_WORDS = frozenset({"false", "0", "no"})
-"""The words for false. The header asks for the engine's own times beside the usage: servers without
-it refuse an unknown field but ignore a header."""
+"""Servers without the timing header ignore it, but would refuse an unknown field."""
 
 MAX_TOKENS = 2**31 - 1
 MAX_CHOICES = 128
@@ -119,7 +117,7 @@ OTHER_SERVERS_FIELDS: tuple[f.Field, ...] = (
     f.refused("kv_transfer_params", "keys and values are not handed in"),
     f.refused("mm_processor_kwargs", "images are read as the model's own files declare"),
 )
-"""Sent by clients with values that change nothing; other values are refused."""
+"""Clients send these with values that change nothing; other values are refused."""
 
 MODEL = f.required("model", f.model_name, "A catalogue model's name or an alias; echoed as given.")
 SHARED_FIELDS = f.table(
@@ -177,10 +175,8 @@ SERVICE_FIELDS: tuple[f.Field, ...] = (
     f.neutral("service_tier", f.only("auto", "default", reason="only auto or default"), "auto"),
     f.refused("moderation", "nothing is moderated here"),
 )
-"""Fields of chat completions and responses about the service around an answer."""
 
 SAMPLING_NAMES = frozenset(SamplingOptions.__struct_fields__) - {"max_tokens", "top_logprobs"}
-"""Options of the same name in these dialects."""
 
 
 def sampling_options(
@@ -209,7 +205,6 @@ def asked_answer(
     top_logprobs: int | None,
     **of_generation: Any,
 ) -> dict[str, Any]:
-    """The fields of an ``AskedAnswer``. Raises ``InvalidRequestError``."""
     return {
         "generation": GenerationRequest(
             model=read["model"],
@@ -227,7 +222,6 @@ def asked_answer(
 
 
 def top_logprobs(read: dict[str, Any]) -> int | None:
-    """For dialects that request log probabilities with a flag. ``None``: not requested."""
     top: int = read.get("top_logprobs", 0)
     if read.get("logprobs", False):
         return top
@@ -239,8 +233,6 @@ def top_logprobs(read: dict[str, Any]) -> int | None:
 
 
 def flag_header(context: RequestContext, name: str) -> bool:
-    """Whether a header is ``true``, ``1`` or ``yes``, in any case; ``false`` where it is missing.
-    Raises ``InvalidRequestError`` for other words."""
     word = context.headers.get(name, "false").strip().lower()
     if word not in TRUE_WORDS | FALSE_WORDS:
         raise InvalidRequestError(
@@ -284,8 +276,7 @@ _each_token_id = f.array(f.integer(0, f.MAX_TOKEN_ID), min_items=1)
 
 
 def prompts(max_prompts: int) -> f.Check[Any]:
-    """A string, an array of token ids, or an array of strings or of such arrays: the first item
-    decides which. None may be empty."""
+    """The first item of an array decides its kind."""
     texts = f.array(_text, max_prompts, min_items=1)
     lists_of_token_ids = f.array(token_ids, max_prompts)
 
@@ -305,8 +296,7 @@ def prompts(max_prompts: int) -> f.Check[Any]:
 
 
 def token_ids(value: Any, path: str) -> list[int]:
-    """Reads token ids, at least one. A prompt may have 10^5 of them, so paths are made only for a
-    wrong one."""
+    """A prompt may have 10^5 ids, so paths are made only for a wrong one."""
     are_integers = isinstance(value, list) and set(map(type, value)) == {int}
     if are_integers and min(value) >= 0 and max(value) <= f.MAX_TOKEN_ID:
         return value  # type: ignore[no-any-return]

@@ -1,5 +1,4 @@
-"""Formats of the answer's text, by OpenAI's field (``response_format``) or vLLM's
-(``structured_outputs``, earlier ``guided_…``), one at a time. Pure.
+"""Formats of the answer's text, in OpenAI's or vLLM's fields, one at a time.
 
 Sources: https://platform.openai.com/docs/guides/structured-outputs,
 https://docs.vllm.ai/en/latest/features/structured_outputs.html.
@@ -144,8 +143,6 @@ OUTPUT_NAMES = ("response_format", "structured_outputs", *(f"guided_{name}" for 
 
 
 def output_format(read: dict[str, Any]) -> OutputFormat | None:
-    """``read``: the result of ``read_fields`` for a dialect with ``OUTPUT_FIELDS``. Raises
-    ``InvalidRequestError`` for two formats of one answer."""
     return _the_only({name: read[name] for name in OUTPUT_NAMES if name in read})
 
 
@@ -161,8 +158,7 @@ def _the_only(demands: dict[str, OutputFormat | None]) -> OutputFormat | None:
 
 
 def check_with_tools(output_format: OutputFormat | None, may_call: bool) -> None:
-    """A call differs from a JSON answer at its beginning, but not from other formats. Raises
-    ``InvalidRequestError``."""
+    """A call differs from a JSON answer at its beginning, but not from other formats."""
     if output_format is not None and may_call and not output_format.is_json:
         raise InvalidRequestError(
             f"'{output_format.path}' is only allowed without tools, or with 'tool_choice' none.",

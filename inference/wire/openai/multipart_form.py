@@ -1,11 +1,10 @@
-"""A multipart/form-data body in a file: finds its parts, and rewrites it with another model.
+"""A multipart/form-data body (RFC 7578) in a file: its parts, and a rewrite with another model.
 
     --B CRLF head CRLF CRLF content CRLF --B CRLF … CRLF --B--
                            [start, end)
 
-The file is read in pieces, and contents stay in it. A form is forwarded under a new boundary, with
-rewritten heads: no content can contain that boundary, so the upstream reads the same parts as the
-gateway. Source: RFC 7578. Pure but for the file.
+A form is forwarded under a new boundary, which no content can contain, so the upstream reads the
+same parts as the gateway.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class Part:
     filename: str | None
     content_type: str
     start: int
-    """The content's first byte in the body; ``end`` is behind its last."""
+    """``[start, end)`` in the body."""
     end: int
 
     @property
@@ -52,14 +51,12 @@ class Form:
     body: IO[bytes]
 
     def part(self, name: str) -> Part | None:
-        """Raises ``InvalidRequestError`` where the form has several."""
         found = [part for part in self.parts if part.name == name]
         if len(found) > 1:
             raise InvalidRequestError(f"'{name}' is in the form more than once.", param=name)
         return found[0] if found else None
 
     def text(self, name: str) -> str | None:
-        """Raises ``InvalidRequestError``."""
         part = self.part(name)
         if part is None:
             return None
@@ -71,7 +68,6 @@ class Form:
             raise InvalidRequestError(f"'{name}' is not UTF-8.", param=name) from None
 
     def file(self, name: str) -> Part:
-        """Raises ``InvalidRequestError``."""
         part = self.part(name)
         if part is None:
             raise MissingParameterError(name)
@@ -149,8 +145,7 @@ def _boundary(content_type: str) -> str:
 
 
 def _delimiters(body: IO[bytes], delimiter: bytes) -> list[int]:
-    """The offset of each; the first one's line break is before the body, at -2. Raises
-    ``InvalidRequestError`` where there are too many."""
+    """The offset of each. The first one's line break is before the body, at -2."""
     found: list[int] = []
     window, base = b"\r\n", -2
     body.seek(0)
@@ -166,7 +161,7 @@ def _delimiters(body: IO[bytes], delimiter: bytes) -> list[int]:
 
 
 def _part(head: bytes, at: int, end: int) -> Part:
-    """``head``: the bytes behind a delimiter, at that offset. Raises ``InvalidRequestError``."""
+    """``head``: the bytes behind a delimiter, at that offset."""
     line, crlf, rest = head.partition(b"\r\n")
     if not crlf or line.strip(b" \t"):
         raise _unreadable("a boundary's line has something behind it")
@@ -194,8 +189,7 @@ def _part(head: bytes, at: int, end: int) -> Part:
 
 
 def _parameter(message: Message, name: str) -> str | None:
-    """A parameter of ``Content-Disposition``. Forms should have none in a charset (RFC 7578, 4.2);
-    aiohttp sends ``filename*`` alone."""
+    """RFC 7578, 4.2 forbids a charset here; aiohttp sends ``filename*`` alone."""
     value = message.get_param(name, header="content-disposition")
     return None if value is None else collapse_rfc2231_value(value)
 

@@ -1,14 +1,5 @@
-"""Endpoints that are passed through to upstreams (audio, images, moderation): the gateway's part of
-a request (model, end user, metered units), and the units of its answer. The upstream honours or
-refuses fields that are not read here. Pure but for files.
-
-    JSON ─▶ read_json ─┐
-                       ├▶ PassedRequest ─▶ to_json | Form.rewritten: the upstream's model in it
-    form ─▶ read_upload┘
-    the answer's bytes as they go by ─▶ UnitsReader
-
-The length of a WAV file of samples follows from its rate, channels and width. Other audio files'
-lengths are only bounded: no codec in use needs fewer bytes a second than ``LEAST_BYTES_A_SECOND``.
+"""Endpoints that are passed through to upstreams (audio, images, moderation): model, end user and
+metered units of a request, and the units of its answer. Other fields are the upstream's.
 
 Quotation marks within JSON's strings are escaped, so a pattern of a key with its marks matches only
 keys. A window's end is kept, so that cuts between parts hide nothing.
@@ -37,7 +28,7 @@ from inference.wire.openai.multipart_form import Form
 
 MAX_IMAGES_A_REQUEST = 10
 END_USER_FIELDS = ("user", "safety_identifier")
-"""Not forwarded: names of end users are not sent to upstreams."""
+"""Names of end users are not sent to upstreams."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +37,8 @@ class PassedRequest:
     model: str
     end_user: str
     most_units: int
-    """The most units of its task that it may use."""
     likely_units: int
-    """The units charged where the upstream reports none."""
+    """Charged where the upstream reports none."""
     is_exact: bool
     fields: Mapping[str, msgspec.Raw] | None = None
     form: Form | None = None
@@ -171,34 +161,30 @@ METERED_FIELDS = {
     "/v1/images/edits": (_IMAGES,),
     "/v1/images/variations": (_IMAGES,),
 }
-"""Fields that a request is metered by, by path: names and notes. All others are the upstream's."""
 
 
 def paths_of(task: str) -> str:
-    """The paths of a task, in words; empty: the task is not passed through."""
     return ", ".join(one.path for one in ENDPOINTS if one.task == task)
 
 
 HEAD_BYTES = 64 * 1024
 LEAST_BYTES_A_SECOND = 500
-"""4 kbit/s: Opus begins at 6, AMR at 4.75."""
+"""Bounds files other than WAV: 4 kbit/s; Opus begins at 6, AMR at 4.75."""
 USUAL_BYTES_A_SECOND = 8_000
-"""64 kbit/s, common for speech: the estimate where no upstream reports a length."""
+"""64 kbit/s, common for speech."""
 SAMPLES = frozenset({1, 3, 0xFFFE})
-"""Uncompressed WAV formats: integers, floats, and either by a longer description."""
+"""Uncompressed WAV: integers, floats, and either by a longer description."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Units:
-    """``likely``: charged where the upstream reports none."""
-
     most: int
     likely: int
     is_exact: bool
 
 
 def audio_length(head: bytes, num_bytes: int) -> Units:
-    """In seconds."""
+    """Units are seconds."""
     samples = _samples(head)
     least, usual, begin = LEAST_BYTES_A_SECOND, USUAL_BYTES_A_SECOND, 0
     if samples is not None:
@@ -209,8 +195,7 @@ def audio_length(head: bytes, num_bytes: int) -> Units:
 
 
 def _samples(head: bytes) -> tuple[int, int] | None:
-    """Bytes a second, and the offset of the samples. ``None``: it is no WAV file of samples. The
-    length in its head does not count: some recorders write it last."""
+    """Bytes a second and the samples' offset. Some recorders write the head's length last."""
     if len(head) < 12 or head[:4] != b"RIFF" or head[8:12] != b"WAVE":
         return None
     at, rate_bytes = 12, 0
@@ -240,8 +225,6 @@ ERROR_EVENT = re.compile(rb'(?:^|\n)event: ?error|"type"\s{0,9}:\s{0,9}"error"|d
 
 
 class Scanner:
-    """Finds a pattern's matches in parts, each once."""
-
     def __init__(self, pattern: re.Pattern[bytes]) -> None:
         self._pattern = pattern
         self._kept = b""
@@ -303,8 +286,7 @@ class SecretGuard:
         self._held = b""
 
     def feed(self, part: bytes) -> bytes | None:
-        """Returns the bytes to send now: all but an end with which the secret may begin. ``None``:
-        it contains the secret."""
+        """Holds back an end with which the secret may begin. ``None``: the secret is in it."""
         if not self._secret:
             return part
         window = self._held + part

@@ -3,9 +3,6 @@
     created ─▶ (queued) ─▶ in_progress ─▶ items … ─▶ completed | incomplete
                                    at any time: error ─▶ failed
 
-The body is the response in the last event. Every event has the next sequence number, from 0. Pure:
-ids and times are arguments.
-
 Source: https://platform.openai.com/docs/api-reference/responses-streaming.
 """
 
@@ -47,7 +44,7 @@ from inference.wire.responses.output import (
 )
 
 DELTA_MARK = b".delta\ndata: "
-"""The bytes that every frame of a delta has, and no JSON string."""
+"""Every frame of a delta has this, and no JSON string."""
 
 
 class ResponseStreamEncoder:
@@ -59,8 +56,7 @@ class ResponseStreamEncoder:
         *,
         writes_closings: bool = True,
     ) -> None:
-        """``writes_closings``: whether to write the frames that end an item, which are large where
-        it has log probabilities."""
+        """``writes_closings``: frames that end an item are large with log probabilities."""
         self._settings = settings
         self._writes_closings = writes_closings
         self._request_id = request_id
@@ -83,8 +79,7 @@ class ResponseStreamEncoder:
         return self._padded(self._encoded(event))
 
     def parts(self, event: Event) -> Iterator[bytes]:
-        """The frames of ``encode``, one at a time where they are large: the three that close a
-        message contain all of its log probabilities."""
+        """The three frames that close a message each contain all of its log probabilities."""
         if isinstance(event, ChoiceFinished):
             yield from map(self._padded, self._choice_finished(event))
         else:
@@ -122,9 +117,8 @@ class ResponseStreamEncoder:
         return self._lifecycle("queued", named="created") + self._lifecycle("queued")
 
     def failed(self, error: ApiError, *, names_error: bool = True) -> bytes:
-        """Ends the answer with two events: ``error`` has the exact code, ``response.failed`` one of
-        OpenAI's. The latter is left out if the client has no response yet, the former if
-        ``names_error`` is false: on a socket each of them ends a response."""
+        """``error`` has the exact code, ``response.failed`` one of OpenAI's. The latter needs a
+        response; the former is left out on sockets, where each of them ends a response."""
         frames = self._close("incomplete")
         if names_error:
             frames += self._frame(*openai_responses_errors.error_event(error))
@@ -133,7 +127,7 @@ class ResponseStreamEncoder:
         return frames + self._lifecycle("failed", error=response_error(error))
 
     def cancelled(self, error: ApiError) -> bytes:
-        """Ends the answer with ``error``: OpenAI has no other event for this."""
+        """OpenAI has no other event for this than ``error``."""
         frames = self._close("incomplete") + self._frame(
             *openai_responses_errors.error_event(error)
         )
@@ -141,8 +135,6 @@ class ResponseStreamEncoder:
         return frames
 
     def response_after(self, event: Finished) -> dict[str, Any]:
-        """The response object after ``event``, so that it can be stored before the client gets
-        it."""
         status, fields = self._ending(event.usage)
         return self._object(status, **fields)
 
@@ -200,7 +192,7 @@ class ResponseStreamEncoder:
     def _ending(self, usage: Usage) -> tuple[str, dict[str, Any]]:
         used = {"usage": usage_object(usage)}
         if not self._is_cut:
-            # Called twice for one answer: to store it, and to send it to the client.
+            # Called twice for one answer: to store it, and to send it.
             self._completed_unix_s = self._completed_unix_s or self._clock()
             return "completed", {**used, "completed_at": self._completed_unix_s}
         return "incomplete", {**used, "incomplete_details": {"reason": "max_output_tokens"}}

@@ -1,9 +1,6 @@
-"""Fields of a Responses request beside its items and tools: the content of items, the answer's
-format, optional parts, reasoning. Each check returns the parsed value; ``as_object`` is its echo in
-the response.
+"""Fields of a Responses request beside its items and tools; ``as_object`` of a value is its echo.
 
-Reasoning is not secret: ``encrypted_content`` is the same text in an opaque form, for clients that
-store no answers here and send only that back. Pure.
+``encrypted_content`` is no secret: the text for clients that send only that back.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ from inference.wire.parts import Part, joined_text, read_parts
 
 MAX_FORMAT_NAME_CHARS = 128
 DEFAULT_FORMAT_NAME = "response_schema"
-"""Echoed where a schema came without a name: the API's own objects have one."""
+"""The API's own objects always have one."""
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
 INCLUDABLE = (
@@ -77,8 +74,6 @@ PART_FIELDS = {
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """``parts`` are texts and images; ``is_string`` when it was one string."""
-
     parts: tuple[Part, ...]
     is_string: bool
 
@@ -95,8 +90,7 @@ class Content:
         return self.text if self.is_string else self.objects("input_text")
 
     def objects(self, kind: str) -> list[dict[str, Any]]:
-        """The parts as the API lists them. ``kind``, of parts of text: ``input_text`` or
-        ``output_text``."""
+        """``kind`` of texts: ``input_text`` or ``output_text``."""
         more: dict[str, Any] = {"annotations": [], "logprobs": []} if kind == "output_text" else {}
         return [
             _image_object(part)
@@ -107,8 +101,7 @@ class Content:
 
 
 def _image_object(image: ImageFile) -> dict[str, Any]:
-    """The image with its bytes, even if it came by address: a stored response outlives
-    addresses."""
+    """Holds the bytes: a stored response outlives addresses."""
     given = LOW_DETAIL if image.is_low_detail else "auto"
     return {"type": "input_image", "image_url": image.data_uri, "detail": given}
 
@@ -124,7 +117,6 @@ def content(value: Any, path: str) -> Content:
 
 
 def typed_texts(kind: str) -> f.Check[list[str]]:
-    """A check of an array of ``{"type": kind, "text": …}``, to the texts."""
     type_ = f.required("type", f.only(kind, reason=f"only {kind}"), kind)
     read = f.array(f.table(type_, _text).read)
     return lambda value, path: [part["text"] for part in read(value, path)]
@@ -244,8 +236,7 @@ def carried(thought: str) -> str:
 
 
 def encrypted_content(value: Any, path: str) -> str:
-    """Decodes the thought encoded by ``carried``. Raises ``InvalidRequestError`` for other content,
-    such as another server's."""
+    """Decodes what ``carried`` encoded. Raises ``InvalidRequestError``."""
     given: str = _string(value, path)
     if given.startswith(CARRIER_PREFIX):
         try:

@@ -1,23 +1,16 @@
 """A conversation's history: stored responses read back and replayed, and compaction.
 
-A replay, with its items whole, since deltas are not stored:
+A replay has its items whole, since deltas are not stored. Its closing event keeps its number from
+the first stream: a client that resumes drops every event up to the last one it has seen.
 
-    from the beginning    created ─▶ each item added and done ─▶ completed | incomplete | failed
-    after some event      completed | incomplete | failed: it carries everything
+Compaction makes a request for a summary. The user's and the developer's messages stay; one
+``compaction`` item replaces the model's messages, calls and results:
 
-The closing event keeps its number from the first stream: a client that resumes drops every event up
-to the last one it has seen.
+    ended by itself, with words ─▶ the model's summary
+    cut off ─▶ up to its last whole sentence, a note, the last turns
+    empty ───▶                                 a note, the last turns
 
-Compaction makes a request for a summary, and from the summary the items that replace the
-conversation. The user's and the developer's messages stay. One ``compaction`` item replaces the
-model's messages, calls and results:
-
-    parse_compact(body) ─▶ ResponsesRequest ─▶ continued ─▶ summary_request ─▶ Summary ─▶ items
-        ended by itself, with words ─▶ the model's summary
-        cut off ─▶ up to its last whole sentence, a note, the last turns
-        empty ───▶                                 a note, the last turns
-
-Pure. Sources: https://platform.openai.com/docs/api-reference/responses/get and the pages after it,
+Sources: https://platform.openai.com/docs/api-reference/responses/get and the pages after it,
 https://developers.openai.com/api/reference/resources/responses/methods/compact.
 """
 
@@ -56,7 +49,7 @@ class ItemPage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retrieval:
-    """``starting_after``: the number of the last event that the client has seen."""
+    """``starting_after``: the last event that the client has seen."""
 
     stream: bool = False
     starting_after: int | None = None
@@ -114,7 +107,6 @@ def read_item_page(query: bytes) -> ItemPage:
 
 
 def _read(query: bytes, fields: f.Table) -> dict[str, Any]:
-    """The honoured parameters. Of duplicates the last counts."""
     read: dict[str, Any] = {}
     for name, value in parse_qsl(query.decode("latin-1"), keep_blank_values=True):
         plain = "include" if name == "include[]" else name
@@ -123,8 +115,7 @@ def _read(query: bytes, fields: f.Table) -> dict[str, Any]:
 
 
 def item_list_body(items: Sequence[dict[str, Any]], page: ItemPage) -> bytes:
-    """One page of a response's input items, which come oldest first. Raises
-    ``InvalidRequestError`` where ``after`` is not one of them."""
+    """``items`` come oldest first. Raises ``InvalidRequestError`` for an unknown ``after``."""
     ordered = list(items) if page.order == "asc" else list(reversed(items))
     if page.after is not None:
         ids = [item["id"] for item in ordered]
@@ -143,13 +134,13 @@ def deleted_body(id_: str) -> bytes:
 UNSAID = ("completed_at", "error", "incomplete_details", "usage")
 
 UNKNOWN_LAST_NUMBER = 2**31 - 1
-"""For a closing event whose number is not stored: above any that a client has seen."""
+"""Stands for a number that is not stored: above any that a client has seen."""
 
 
 def replay(
     response: dict[str, Any], starting_after: int | None, *, last_number: int | None
 ) -> bytes:
-    """``response`` has ended. ``last_number``: of its first stream's closing event, if known."""
+    """``last_number``: of its first stream's closing event, if known."""
     if starting_after is None:
         opening = _opening(response)
         closing_number = UNKNOWN_LAST_NUMBER if last_number is None else last_number
@@ -217,8 +208,7 @@ def _whole_sentences(text: str) -> str:
 
 
 def _last_turns(conversation: Sequence[InputItem]) -> str:
-    """The newest turns up to ``MAX_LAST_CHARS``, in their order. An earlier summary is kept whole,
-    since its turns are gone."""
+    """An earlier summary is kept whole, since its turns are gone."""
     kept: list[str] = []
     room = MAX_LAST_CHARS
     for item in reversed(conversation):
@@ -260,7 +250,6 @@ MIN_SUMMARY_TOKENS = 256
 BYTES_PER_TOKEN = 4
 """A usual rate. A summary must be shorter than its conversation."""
 TEMPERATURE, TOP_P = 0.2, 0.9
-"""A summary is to be exact, whatever the model's own default is."""
 
 COMPACTED = (
     *("model", "input", "instructions", "previous_response_id", "prompt_cache_key"),

@@ -1,9 +1,4 @@
-"""The input items of a Responses request: checks, listings, and conversion to turns of a chat.
-
-    "Hi" | [item, …] ─▶ InputItem(object, part) … ─▶ ChatMessage …
-
-A response's output items are input items too: this server accepts its own answers. Reasoning, text
-and calls that follow one another are one assistant turn. Pure.
+"""The input items of a Responses request, which this server's output items may be.
 
 Source: https://platform.openai.com/docs/api-reference/responses/create#responses-create-input.
 """
@@ -62,7 +57,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Referred:
-    """Replaced by the stored item of that id. ``path`` is for refusals."""
+    """Replaced by the stored item of that id."""
 
     id: str
     path: str
@@ -125,8 +120,7 @@ def _joined_turn(last: ChatMessage, more: ChatMessage) -> ChatMessage:
 
 
 def earlier_turns(messages: Sequence[ChatMessage]) -> list[int]:
-    """The number of messages in the first turn, the first two, and so on up to all but the last. A
-    turn begins with a message of the user."""
+    """The number of messages in the first turn, the first two, … all but the last."""
     begins = [index for index, message in enumerate(messages) if message.role == "user"]
     return begins[1:]
 
@@ -271,7 +265,7 @@ def _message(read: dict[str, Any], path: str) -> InputItem:
     role = read["role"]
     given: Content = read["content"]
     if not given.parts and role != "assistant":
-        # Answers without text are sent back so.
+        # Clients send answers without text back like this.
         raise InvalidRequestError(f"'{path}.content' must not be empty.", param=f"{path}.content")
     if given.has_images and role != "user":
         raise UnsupportedParameterError(f"{path}.content", "only the user's messages have images")
@@ -289,7 +283,7 @@ def _call(read: dict[str, Any]) -> InputItem:
 
 
 def _reasoning(read: dict[str, Any]) -> InputItem:
-    """The text itself takes precedence over its encoded form, and that over a summary."""
+    """The text takes precedence over its encoded form, and that over a summary."""
     texts = read.get("content") or [read.get("encrypted_content") or ""]
     thought = PART_SEPARATOR.join(texts) or PART_SEPARATOR.join(read.get("summary", []))
     named = {
@@ -311,8 +305,7 @@ def _refuse_doubles(read: Iterable[InputItem], path: str) -> None:
 
 
 def check_results(conversation: Sequence[InputItem], num_earlier: int = 0) -> None:
-    """Raises ``InvalidRequestError`` for a result of a missing call. ``num_earlier``: the number of
-    items before the request's own."""
+    """``num_earlier``: the items before the request's own."""
     called: set[str] = set()
     for index, item in enumerate(conversation):
         if isinstance(item.part, Called):
@@ -326,7 +319,6 @@ def check_results(conversation: Sequence[InputItem], num_earlier: int = 0) -> No
 
 
 def resolved(read: Iterable[InputItem], stored: Mapping[str, InputItem]) -> list[InputItem]:
-    """Replaces references by their items. Raises ``InvalidRequestError`` for a missing one."""
     return [
         _stored_item(item.part, stored) if isinstance(item.part, Referred) else item
         for item in read

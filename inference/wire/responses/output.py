@@ -1,10 +1,8 @@
-"""The response object (the echo of the request, the outcome, the usage), and its growing output
-items: each opens, grows by deltas, and is done once.
+"""The response object, and its growing output items.
 
     item added ─▶ (content part added) ─▶ delta … ─▶ text done ─▶ (part done) ─▶ item done
 
-An item returns these events without their sequence numbers. For deltas, of which there are
-thousands, it returns only the frame around the text. Pure.
+Items return these events without sequence numbers, and for deltas only the frame around the text.
 """
 
 from __future__ import annotations
@@ -26,15 +24,15 @@ from inference.wire.responses.tools import NO_TOOLS, GivenTools, Member
 
 Status = Literal["in_progress", "completed", "incomplete"]
 NamedEvent = tuple[str, dict[str, Any]]
-"""The event's type and its fields without ``type`` and ``sequence_number``."""
+"""The type, and fields without ``type`` and ``sequence_number``."""
 
 
 class OutputItem(ABC):
     def __init__(
         self, item_id: str, output_index: int, text: str, part: str, place: dict[str, Any]
     ) -> None:
-        """``text``: the prefix of the types of its text's events, ``part`` of its part's; empty: it
-        has no parts. ``place``: fields of both beside the item's id and index."""
+        """``text``, ``part``: prefixes of event types; ``part`` may be empty. ``place``: common
+        fields."""
         self._id = item_id
         self._output_index = output_index
         self._text_event, self._part_event = f"response.{text}", f"response.{part}" if part else ""
@@ -120,8 +118,7 @@ class MessageItem(OutputItem):
 
 
 class ReasoningItem(OutputItem):
-    """One thinking block, in clear: as ``content``, or as ``summary`` to clients that requested
-    one, since they ignore the former. ``carries``: also as ``encrypted_content``."""
+    """Clients that requested a summary ignore ``content``. ``carries``: ``encrypted_content``."""
 
     def __init__(self, item_id: str, output_index: int, *, as_summary: bool, carries: bool) -> None:
         self._field = "summary" if as_summary else "content"
@@ -162,8 +159,7 @@ class CallItem(OutputItem):
 
 
 def without_logprobs(output: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The items in the form that clients may send back: log probabilities, which the model cannot
-    read, are encoded JSON in an answer's items."""
+    """The model cannot read log probabilities in its input."""
     return [
         {**item, "content": [{**part, "logprobs": []} for part in item["content"]]}
         if item["type"] == "message"
@@ -174,8 +170,7 @@ def without_logprobs(output: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerSettings:
-    """``echo`` are the fields of the response object that echo the request; ``members`` the
-    functions of namespaces, by the names in the prompt."""
+    """``members``: the functions of namespaces, by their names in the prompt."""
 
     echo: dict[str, Any]
     members: Mapping[str, Member]
@@ -200,7 +195,7 @@ def lost_turns(event: Accepted) -> dict[str, Any]:
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
-    """Writing to the prefix cache is never charged, so nothing is counted there."""
+    """Cache writes are never charged."""
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
@@ -211,7 +206,7 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 
 
 def response_error(error: ApiError) -> dict[str, Any]:
-    """The few codes that a failed response may have; the message describes the error."""
+    """A failed response has one of few codes."""
     code = "server_error"
     if error.status == 429:
         code = "rate_limit_exceeded"
@@ -237,7 +232,7 @@ NEUTRAL_SAMPLING = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
 }
-"""Echoed for absent fields until the model's own defaults are known."""
+"""Echoed until the model's own defaults are known."""
 
 
 def answer_settings(read: dict[str, Any], *, store: bool, background: bool) -> AnswerSettings:

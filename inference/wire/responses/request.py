@@ -1,16 +1,10 @@
 """OpenAI's Responses dialect: bytes in, one request out; events in, named frames out.
 
     parse(body) ─▶ ResponsesRequest ─▶ continued(history, references) ─▶ generation
-    parse_count(body) ─▶ ResponsesRequest ─▶ continued ─▶ count_of ─▶ count_body(tokens)
+    response.create, over a WebSocket ─▶ parse_message ─▶ SocketRequest
 
-    over a WebSocket, where fields of transport (``stream``, ``background``) have one value:
-    response.create ─▶ parse_message ─▶ SocketRequest
-    frames of the stream encoder ─▶ messages_of ─▶ a JSON text each
-
-The server of a request loads stored items (``previous_response_id``, item references) and calls
-``continued``. Pure: ids and times are arguments.
-
-Sources: https://platform.openai.com/docs/api-reference/responses/create and …/input-tokens,
+The server of a request loads stored items and calls ``continued``. Sources:
+https://platform.openai.com/docs/api-reference/responses/create and …/input-tokens,
 https://developers.openai.com/api/docs/guides/websocket-mode.
 """
 
@@ -144,8 +138,7 @@ COUNT_FIELDS = f.table(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponsesRequest:
-    """``generation`` is complete once ``references`` is empty and, where the request continues
-    ``previous_response_id``, that history is in it."""
+    """``generation`` is complete only with the referenced items and history: ``continued``."""
 
     generation: GenerationRequest
     stream: bool
@@ -164,9 +157,8 @@ class ResponsesRequest:
     def continued(
         self, history: Sequence[InputItem], stored: Mapping[str, InputItem]
     ) -> ResponsesRequest:
-        """Returns the request with the turns of ``history`` before its own, and its references
-        replaced by the ``stored`` items of those ids. Raises ``InvalidRequestError`` for one that
-        is missing, and for a result of no call."""
+        """Puts ``history`` before its own turns, and ``stored`` items for references. Raises
+        ``InvalidRequestError`` for a missing one, and for a result of no call."""
         own = resolved(self.items, stored)
         conversation = [*history, *own]
         check_results(conversation, len(history))
@@ -194,8 +186,7 @@ def parse(body: bytes, context: RequestContext = NO_CONTEXT) -> ResponsesRequest
 
 
 def request_of(read: dict[str, Any]) -> ResponsesRequest:
-    """``read``: a body checked by ``FIELDS``, ``model`` and ``input`` at least. Raises ``ApiError``
-    (400)."""
+    """``read``: checked by ``FIELDS``; has ``model`` and ``input`` at least."""
     store, background = read.get("store", True), read.get("background", False)
     request = ResponsesRequest(
         generation=_generation(read),
@@ -296,8 +287,7 @@ class SocketRequest:
 
 
 def parse_message(message: bytes) -> SocketRequest:
-    """Raises ``ApiError`` (400) for everything that is not a request this server honours in
-    full."""
+    """Raises ``ApiError``."""
     read = f.read_body(message, _MESSAGE_FIELDS)
     return SocketRequest(request_of({**read, "stream": True}), read.get("generate", True))
 

@@ -1,12 +1,8 @@
 """Tools of a Responses request: functions, and namespaces of functions.
 
-    tools ─▶ GivenTools ─▶ the model sees  look_up  and  crm.look_up
-    its call of crm.look_up ─▶ GivenTools.members ─▶ namespace crm, name look_up
-
-Codex offers MCP servers' tools as namespaces. Chat templates have no place for them, so the prompt
-has their functions under both names. A tool without ``strict`` is strict where its schema fits, by
-OpenAI's rule. Pure.
-
+Codex offers MCP servers' tools as namespaces, which chat templates lack: the model sees
+``crm.look_up`` for ``look_up`` of namespace ``crm``. A tool without ``strict`` is strict where its
+schema fits, by OpenAI's rule.
 Source: https://platform.openai.com/docs/guides/function-calling#defining-namespaces.
 """
 
@@ -42,8 +38,6 @@ TOOL_FIELDS = f.table(
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """``functions`` have their names within it."""
-
     name: str
     path: str
     description: str | None
@@ -52,8 +46,7 @@ class Namespace:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A function of a namespace: the names of its calls, and the namespace's description in the
-    prompt."""
+    """The names of a call of a namespace's function."""
 
     namespace: str
     name: str
@@ -62,8 +55,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class GivenTools:
-    """``functions`` have their names in the prompt; those of a namespace's are the keys of
-    ``members``. ``as_objects``: the response's echo of the tools."""
+    """``functions`` have their names in the prompt: the keys of ``members`` for namespaces'."""
 
     functions: list[ToolDefinition] = field(default_factory=list)
     members: Mapping[str, Member] = field(default_factory=dict)
@@ -87,7 +79,6 @@ NO_TOOLS = GivenTools()
 
 
 def shown_name(name: str, namespace: str | None) -> str:
-    """The name in the prompt. Of two functions with one such name one is refused."""
     return name if namespace is None else f"{namespace}.{name}"
 
 
@@ -197,19 +188,16 @@ ENFORCEABLE = frozenset(
         *("title", "description", "$schema"),
     }
 )
-"""Keywords that every grammar supports. A schema with others is only enforced if its client sets
-``strict``, and may then be refused."""
+"""Every grammar supports these. Schemas with others are enforced only where ``strict`` is set."""
 
 
 def is_strict(schema: dict[str, Any]) -> bool:
-    """Whether it is an object's schema, all its keywords are ``ENFORCEABLE``, and every object in
-    it, at any depth, allows no further properties and requires all its own."""
+    """OpenAI's rule: objects at any depth allow no further properties and require all their own."""
     return schema.get("type") == "object" and _fits(schema)
 
 
 def _fits(node: Any) -> bool:
-    """Whether a schema can be enforced. Also false for a value that is no schema; other checks
-    refuse it."""
+    """False for a value that is no schema, too; other checks refuse it."""
     if not isinstance(node, dict) or not node.keys() <= ENFORCEABLE:
         return False
     properties = node.get("properties", {})

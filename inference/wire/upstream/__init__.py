@@ -1,16 +1,7 @@
-"""Encodes our request as an upstream's body, and decodes its answer to our events: the reverse of a
-dialect. Pure: no clock, no ids of its own, no I/O.
+"""Encodes our request as an upstream's body, and decodes its answer to our events.
 
-    GenerationRequest ─▶ a dialect ─▶ body
-    bytes ─▶ a dialect ─▶ answer_events ─▶ events
-    an error's body ─▶ inference.wire.failures ─▶ Failure
-
-``chat`` is OpenAI's dialect, ``messages_*`` Anthropic's, ``ollama`` its own. ``exchanges`` chooses
-among them.
-
-Here is what the requests of all dialects share: settings beside the client's fields, tools and
-calls, and refusals of untranslated fields, by the client's names. A value that changes nothing (a
-penalty of 0) is no reason to refuse: clients send them.
+Untranslated fields are refused by the client's names, but not values that change nothing, which
+clients send: ``docs/decisions/0050-translated-for-upstreams.md``.
 """
 
 from __future__ import annotations
@@ -59,12 +50,11 @@ def tool_of(tool: ToolDefinition, *, parameters: str, shows_strict: bool = True)
 
 
 def arguments_of(call: ToolCall) -> orjson.Fragment:
-    """The arguments of an earlier call as an object, whose numbers may be of any size."""
+    """The standard library writes numbers of any size."""
     return orjson.Fragment(json.dumps(call.arguments_object, ensure_ascii=False))
 
 
 def thinking_of(chat: ChatInput) -> bool | None:
-    """``None``: the client set nothing."""
     return chat.wants_thinking if chat.template_kwargs else chat.thinking
 
 
@@ -72,15 +62,13 @@ BY_UPSTREAM = "the model is served by an upstream, for which it is not translate
 
 
 def refuse(asked: Mapping[str, bool]) -> None:
-    """Raises ``UnsupportedParameterError``."""
     for name, is_asked in asked.items():
         if is_asked:
             raise UnsupportedParameterError(name, BY_UPSTREAM)
 
 
 def refuse_unknown(request: GenerationRequest, options: Iterable[str] = ()) -> None:
-    """Refuses fields that no upstream's dialect has, and ``options`` that this one has not. Raises
-    ``UnsupportedParameterError``."""
+    """Refuses fields that no upstream's dialect has, and ``options`` that this one has not."""
     sampling = request.sampling
     refuse(
         {
@@ -94,8 +82,7 @@ def refuse_unknown(request: GenerationRequest, options: Iterable[str] = ()) -> N
 
 
 def refuse_template(chat: ChatInput) -> None:
-    """Refuses fields that need the chat's template on the server. Raises
-    ``UnsupportedParameterError``."""
+    """Refuses fields that need the chat's template on the server."""
     refuse(
         {
             "chat_template_kwargs": bool(chat.template_kwargs.keys() - set(THINKING_SWITCHES)),
@@ -114,8 +101,7 @@ def is_set(options: SamplingOptions, name: str) -> bool:
 def refuse_format(
     wanted: OutputFormat | None, *, allows_json: bool, needs_schema: bool = False
 ) -> None:
-    """``needs_schema``: the dialect lacks JSON of any form. Raises
-    ``UnsupportedParameterError``."""
+    """``needs_schema``: the dialect lacks JSON of any form."""
     if wanted is None:
         return
     if not (wanted.is_json and allows_json):

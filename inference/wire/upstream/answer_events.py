@@ -1,12 +1,10 @@
-"""One answer of an upstream in any dialect, as our events. Pure.
+"""One answer of an upstream in any dialect, as our events.
 
-    bytes ─▶ SseReader | LinesReader ─▶ an event's data, or a line of JSON ─▶ AnswerReader
     accept ─▶ think | write | begin_call, add_arguments, send_calls ─▶ finish ─▶ end
 
-A dialect's reader calls these and takes their events. A tool call is held back until its arguments
-are complete, and is sent in one piece; one whose arguments are not a JSON object is text, as for
-our own models. Tokens that the upstream does not count are estimated by bytes. Of server-sent
-events, only ``data`` is read: it has the event's type too. Source:
+A tool call is held back until its arguments are complete; one whose arguments are not a JSON object
+is text, as for our own models. Tokens that the upstream does not count are estimated by bytes. Of
+server-sent events, only ``data`` is read: it has the event's type too. Source:
 https://html.spec.whatwg.org/multipage/server-sent-events.html.
 """
 
@@ -37,16 +35,15 @@ from inference.protocol.events import (
 )
 
 MAX_FRAME_BYTES = 8 * 1024 * 1024
-"""The most bytes of a frame, which may have all arguments of a tool call."""
+"""A frame may have all arguments of a tool call."""
 
 
 class FrameError(ValueError):
-    """The stream is no valid frames; the message has none of its bytes."""
+    """The message has none of the stream's bytes."""
 
 
 class LinesReader:
-    """Takes bytes, cut anywhere, and returns the frames that are complete now. Raises
-    ``FrameError`` where one is too large."""
+    """Takes bytes, cut anywhere. Raises ``FrameError`` for too large a frame."""
 
     frame = "a line"
 
@@ -93,7 +90,6 @@ class SseReader(LinesReader):
 
 
 BYTES_A_TOKEN = 4
-"""An estimate counts a token for as many bytes, which most texts have."""
 MAX_CALLS = 1_024
 
 
@@ -102,16 +98,12 @@ class UpstreamFaultError(Exception):
 
 
 class UpstreamErrorObject(Exception):  # noqa: N818 - an answer as well
-    """An error object in place of an answer."""
-
     def __init__(self, error: Any) -> None:
         super().__init__("an error object")
         self.error = error
 
 
 class Answer(msgspec.Struct):
-    """An upstream's answer, or an error in its place."""
-
     error: Any = None
 
 
@@ -119,8 +111,7 @@ AnyAnswer = TypeVar("AnyAnswer", bound=Answer)
 
 
 def decoded(decode: Callable[[bytes], AnyAnswer], data: bytes, otherwise: str) -> AnyAnswer:
-    """``otherwise``: the error's words for bytes that cannot be decoded. Raises
-    ``UpstreamFaultError``, ``UpstreamErrorObject``."""
+    """``otherwise``: the error's words. Raises ``UpstreamFaultError``, ``UpstreamErrorObject``."""
     try:
         found = decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -132,8 +123,7 @@ def decoded(decode: Callable[[bytes], AnyAnswer], data: bytes, otherwise: str) -
 
 class AnswerReader(Protocol):
     def read(self, data: bytes) -> list[Event]:
-        """One frame of a stream, or a whole answer that is not streamed. Raises
-        ``UpstreamFaultError``, ``UpstreamErrorObject``."""
+        """A frame or a whole answer. Raises ``UpstreamFaultError``, ``UpstreamErrorObject``."""
         ...
 
 
@@ -147,7 +137,6 @@ class _HeldCall:
 @dataclass(slots=True)
 class _ChoiceState:
     calls: dict[int, _HeldCall] = field(default_factory=dict)
-    """Held calls by the upstream's index, in the order in which they began."""
     num_begun: int = 0
     num_sent: int = 0
     is_broken: bool = False
@@ -158,8 +147,7 @@ class _ChoiceState:
 
 
 class AnswerEvents:
-    """The events of one request, in order. ``take`` returns the new ones; the others raise
-    ``UpstreamFaultError``."""
+    """All but ``take`` raise ``UpstreamFaultError``."""
 
     def __init__(
         self,
@@ -170,8 +158,7 @@ class AnswerEvents:
         max_prompt_tokens: int,
         max_output_tokens: int,
     ) -> None:
-        """``num_choices``: 0 for vectors or a count. ``prompt_tokens`` is an estimate;
-        ``max_output_tokens``, of all choices, bounds one."""
+        """``num_choices``: 0 for vectors or a count. ``prompt_tokens`` is an estimate."""
         self._request_id = request_id
         self._choices = [_ChoiceState() for _ in range(num_choices)]
         self._prompt_tokens = prompt_tokens
@@ -181,12 +168,11 @@ class AnswerEvents:
         self.reported_usage: Usage | None = None
         self.is_accepted = False
         self.has_begun = False
-        """Some of the answer has come, even if it is part of a held call."""
+        """Text of a held call counts."""
         self.is_ended = False
 
     def accept(self, prompt_tokens: int | None = None) -> None:
-        """Accepts the request once; later calls are ignored. ``prompt_tokens``: the upstream's
-        count, which replaces the estimate if it is possible."""
+        """``prompt_tokens``: the upstream's count; ignored if impossible."""
         if self.is_accepted:
             return
         self.is_accepted = True
@@ -197,7 +183,6 @@ class AnswerEvents:
         )
 
     def think(self, index: int, text: str) -> None:
-        """Raises ``UpstreamFaultError``, like the following methods."""
         count = self._estimate(self._open_choice(index), text)
         self._events.append(
             ReasoningDelta(request_id=self._request_id, text=text, index=index, num_tokens=count)
@@ -212,7 +197,7 @@ class AnswerEvents:
         )
 
     def begin_call(self, index: int, key: int | None, name: str | None, call_id: str | None) -> int:
-        """``key``: the upstream's number of the call; ``None``: it has none. Returns it."""
+        """``key``: the upstream's number of the call. Returns it."""
         state = self._open_choice(index)
         if not name or state.num_begun >= MAX_CALLS:
             raise UpstreamFaultError("a tool call without a name, or too many")
@@ -235,8 +220,7 @@ class AnswerEvents:
         held.arguments.append(arguments)
 
     def send_calls(self, index: int) -> None:
-        """Sends the held calls: their arguments are complete. A broken one is text, and so is what
-        follows it."""
+        """A broken call is text, and so is what follows it."""
         state = self._open_choice(index)
         for held in state.calls.values():
             arguments = "".join(held.arguments) or "{}"
@@ -287,7 +271,7 @@ class AnswerEvents:
         return all(choice.is_finished for choice in self._choices)
 
     def end(self) -> None:
-        """The last event, once. Raises ``UpstreamFaultError`` where the answer is incomplete."""
+        """Later calls are ignored."""
         if self.is_ended:
             return
         if not self.is_accepted or not self.has_finished:
@@ -327,14 +311,13 @@ class AnswerEvents:
 
 
 def reason_of(reasons: Mapping[str, FinishReason], given: str) -> FinishReason:
-    """Raises ``UpstreamFaultError``."""
     if given not in reasons:
         raise UpstreamFaultError("an unknown reason for an answer's end")
     return reasons[given]
 
 
 def tokens_of(table: Any, name: str) -> int | None:
-    """A number of tokens in an upstream's usage; ``None``: missing or impossible."""
+    """``None``: missing or impossible."""
     value = table.get(name) if isinstance(table, dict) else None
     return value if type(value) is int and value >= 0 else None
 

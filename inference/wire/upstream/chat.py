@@ -1,11 +1,6 @@
-"""OpenAI's chat or text completions, for an upstream: the body, and its chunks as our events. Pure.
+"""OpenAI's chat or text completions, for an upstream: the body, and its chunks as our events.
 
-    data ─▶ accept ─▶ think | write | calls ─▶ finish ─▶ [DONE] ─▶ end
-
-Every field is translated or refused by the client's name for it: see
-``docs/decisions/0050-translated-for-upstreams.md``. Extensions keep vLLM's names, and an
-upstream that does not have one refuses it itself. Only fields for our events are read; a field of
-another type is an error. An answer that is not streamed is read as one chunk.
+Extensions keep vLLM's names. An answer that is not streamed is read as one chunk.
 """
 
 from __future__ import annotations
@@ -44,7 +39,6 @@ FORMAT_NAME = "answer"
 
 
 def path_and_body(request: GenerationRequest, sending: Sending) -> tuple[str, bytes]:
-    """Raises ``ApiError`` for fields that are not translated."""
     chat = request.input
     body: dict[str, Any] = {"model": sending.model, "stream": True}
     body["stream_options"] = {"include_usage": True}
@@ -72,8 +66,7 @@ def path_and_body(request: GenerationRequest, sending: Sending) -> tuple[str, by
 
 
 def prompt_of(request: GenerationRequest, sending: Sending) -> dict[str, Any]:
-    """The model, and the part of a chat's body that its template renders, by vLLM's names. Raises
-    ``ApiError`` for fields that are not translated."""
+    """The part of a body that the template renders, by vLLM's names."""
     _check_translatable(request)
     chat = request.input
     assert isinstance(chat, ChatInput), "a prompt without turns"
@@ -109,7 +102,7 @@ def _max_tokens_name(host: str) -> str:
 
 
 def _message(message: ChatMessage, sending: Sending) -> dict[str, Any]:
-    """Thoughts of earlier turns are left out, as OpenAI's own clients do."""
+    """Leaves out thoughts of earlier turns, as OpenAI's own clients do."""
     content: Any = message.content
     if message.images:
         content = [_part(part, sending) for part in message.parts]
@@ -151,7 +144,6 @@ def _tool_choice(chat: ChatInput) -> dict[str, Any]:
 
 
 def _reasoning_effort(chat: ChatInput) -> str | None:
-    """Converts a thinking budget to an effort. ``None``: the client set nothing."""
     if chat.reasoning_effort is not None:
         return chat.reasoning_effort
     if chat.thinking is False:
@@ -165,7 +157,6 @@ def _reasoning_effort(chat: ChatInput) -> str | None:
 
 
 def _sampling(request: GenerationRequest) -> dict[str, Any]:
-    """Our options have these APIs' names, and only those that are set are written."""
     made: dict[str, Any] = msgspec.to_builtins(request.sampling, str_keys=True)
     made.pop("max_tokens", None)
     if "top_logprobs" in made:
@@ -230,7 +221,6 @@ _decode = msgspec.json.Decoder(Chunk).decode
 
 
 def logprobs_of(content: Any) -> list[TextLogprob] | None:
-    """``content``: a list of tokens. Raises ``UpstreamFaultError``."""
     try:
         read = msgspec.convert(content, list[Logprob] | None) or []
         return [_text_logprob(one) for one in read] or None
@@ -239,7 +229,6 @@ def logprobs_of(content: Any) -> list[TextLogprob] | None:
 
 
 def _text_logprob(one: Logprob) -> TextLogprob:
-    """Raises ``ValueError`` for bytes that are none."""
     top = [(each.token, _token_bytes(each), _checked(each)) for each in one.top_logprobs or ()]
     return TextLogprob(
         token=one.token, token_bytes=_token_bytes(one), logprob=_checked(one), top=top
@@ -281,7 +270,7 @@ REASONS: dict[str, FinishReason] = {
     "function_call": "tool_calls",
     "content_filter": "stop",
 }
-"""Ours lack a reason for a filter's end."""
+"""Our reasons lack a filter's."""
 
 
 class ChatEvents:
@@ -290,7 +279,6 @@ class ChatEvents:
         self._wants_logprobs = wants_logprobs
 
     def read(self, data: bytes) -> list[Event]:
-        """Raises ``UpstreamFaultError``, ``UpstreamErrorObject``."""
         if data == DONE:
             self._answer.end()
             return self._answer.take()

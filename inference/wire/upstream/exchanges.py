@@ -1,12 +1,6 @@
-"""Exchanges with upstreams by dialect: a request's body, and the reader of its answer. Pure.
+"""Exchanges with upstreams by dialect: a request's body, and the reader of its answer.
 
-    GenerationRequest ─▶ the dialect's file
-    EmbeddingRequest ─▶ openai_vectors_body | ollama_vectors_body ─▶ VectorsReader
-    TokenCountRequest ─▶ the dialect's prompt ─▶ TokenCountReader
-
-A new dialect is a file for its requests and answers, and a case here. OpenAI's dialect requests
-vectors as base64, which is a quarter of the text. Tokens are counted at Anthropic's own path, or at
-vLLM's /tokenize, which helexa and SGLang have too. Sources:
+Vectors are requested as base64, a quarter of the text. Sources:
 https://platform.openai.com/docs/api-reference/embeddings, https://docs.ollama.com/api/embed,
 https://docs.anthropic.com/en/api/messages-count-tokens and
 https://docs.vllm.ai/en/latest/serving/online_serving (Tokenizer API).
@@ -54,12 +48,12 @@ TOKEN_COUNT_DIALECTS = ("openai", "anthropic")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
     path: str
-    """Below the upstream's URL; with ``is_unversioned`` below that without its ``/v1``."""
+    """Relative to the upstream's URL; with ``is_unversioned`` without its ``/v1``."""
     is_unversioned: bool = False
     body: bytes
     reader_of: Callable[[AnswerEvents], AnswerReader]
     content_type: str = JSON
-    """The expected content type. An answer of another type is read whole, like JSON."""
+    """An answer of another type is read whole, like JSON."""
     frames: Callable[[], LinesReader] = LinesReader
 
 
@@ -122,8 +116,7 @@ Given = str | list[float]
 
 
 def openai_vectors_body(request: EmbeddingRequest, sending: Sending) -> bytes:
-    """An input that may be cut is sent whole, and the upstream cuts it or refuses it. One to be cut
-    to a number of tokens uses vLLM's field."""
+    """The upstream cuts or refuses long inputs. ``truncate_prompt_tokens`` is vLLM's field."""
     body = {"model": sending.model, "input": _inputs(request), "encoding_format": "base64"}
     if request.dimensions is not None:
         body["dimensions"] = request.dimensions
@@ -133,7 +126,7 @@ def openai_vectors_body(request: EmbeddingRequest, sending: Sending) -> bytes:
 
 
 def ollama_vectors_body(request: EmbeddingRequest, sending: Sending) -> bytes:
-    """Ollama cuts inputs that are too long by default. Raises ``UnsupportedParameterError``."""
+    """Ollama cuts long inputs by default."""
     refuse(
         {
             "input": not isinstance(request.input, TextInput),
@@ -177,7 +170,6 @@ class VectorsReader:
         self._request = request
 
     def read(self, data: bytes) -> list[Event]:
-        """Raises ``UpstreamFaultError``, ``UpstreamErrorObject``."""
         found = decoded(_decode_vectors, data, "something else than vectors")
         given = _in_order(found.data or []) if found.embeddings is None else found.embeddings
         vectors = [_vector(one) for one in given]
@@ -237,7 +229,6 @@ class TokenCountReader:
         self._answer = answer
 
     def read(self, data: bytes) -> list[Event]:
-        """Raises ``UpstreamFaultError``, ``UpstreamErrorObject``."""
         found = decoded(_decode_count, data, "something else than a number of tokens")
         name = "count" if found.input_tokens is None else "input_tokens"
         counted = tokens_of(msgspec.structs.asdict(found), name)

@@ -1,11 +1,8 @@
-"""An upstream's streamed message, of Anthropic's dialect, as our events. Pure.
-
-    message_start ─▶ accept     content_block_* ─▶ think | write | calls
-    message_delta ─▶ finish     message_stop ─▶ end     error ─▶ UpstreamErrorObject
+"""An upstream's message, of Anthropic's dialect, as our events.
 
 Blocks, deltas and events of other kinds are skipped, as that API requires. A message that is not
-streamed is read as one event. Source:
-https://docs.anthropic.com/en/docs/build-with-claude/streaming.
+streamed is read as one event.
+Source: https://docs.anthropic.com/en/docs/build-with-claude/streaming.
 """
 
 from __future__ import annotations
@@ -83,7 +80,6 @@ class MessagesEvents:
         self._calls: set[int] = set()
 
     def read(self, data: bytes) -> list[Event]:
-        """Raises ``UpstreamFaultError``, ``UpstreamErrorObject``."""
         event = decoded(_decode, data, "what is no event of a message")
         if event.type == "error":
             raise UpstreamErrorObject(event.error)
@@ -151,7 +147,7 @@ class MessagesEvents:
         self._answer.finish(CHOICE, reason, stop_sequence if given == "stop_sequence" else None)
 
     def _count(self, usage: Any) -> None:
-        """Numbers are of the whole message, and those of a later event replace the earlier ones."""
+        """Numbers are of the whole message; a later event's replace the earlier ones."""
         if isinstance(usage, dict):
             self._usage |= {name: value for name, value in usage.items() if value is not None}
 
@@ -170,7 +166,7 @@ def usage_of(reported: dict[str, Any]) -> Usage | None:
 
 
 def _prompt_tokens(reported: dict[str, Any]) -> int | None:
-    """The prompt's tokens, including cache reads and writes, which that API counts apart."""
+    """That API counts cache reads and writes apart."""
     fresh = tokens_of(reported, "input_tokens")
     if fresh is None:
         return None

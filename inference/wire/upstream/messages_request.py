@@ -1,12 +1,10 @@
-"""A request as the body of Anthropic's messages, for an upstream. Pure.
+"""A request as the body of Anthropic's messages, for an upstream.
 
     system turns, wherever they stand ─▶ system          a tool's result ─▶ the user's next turn
     turns of one role in a row ─▶ one turn               a schema ─▶ output_config.format
 
-Every field is translated or refused by the client's name for it: see
-``docs/decisions/0050-translated-for-upstreams.md``. Thoughts of earlier turns are left out: that
-API requires its own signature. A client's cache mark inside a turn's text splits it into two
-blocks, as they came. Source: https://docs.anthropic.com/en/api/messages.
+Thoughts of earlier turns are left out: that API requires its own signature.
+Source: https://docs.anthropic.com/en/api/messages.
 """
 
 from __future__ import annotations
@@ -48,12 +46,11 @@ class Marks:
         self._marks = marks
 
     def of(self, *, message: int | None = None, tool: int | None = None) -> list[CacheMark]:
-        """Marks of a turn, of a tool, or of the whole request."""
+        """Without arguments: of the whole request."""
         return [mark for mark in self._marks if (mark.message, mark.tool) == (message, tool)]
 
     def on_turn(self, message: int, blocks: list[Block]) -> list[Block]:
-        """Adds marks to the blocks of that message, in place. ``blocks`` without any stay so, and
-        so do its texts of white space, which that API does not cache."""
+        """A mark inside a text splits its block. That API does not cache white space."""
         marks = self.of(message=message)
         if not marks or not blocks:
             return blocks
@@ -83,8 +80,7 @@ def _control(mark: CacheMark) -> Block:
 
 PATH = "/v1/messages"
 FALLBACK_MAX_TOKENS = 8_192
-"""The bound on the answer where neither the client nor the catalogue has one; the API requires
-one."""
+"""The API requires a bound."""
 SYSTEM_SEPARATOR = "\n\n"
 MAX_TEMPERATURE = 1.0
 IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
@@ -102,8 +98,7 @@ def body_of(request: GenerationRequest, sending: Sending) -> bytes:
 
 
 def prompt_of(request: GenerationRequest, sending: Sending) -> Block:
-    """The model, and the part of a body whose tokens are counted. Raises ``ApiError`` for fields
-    that are not translated."""
+    """The part of a body whose tokens are counted."""
     chat = _translatable_chat(request)
     marks = Marks(request.cache_marks)
     body: Block = {"model": sending.model, "messages": _messages(chat, sending, marks)}
@@ -170,8 +165,7 @@ def _messages(chat: ChatInput, sending: Sending, marks: Marks) -> list[Block]:
 
 
 def _add_blocks(turns: list[Block], role: str, blocks: list[Block]) -> None:
-    """Adds blocks to the last turn or a new one. That API accepts neither empty turns nor results
-    of one turn's calls in several."""
+    """That API accepts neither empty turns nor results of one turn's calls in several."""
     if not blocks:
         return
     if turns and turns[-1]["role"] == role:

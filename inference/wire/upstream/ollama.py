@@ -1,12 +1,7 @@
-"""Ollama's chat, and its generate for a prompt without turns, for an upstream: the body, and its
-lines as our events. Pure.
+"""Ollama's chat, and its generate for a prompt without turns, for an upstream.
 
-    line ─▶ accept ─▶ think | write | calls ─▶ done: usage ─▶ finish ─▶ end
-
-Every field is translated or refused by the client's name for it: see
-``docs/decisions/0050-translated-for-upstreams.md``. Ollama cuts prompts that are longer than its
-context by default, which is always turned off. A call comes whole. An answer that is not streamed
-is one line. Source: https://docs.ollama.com/api, the types of the ``ollama`` package.
+Ollama cuts prompts that are longer than its context by default, which is always turned off. Source:
+https://docs.ollama.com/api, the types of the ``ollama`` package.
 """
 
 from __future__ import annotations
@@ -55,7 +50,6 @@ UNKNOWN_OPTIONS = ("logit_bias", "stop_token_ids", "min_tokens", "ignore_eos")
 
 
 def path_and_body(request: GenerationRequest, sending: Sending) -> tuple[str, bytes]:
-    """Raises ``ApiError`` for fields that are not translated."""
     refuse_unknown(request, UNKNOWN_OPTIONS)
     refuse({"n": request.n > 1})
     body: dict[str, Any] = {"model": sending.model, "stream": True}
@@ -101,7 +95,7 @@ def _chat(chat: ChatInput, sending: Sending) -> dict[str, Any]:
 
 
 def _message(message: ChatMessage, names: dict[str, str], sending: Sending) -> dict[str, Any]:
-    """``names``: of the functions, by the id of their call. Images come before the text."""
+    """``names``: of the functions, by the id of their call."""
     made: dict[str, Any] = {"role": message.role, "content": message.content or ""}
     if message.images:
         files = [sending.images[image.digest].data for image in message.images]
@@ -123,8 +117,7 @@ def _call(call: ToolCall) -> dict[str, Any]:
 
 
 def _think(chat: ChatInput) -> bool | str | None:
-    """``None``: the client set nothing. That API has no effort without thinking; a budget becomes
-    thinking without a limit."""
+    """That API has no effort without thinking, and no budget."""
     wanted = thinking_of(chat)
     return chat.reasoning_effort or True if wanted else wanted
 
@@ -165,7 +158,7 @@ class Message(msgspec.Struct):
 class Line(Answer):
     message: Message | None = None
     response: str | None = None
-    """A text of generate; its thoughts are a field beside it."""
+    """The text of generate; its thoughts are a field beside it."""
     thinking: str | None = None
     done: bool = False
     done_reason: str | None = None
@@ -183,7 +176,6 @@ class OllamaEvents:
         self._wants_logprobs = wants_logprobs
 
     def read(self, data: bytes) -> list[Event]:
-        """Raises ``UpstreamFaultError``, ``UpstreamErrorObject``."""
         line = decoded(_decode, data, "what is no line of an answer")
         if line.message is None and line.response is None:
             raise UpstreamFaultError("a line without a message")
