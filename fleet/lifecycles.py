@@ -33,9 +33,8 @@ class NeuronStatus(TextChoices):
 
 
 class RecordedReplicaStatus(TextChoices):
-    """The status that a neuron reports, plus ``AWAY``: the neuron is silent, so the status is
-    unknown. Without a transition table: a heartbeat is a sample, in which several steps look like
-    one. The neuron checks its steps."""
+    """No transition table: a heartbeat is a sample, in which several steps look like one. The
+    neuron checks its steps."""
 
     LOADING = ReplicaStatus.LOADING.value
     READY = ReplicaStatus.READY.value
@@ -93,7 +92,6 @@ ACTIVE_LOAD_JOB_STATUSES = tuple(
 
 
 def ensure_transition(current: LoadJobStatus, target: LoadJobStatus) -> None:
-    """Raises ``IllegalTransitionError`` for a step that is not in the table; staying put is no
-    step."""
+    """Raises ``IllegalTransitionError``, also for a step to the same status."""
     if target not in LOAD_JOB_TRANSITIONS[current]:
         raise IllegalTransitionError(f"LoadJobStatus: {current} cannot become {target}")
