@@ -1,4 +1,4 @@
-"""State of the control between ticks, in memory only: a control that takes over starts from scratch.
+"""State of the control between ticks, in memory only: a new control starts from scratch.
 
 snapshots, gateways' reports ─▶ FleetWatch ─▶ absent neurons, waiting models, long queues
 
