@@ -118,8 +118,6 @@ class ReplicaNotFoundError(FleetError):
 
 
 class EngineLogUnavailableError(FleetError):
-    """The engine's neuron did not answer in time."""
-
     http_status = 503
     code = "log_unavailable"
     retryable = True

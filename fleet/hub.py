@@ -47,7 +47,6 @@ ANY_SIZE = 2**62
 class HubRepository:
     name: str
     scheme: str = HUGGINGFACE
-    """``huggingface``, or a named source's."""
     commit: str
     sizes: Mapping[str, int]
     is_gated: bool = False
@@ -55,7 +54,6 @@ class HubRepository:
     """In the headers of its GGUF files, by the hub; ``None``: not reported."""
     safetensors_problem: str | None = None
     access_problem: str | None = None
-    """Why the hub does not show the files."""
 
     @property
     def source(self) -> str:
@@ -104,7 +102,6 @@ class NeuronFit:
 class Choice:
     offer: Offer
     fits: tuple[NeuronFit, ...]
-    """One for each neuron."""
 
 
 def offers_of(repository: HubRepository) -> tuple[Offer, ...]:
@@ -131,8 +128,7 @@ def choices_of(
 def fits(
     offer: Offer, snapshot: FleetSnapshot, catalogue: Catalogue | None = None
 ) -> tuple[NeuronFit, ...]:
-    """Placement's decision if each neuron were the only one; offline hosts by their devices'
-    size."""
+    """Placement's decision if each neuron were alone; offline hosts by their devices' size."""
     entry = CatalogueEntry(name="", source="", vram_mb=offer.vram_mb)
     found = []
     for neuron in snapshot.neurons:
@@ -255,8 +251,6 @@ def _described_files(spec: LoadSpec, free_bytes: int) -> Iterator[ModelFiles]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileFacts:
-    """Unknown texts are empty, and unknown numbers ``None``."""
-
     architecture: str = ""
     num_parameters: int | None = None
     context_tokens: int | None = None

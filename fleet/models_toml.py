@@ -312,7 +312,6 @@ def _read_aliases(document: Document, aliases: Mapping[str, Any]) -> None:
 
 
 def _alias_problem(name: str, target: object, model: str, names: Mapping[str, str]) -> str | None:
-    """``names``: of the file's models, by their ids."""
     try:
         check_alias_name(name)
     except CatalogueValueError as error:

@@ -41,7 +41,6 @@ class Change:
     values: Mapping[str, Any] = field(default_factory=dict)
     """The settings that differ; for something new those that differ from the defaults."""
     texts: tuple[str, ...] = ()
-    """As in a models.toml."""
 
     def lines(self) -> Iterator[str]:
         target = f" = {self.model}" if self.model else ""
@@ -55,7 +54,6 @@ class Plan:
     aliases: tuple[Change, ...]
     upstreams: tuple[Change, ...]
     notes: tuple[Remark, ...]
-    """Settings of the file that are ignored, or differ from the original."""
     unchanged: tuple[str, ...]
     problems: tuple[Remark, ...]
     """While there are any, nothing is imported."""

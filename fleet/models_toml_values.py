@@ -75,7 +75,6 @@ def from_toml(name: str, value: Any) -> Any:
 
 
 def to_toml(value: object, name: str = "") -> str:
-    """``name``: the setting that has this value."""
     match value:
         case None:
             return json.dumps(NOT_SET)

@@ -114,7 +114,6 @@ class Field:
     _: KW_ONLY
     flag: str = ""
     placeholder: str = ""
-    """The value's name in the command's help; empty: the flag in upper case."""
     is_required: bool = False
     may_change: bool = True
 
@@ -138,7 +137,6 @@ class Noun:
     filters: Mapping[str, str] = field(default_factory=dict)
     """Query parameter of the list → column (values by commas); empty: the list reads it itself."""
     filter_help: Mapping[str, str] = field(default_factory=dict)
-    """Help of the filters that are no lists of whole values."""
     id_help: str = ""
     id_metavar: str = ""
     id_pattern: str = ".+"

@@ -195,7 +195,6 @@ class FleetOverview:
     is_live: bool
     """``False``: Redis does not answer, and this is the last recorded state."""
     attention: tuple[Attention, ...]
-    """The most urgent first."""
     neurons: tuple[NeuronLine, ...]
     models: tuple[ModelLine, ...]
     jobs: tuple[JobLine, ...]

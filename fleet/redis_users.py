@@ -54,7 +54,6 @@ SINCE_7_2 = ("client|setinfo",)
 
 POLL_INTERVAL_S = 0.02
 PAUSE_S = 1.0
-"""After a failed poll, and between checks whether any host is invited."""
 LOOK_AFTER_BYTES = 8 * 1024 * 1024
 """Half of a neuron's limit beside its events."""
 

@@ -33,8 +33,7 @@ CACHE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class OfferedModels:
-    """Also adapters, if their base is enabled. The same object until the catalogue is read
-    again."""
+    """Adapters need an enabled base. The same object until the catalogue is read again."""
 
     entries: tuple[CatalogueEntry, ...]
     by_name: dict[str, CatalogueEntry]
@@ -66,7 +65,6 @@ class CatalogueCache:
         self._last: tuple[float, OfferedModels] | None = None
 
     def kept(self) -> OfferedModels | None:
-        """``None``: empty or expired."""
         last = self._last
         if last is not None and self._clock() - last[0] < CACHE_S:
             return last[1]
@@ -232,8 +230,6 @@ def nameable_models() -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedLine:
-    """A cached model of a neuron, from its download report."""
-
     neuron: str
     source: str
     revision: str
@@ -241,7 +237,6 @@ class CachedLine:
     files: list[dict[str, str | int]]
     used_by: list[str]
     models: tuple[str, ...]
-    """The catalogue's models loaded from this source; empty: none needs it."""
     is_partial: bool
     missing: list[str]
     """Incomplete files of a download."""

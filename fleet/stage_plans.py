@@ -44,8 +44,7 @@ class PlannedModel:
 
 
 def stage_plan(entry: CatalogueEntry, snapshot: FleetSnapshot) -> PlannedModel:
-    """Reads config or file headers, the hub's by range. Raises ``PlanUnavailableError``,
-    ``HubError``."""
+    """Reads headers, the hub's by range. Raises ``PlanUnavailableError``, ``HubError``."""
     if entry.base is not None:
         raise PlanUnavailableError(f"{entry.name} is an adapter: plan its base, {entry.base}")
     if entry.upstream_model is not None:

@@ -57,7 +57,6 @@ class Samples:
                 add(minute.setdefault(SeriesKey(MINUTE_S, at, kind, name), {}), figures)
 
     def ended(self, now_unix_s: float) -> dict[int, dict[SeriesKey, Figures]]:
-        """Complete minutes, by their beginning."""
         present = floor_s(now_unix_s, MINUTE_S)
         with self._lock:
             return {at: minute for at, minute in self._minutes.items() if at < present}

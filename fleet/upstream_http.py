@@ -62,14 +62,12 @@ class Answer:
         return self.status < FIRST_REDIRECT
 
     def json(self) -> Any:
-        """``None`` for a body that is not JSON."""
         try:
             return json.loads(self.body)
         except (ValueError, RecursionError):
             return None
 
     def table(self) -> dict[str, Any]:
-        """Empty for a body that is no JSON object."""
         found = self.json()
         return found if isinstance(found, dict) else {}
 

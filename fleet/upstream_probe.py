@@ -245,7 +245,6 @@ STEPS: Mapping[str, Step] = {
 
 
 def _silence() -> bytes:
-    """One second; it need not have a text."""
     file = io.BytesIO()
     with wave.open(file, "wb") as written:
         written.setnchannels(1)
@@ -271,7 +270,6 @@ def _has_image(answer: Answer) -> bool:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paid:
     names: re.Pattern[str]
-    """Of models that do this."""
     path: str
     fields: Mapping[str, Any] = field(default_factory=dict)
     file: Callable[[], tuple[str, bytes, str]] | None = None
@@ -321,15 +319,13 @@ PAID: Mapping[str, Paid] = {
 
 
 def chat_model(listed: Sequence[str]) -> str:
-    """The first that is not named like one without a chat, else the first; empty: none is
-    listed."""
+    """The first not named like one without a chat, else the first; empty: none is listed."""
     others = (NO_CHAT, *(paid.names for paid in PAID.values()))
     chats = (name for name in listed if not any(one.search(name) for one in others))
     return next(chats, listed[0] if listed else "")
 
 
 def model_for(what: str, listed: Iterable[str]) -> str:
-    """By its name; empty: none."""
     return next((name for name in listed if PAID[what].names.search(name)), "")
 
 

@@ -118,7 +118,6 @@ def _add(request: HttpRequest, repository: HubRepository, revision: str | None) 
 
 
 def no_host_remark(model: CatalogueModel) -> str:
-    """Empty where a host of the fleet can run it."""
     lines = fleet_overview().models
     why = next((line.no_host for line in lines if line.name == model.name), "")
     return f"No host can run {model.name}: {why}" if why else ""

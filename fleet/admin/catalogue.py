@@ -91,8 +91,7 @@ class LoadOnNeuronForm(forms.Form):
 
 
 def outdated_replicas(model: CatalogueModel) -> list[Replica]:
-    """Reads replicas with their neurons, aliases and measurements: prefetch them for many
-    models."""
+    """Reads replicas with neurons, aliases and measurements: prefetch them for many models."""
     replicas = list(model.replicas.all())
     if not replicas:
         return []

@@ -186,7 +186,6 @@ class PullForm(forms.Form):
 
 
 def cached_page(request: HttpRequest, model_admin: JobAdmin) -> HttpResponse:
-    """GET shows the page; POST pulls a model, or deletes one if it has ``delete``."""
     may_change, is_post = model_admin.has_operate_permission(request), request.method == "POST"
     if not model_admin.has_view_permission(request) or (is_post and not may_change):
         raise PermissionDenied

@@ -72,7 +72,6 @@ class OperatedAdmin(UnfoldAdmin):
         return request.user.has_perm(self.operating)
 
     def home_context(self, obj: Any) -> dict[str, Any]:
-        """Returns more context for the template above the form."""
         return {}
 
     def render_change_form(
@@ -85,8 +84,6 @@ class OperatedAdmin(UnfoldAdmin):
 
 @dataclass(frozen=True, slots=True)
 class Writes:
-    """``row``: the argument by which ``update`` and ``delete`` take a row."""
-
     row: str
     create: Callable[..., Any]
     update: Callable[..., object]
@@ -128,7 +125,6 @@ class WrittenAdmin(OperatedAdmin):
             self.delete_model(request, row)
 
     def users_of(self, rows: Sequence[Any]) -> Iterable[str]:
-        """Names what uses the rows and so prevents their deletion."""
         return ()
 
     def get_deleted_objects(
@@ -267,7 +263,6 @@ def each_row(
     asks: bool = False,
     leads_to: str = "",
 ) -> Any:
-    """``leads_to``: the name of the URL to redirect to."""
 
     def on_rows(_page: Any, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
         for row in list(queryset):

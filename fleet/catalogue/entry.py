@@ -29,8 +29,6 @@ SHORTEST_CONTEXT_TOKENS = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredLoad:
-    """The last load of one model on one neuron."""
-
     neuron: str
     device_kind: DeviceKind
     load_bytes: int
@@ -46,7 +44,6 @@ class MeasuredLoad:
     prefill_speed: PrefillSpeed | None
     """Average over the requests since; ``None`` where there were none."""
     context_tokens: int | None = None
-    """The enforced limit."""
     capabilities: tuple[str, ...] | None = None
 
     def needed_bytes(self, kv_memory_bytes: int | None) -> int:
@@ -67,8 +64,7 @@ class MeasuredLoad:
 def measured_for(
     loads: Iterable[MeasuredLoad], neuron: str, device_kind: DeviceKind | None = None
 ) -> MeasuredLoad | None:
-    """Its own load, else the largest of another neuron with that kind of device (``None``: any
-    kind)."""
+    """Its own load, else the largest of another neuron with that kind of device."""
     fitting = [load for load in loads if device_kind in (None, load.device_kind)]
     own = [load for load in fitting if load.neuron == neuron]
     return max(own or fitting, key=lambda load: (load.load_bytes, load.neuron), default=None)
@@ -85,8 +81,7 @@ class CatalogueEntry(CatalogueSettings):
     costs: ModelCosts | None = None
     measured_loads: tuple[MeasuredLoad, ...] = ()
     unloaded_from: tuple[str, ...] = ()
-    """Neurons that it was unloaded from although it is kept loaded: each lowers the minimum by
-    one."""
+    """Unloaded from these although it is kept loaded: each lowers the minimum by one."""
     created_unix_s: int = 0
     upstream: UpstreamEntry | None = None
     """``None``: the model has files, or its upstream was removed."""
@@ -97,7 +92,6 @@ class CatalogueEntry(CatalogueSettings):
 
     @property
     def upstream_model(self) -> UpstreamModel | None:
-        """``None``: it has files, and neurons load them."""
         return upstream_of(self.source)
 
     @property
@@ -108,7 +102,6 @@ class CatalogueEntry(CatalogueSettings):
         return parse_targets(self.targets)
 
     def upstream_named(self, name: str) -> UpstreamEntry | None:
-        """``None``: it was removed."""
         known = (*self.target_upstreams, *(() if self.upstream is None else (self.upstream,)))
         return next((one for one in known if one.name == name), None)
 
@@ -196,5 +189,4 @@ def outdated_neurons(entry: CatalogueEntry, snapshot: FleetSnapshot) -> list[str
 
 
 def expected_vram_mb(num_bytes: int) -> int:
-    """Memory of a model whose files have that size, before it was ever loaded."""
     return -(-int(num_bytes * ROOM) // MIB)

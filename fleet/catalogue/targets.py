@@ -44,7 +44,6 @@ class UpstreamModel:
 
 
 def upstream_of(source: str) -> UpstreamModel | None:
-    """``None``: the source names files."""
     if not source.startswith(UPSTREAM_PREFIX):
         return None
     upstream, _, model = source.removeprefix(UPSTREAM_PREFIX).partition("/")
@@ -54,9 +53,7 @@ def upstream_of(source: str) -> UpstreamModel | None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetPrices:
     prices: Prices | None = None
-    """Of tokens."""
     units: UnitPrices | None = None
-    """Of requests and units."""
     are_upstreams: bool = False
     """The prices are those that the upstream last named."""
 
@@ -70,7 +67,6 @@ class When(StrEnum):
     QUEUE_LONGER_THAN = "queue_longer_than"
     """More requests than that wait at each target before it."""
     WAITING_LONGER_THAN = "waiting_longer_than"
-    """In seconds."""
 
 
 MOST = {When.QUEUE_LONGER_THAN: 1_000_000, When.WAITING_LONGER_THAN: 86_400}

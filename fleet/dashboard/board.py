@@ -71,7 +71,6 @@ class BoardQuery:
         return cls(**{one.name: query.get(one.name, "").strip() for one in fields(cls)})
 
     def address(self, **changes: str) -> str:
-        """Without kept rows; ``?`` where nothing is set."""
         asked = asdict(self) | changes | {"kept_models": "", "kept_neurons": ""}
         return f"?{urlencode({name: value for name, value in asked.items() if value})}"
 
@@ -87,8 +86,8 @@ Line = TypeVar("Line", bound=Named)
 def page_of(
     listed: Iterable[Line], *, rank: Callable[[Line], int], size: int, number: str, kept: str
 ) -> Page[Line]:
-    """Lowest rank first, then by name. ``kept``: names on this page so far, which keep their order;
-    lines of other pages replace missing ones. A page past the last one is the last one."""
+    """Lowest rank first, then by name. ``kept``: names on this page so far, which keep their order.
+    A page past the last one is the last one."""
     ordered = sorted(listed, key=lambda line: (rank(line), line.name))
     page = Paginator(ordered, size).get_page(number)
     if kept:
@@ -205,8 +204,7 @@ def _listed_models(
 
 
 def _steps(overview: lines.FleetOverview) -> list[str]:
-    """Steps of an empty fleet; key, request and people are steps of
-    ``fleet.dashboard.first_steps``."""
+    """``fleet.dashboard.first_steps`` has the further steps: key, request and people."""
     steps = [] if overview.neurons else ["neuron"]
     if not overview.models:
         steps.append("model")

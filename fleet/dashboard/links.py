@@ -43,7 +43,6 @@ PAGES_OF_OBJECTS: dict[str, Callable[[str], str]] = {
 
 
 def linked_findings(attention: Iterable[Attention]) -> list[tuple[Attention, str, str]]:
-    """Each finding with the address and name of its page, both empty where it has none."""
     return [(finding, *_page(finding)) for finding in attention]
 
 

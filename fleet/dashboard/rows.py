@@ -39,8 +39,6 @@ Explained = Mapping[tuple[str, str], str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgressRow:
-    """``percent``: ``None`` while unknown."""
-
     text: str
     percent: int | None = None
     tone: str = "info"
@@ -247,5 +245,4 @@ def tone_of(status: str) -> str:
 
 @register.filter("audited_url")
 def url_of_line(line: lines.AuditLine) -> str:
-    """Empty: it has no page."""
     return audited_url(line.action, line.object_id)

@@ -65,7 +65,6 @@ def board(request: HttpRequest) -> HttpResponse:
 
 @require_GET
 def model(request: HttpRequest) -> HttpResponse:
-    """``name``: of a model or alias. A model that is gone leads to its replicas."""
     name = request.GET.get("name", "")
     found = CatalogueModel.objects.filter(Q(name=name) | Q(aliases__name=name)).first()
     return _to_page(found, "replica" if found is None else "cataloguemodel", name)
@@ -163,7 +162,6 @@ def _part(
 @never_cache
 @require_http_methods(["GET", "POST"])
 def sharing(request: HttpRequest) -> HttpResponse:
-    """The page that opens and closes the private Redis to invited hosts."""
     if not request.user.has_perm(SHARES):
         raise PermissionDenied
     problem = ""

@@ -116,7 +116,6 @@ class TimeSlice(msgspec.Struct, frozen=True, kw_only=True):
     """In the devices' order, where the model is divided over them."""
     evicted: tuple[str, ...] = msgspec.field(default=(), name="victims")
     age_s: float = 0.0
-    """Since the slice was given."""
 
     def promised_on(self, device: str) -> int:
         if not self.stage_bytes:

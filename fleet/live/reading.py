@@ -86,8 +86,6 @@ where that is too many."""
 
 @dataclass(frozen=True, slots=True)
 class Read(Generic[Value]):
-    """A command for a pipeline of either kind of client, with its reply's decoder."""
-
     command: tuple[bytes | str | int, ...]
     key: str
     max_bytes: int
@@ -197,7 +195,6 @@ async def read_snapshot(
 
 
 def read_snapshot_sync(client: redis.Redis) -> FleetSnapshot:
-    """``read_snapshot`` for threads."""
     return read_live_fleet(client).snapshot()
 
 
@@ -349,7 +346,7 @@ def read_refusals(client: redis.Redis, *, hours: int) -> dict[Refused, int]:
 
 
 def only_refused(counts: Mapping[Refused, int]) -> dict[Refused, int]:
-    """Leaves out requests that crashed a worker: ``metering.ledger.entries`` counts them as
+    """Requests that crashed a worker are left out: ``metering.ledger.entries`` has them as
     failed."""
     plain = by_code(counts)
     return {one: number for one, number in plain.items() if one.code not in COUNTED_BY_KEY}

@@ -116,7 +116,6 @@ MAX_NAMED = 3
 
 
 def value_problem(report: msgspec.Struct) -> str | None:
-    """The first value that is out of bounds, in words."""
     for name, value in _values(report):
         if problem := _problem(name, value):
             return f"{name}: {problem}"

@@ -1,9 +1,5 @@
-"""The live fleet at one moment, frozen: placement decides by it and /health shows it.
-
-    NeuronHeartbeat*, DesiredStates ──build_snapshot──▶ FleetSnapshot ▷ NeuronView* ▷ ReplicaView*
-
-Pure: no ORM, no Redis, no clock. A neuron that is missing here is offline.
-"""
+"""The live fleet at one moment, frozen: placement decides by it. A neuron that is missing here is
+offline. Pure: no ORM, no Redis, no clock."""
 
 from __future__ import annotations
 
@@ -62,9 +58,7 @@ class ReplicaView:
     decode_tokens_per_s: float = 0.0
     prefill_tokens_per_s: float = 0.0
     last_forward_age_s: float | None = None
-    """``None``: no forward pass yet."""
     engine_age_s: float | None = None
-    """Since the engine of the current load was started."""
     stage_s: float | None = None
     """Since the current load's stage began; ``None``: not reported."""
     progress: LoadProgress | None = None
@@ -80,7 +74,6 @@ class ReplicaView:
     host_memory_bytes: int = 0
     """Of a sleeping model's weights, beside that."""
     last_used_age_s: float | None = None
-    """``None``: unused since it was loaded."""
     sleep_refused_age_s: float | None = None
     """Seconds since it last refused to sleep; ``None``: never."""
 
@@ -176,7 +169,6 @@ class FleetSnapshot:
     absent: tuple[NeuronView, ...] = ()
     """Neurons that have just fallen silent: their replicas are expected back."""
     time_slices: tuple[TimeSlice, ...] = ()
-    """Memory reserved for models that wait for it."""
 
     @cached_property
     def by_model(self) -> Mapping[str, tuple[ReplicaView, ...]]:
@@ -222,7 +214,6 @@ def build_snapshot(
 
 
 def remaining_s(elapsed_s: float, done: int, total: int) -> float | None:
-    """Linear; ``None`` without a rate."""
     if elapsed_s <= 0 or done <= 0 or total <= 0:
         return None
     return max(0.0, elapsed_s * (total - done) / done)

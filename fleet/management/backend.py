@@ -51,8 +51,6 @@ class RefusedError(CommandError):
 
 
 class Server:
-    """``hint``: for the error where it does not answer."""
-
     def __init__(self, url: str, key: str | None, *, timeout_s: float, hint: str = "") -> None:
         self.url = url.rstrip("/")
         self._headers = {"content-type": "application/json"}

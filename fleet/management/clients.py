@@ -20,8 +20,6 @@ KEY_VARIABLE = "HELEXA_API_KEY"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A model of a server, as in ``GET /v1/models``."""
-
     url: str
     """Without a path and without a final slash."""
     model: str
@@ -37,8 +35,6 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingsFile:
-    """``values`` are merged into the file: JSON, or TOML where its name ends in ``.toml``."""
-
     path: str
     """Below the home folder."""
     values: Mapping[str, Any]
@@ -54,7 +50,6 @@ class ClientSettings:
     """For a file in a folder that only the client knows: ``pasted_into`` names it."""
     pasted_into: str = ""
     command: tuple[str, ...] = ()
-    """Empty: the client has no command."""
     notes: tuple[str, ...] = ()
 
 
@@ -200,12 +195,11 @@ Card = Mapping[str, Any]
 
 
 class NoModelError(Exception):
-    """The message names a model that would do."""
+    pass
 
 
 def chosen_card(cards: Sequence[Card], wanted: str | None, client: str) -> Card:
-    """Of ``wanted``, a name or an alias; else of a usable model, a loaded one first. Raises
-    ``NoModelError``."""
+    """Else of a usable model, a loaded one first. Raises ``NoModelError``."""
     writing = [card for card in cards if _writes(card)]
     usable = [card for card in writing if _lacks(card, client) is None]
     if wanted is None:

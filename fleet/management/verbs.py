@@ -23,7 +23,6 @@ from metering.output import errors_on_one_line, json_text, table_text
 
 Row = dict[str, Any]
 Columns = Mapping[str, Callable[[Row], object]]
-"""A table's columns: title, and the cell of a row."""
 FIELD = "field_"
 FILTER = "filter_"
 

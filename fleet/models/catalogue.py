@@ -176,8 +176,6 @@ for described in fields(CatalogueSettings):
 
 
 class CatalogueModel(CatalogueColumns):
-    """Written by ``fleet.services.catalogue``."""
-
     name = models.CharField(
         max_length=100,
         unique=True,
@@ -268,8 +266,6 @@ class Alias(models.Model):
 
 
 class Upstream(models.Model):
-    """Written by ``fleet.services.upstreams`` only."""
-
     name = models.CharField(max_length=63, unique=True, help_text="A lower-case slug, as gpu-box.")
     url = models.CharField(
         max_length=500,
@@ -350,7 +346,6 @@ class Upstream(models.Model):
         return bool(self.sealed_secret)
 
     def prices_of(self, model: str) -> Prices | None:
-        """As the upstream last reported them."""
         for known in self.known_models:
             if known["id"] == model:
                 return KnownModel(**known).prices

@@ -25,8 +25,6 @@ ACTIVE = models.Q(status__in=ACTIVE_LOAD_JOB_STATUSES)
 
 
 class Job(models.Model):
-    """A job moves along the table in ``fleet.lifecycles``, by ``fleet.services``."""
-
     requested_by = models.CharField(max_length=150, blank=True)
     status = models.CharField(
         max_length=16, choices=LoadJobStatus.choices, default=LoadJobStatus.PENDING
@@ -151,7 +149,6 @@ class LoadJob(Job):
 
     @property
     def stage_specs(self) -> list[StageSpec]:
-        """Empty: the model is whole."""
         return msgspec.convert(self.stages, list[StageSpec])
 
     @property
@@ -163,7 +160,6 @@ class LoadJob(Job):
 
     @property
     def estimate(self) -> LoadEstimate:
-        """Estimates the whole load by the last one there, else its stage by its rate."""
         if not self.is_active or self.stage_started_at is None or self.reported_at is None:
             return NO_ESTIMATE
         began_at, now = self.engine_started_at, self.reported_at
@@ -235,7 +231,6 @@ class Download(Job):
 
     @property
     def eta_s(self) -> float | None:
-        """By its rate so far."""
         if not self.is_active or self.started_at is None or self.reported_at is None:
             return None
         elapsed_s = (self.reported_at - self.started_at).total_seconds()

@@ -160,7 +160,7 @@ class NeuronWish(models.Model):
 
 
 class FleetPolicy(models.Model):
-    """The fleet's policy: one row, of key 1."""
+    """One row, of key 1."""
 
     admission = models.CharField(
         max_length=16,
@@ -213,7 +213,7 @@ class Invitation(models.Model):
 
 
 class ControlTerm(models.Model):
-    """One row, of key 1. Written by ``fleet.leadership`` only."""
+    """One row, of key 1. Only ``fleet.leadership`` writes it."""
 
     number = models.PositiveBigIntegerField(default=0)
     control_id = models.CharField(max_length=255, blank=True)

@@ -17,7 +17,6 @@ from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus, device_name
 
 Catalogue = Mapping[str, CatalogueEntry]
-"""Every enabled model by its name."""
 IDLE_TIME_SLICE_S = 5.0
 """How long a ready replica stays even if it is unused: the requests for its load are on their way.
 Two models that displace each other each stay at least this long."""
@@ -42,7 +41,6 @@ HELD = (ReplicaStatus.READY, ReplicaStatus.LOADING, ReplicaStatus.RECOVERING)
 REPLACEABLE = (ReplicaStatus.FAILED, ReplicaStatus.ASLEEP)
 """They do not prevent a load or wake of their model on that neuron."""
 RESTING = (ReplicaStatus.READY, ReplicaStatus.ASLEEP)
-"""They may be idle."""
 
 
 @dataclass(slots=True)
@@ -91,7 +89,6 @@ class FleetCapacity:
         self._num_held = Counter(one.model for one in snapshot.replicas() if one.status in HELD)
         neurons = [neuron for neuron in snapshot.neurons if neuron.may_load]
         self._most_free: Counter[tuple[DeviceKind, str]] = Counter()
-        """On one device, by kind and neuron."""
         for neuron in neurons:
             for info in neuron.devices:
                 where = (info.kind, neuron.name)
@@ -102,7 +99,6 @@ class FleetCapacity:
                 claim = (time_slice.model, time_slice.promised_on(name))
                 claims[time_slice.neuron, name].append(claim)
         self.by_kind: dict[DeviceKind, dict[str, list[DeviceCapacity]]] = {"cuda": {}, "cpu": {}}
-        """Of neurons that accept loads, by name."""
         for neuron in neurons:
             evictables = self._evictables(neuron)
             for info in neuron.devices:
@@ -213,7 +209,6 @@ def devices_of(replica: ReplicaView, neuron: NeuronView) -> tuple[str, ...]:
 
 
 def stage_neurons(replica: ReplicaView) -> frozenset[str]:
-    """The other neurons that hold stages of it."""
     stages = () if replica.report is None else replica.report.stages
     return frozenset(stage.neuron for stage in stages if stage.neuron)
 
@@ -301,7 +296,6 @@ class Clearing(Enum):
 def freed_by(
     clearing: Clearing, entry: CatalogueEntry, device: DeviceCapacity, *, leaves_itself: bool = True
 ) -> list[EvictionCandidate]:
-    """The least valuable first."""
     return [
         one
         for one in device.evictables

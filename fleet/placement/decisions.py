@@ -81,8 +81,7 @@ class PlacementCandidate:
 
     @property
     def rank(self) -> tuple[bool, float, int, float]:
-        """Best first: the soonest, the lowest of the highest priorities that leave, the least total
-        loss."""
+        """Best first: the soonest, the lowest priority that leaves, the least total loss."""
         priority = max((one.priority for one in self.evicted), default=UNTOUCHED)
         loss = sum(one.loss for one in self.evicted)
         return (self.is_promised, self.ready_in_s, priority, loss)
@@ -191,7 +190,7 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """``time_slices``: all active ones. ``restored``: models by neuron, back after a drain or given
+    """``time_slices``: all active. ``restored``: models by neuron, back after a drain or given
     up."""
 
     actions: tuple[Action, ...] = ()
@@ -229,7 +228,6 @@ def assignment_of(entry: CatalogueEntry) -> Assignment:
 
 
 def with_load(snapshot: FleetSnapshot, load: Load, entry: CatalogueEntry) -> FleetSnapshot:
-    """Removes its evictions, and adds its own memory."""
     neuron = snapshot.neuron(load.neuron)
     if neuron is None:
         return snapshot

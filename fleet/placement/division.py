@@ -44,7 +44,6 @@ from inference.protocol.load import StageSpec
 
 Devices = Sequence[DeviceInfo | KnownDevice]
 NOT_OF_STAGES = ("draft_model", "mtp")
-"""Kinds of speculation that models of several stages do not have."""
 
 
 def why_not_divided(entry: CatalogueEntry) -> str | None:
@@ -64,7 +63,6 @@ class Division:
     needs: Needs
     costs: ModelCosts
     devices: Sequence[DeviceCapacity]
-    """The devices for stages, by their neurons' names."""
     spread: Spread = "host"
     """``fleet`` where it may use several neurons, and none of them could hold it alone."""
 

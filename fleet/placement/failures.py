@@ -69,8 +69,7 @@ NONE_FAILED = FailedLoads()
 
 
 def with_reported_costs(entry: CatalogueEntry, replicas: Sequence[ReplicaView]) -> CatalogueEntry:
-    """With the layers' costs that a failed load has just reported and the catalogue does not have
-    yet."""
+    """With the layers' costs that a failed load has just reported."""
     if entry.costs is not None:
         return entry
     for replica in replicas:

@@ -167,8 +167,7 @@ USUAL_CONTEXT_TOKENS = 32 * 1024
 """The assumed context of a model whose catalogue entry has no limit."""
 UNKNOWN_SHARE = 0.25
 UNKNOWN_BYTES = 2 * 1024**3
-"""KV memory wanted while no load has measured a token's bytes: that share of the need, plus
-this."""
+"""KV memory wanted while no load has measured a token's bytes: a share of the need, plus this."""
 
 
 class Needs:
@@ -209,8 +208,7 @@ class Needs:
         return None if total is None else -(-total // self.num_devices)
 
     def wanted_bytes(self, device_bytes: int) -> int:
-        """Room for ``WANTED_CONTEXTS`` contexts at once. The operator's KV size is part of the
-        need."""
+        """Room for ``WANTED_CONTEXTS`` contexts. The operator's KV size is part of the need."""
         if self.entry.kv_memory_bytes is not None:
             return device_bytes
         token_bytes = max((one.kv_token_bytes for one in self.entry.measured_loads), default=0)

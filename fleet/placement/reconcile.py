@@ -59,7 +59,6 @@ MAX_LOADS_A_TICK = 8
 BACKOFF = Backoff(first_s=10.0, max_s=600.0)
 """After consecutive failures of an assigned model."""
 QUEUE_LONG_S = 10.0
-"""A queue that has been long for this long gets another replica."""
 LONG_QUEUE = 4
 SERVES_SOON = {ReplicaStatus.LOADING, ReplicaStatus.READY, ReplicaStatus.RECOVERING}
 NONE_WAITING = Waiting(num_requests=0, oldest_s=0.0)
@@ -274,7 +273,6 @@ class _Tick:
                 self._unload(unload_of(one.replica, f"{model} has waited for its time slice"))
 
     def _num_missing(self, entry: CatalogueEntry) -> int:
-        """Counts the replicas of briefly absent neurons as present."""
         held = {replica.neuron for replica in staying(entry, self._snapshot)}
         held |= self._pending[entry.name] | set(self._snapshot.absent_holders(entry.name))
         return entry.effective_min_replicas - len(held)

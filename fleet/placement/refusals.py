@@ -42,8 +42,7 @@ def refuse(
     returning: Sequence[UnavailableHost] = (),
     only: str | None = None,
 ) -> Reject:
-    """``returning``: hosts that could hold it later: the refusal is temporary. ``only``: a
-    neuron."""
+    """``returning``: hosts that could hold it later: the refusal is temporary."""
     entry, failed = room.entry, room.failed
     if failed.recent:
         oldest = min(failed.recent, key=lambda replica: (retry_in_s(replica), replica.neuron))
@@ -65,8 +64,7 @@ def refuse(
 
 
 def never_loads(entry: CatalogueEntry, failed: ReplicaView) -> Reject:
-    """Without Retry-After: nothing is retried until its files or entry change, or the hub
-    answers."""
+    """No Retry-After: nothing is retried until files or entry change, or the hub answers."""
     failure = failed.failure
     assert failure is not None, "a failure without a report is not permanent"
     again = (
@@ -85,7 +83,6 @@ def never_loads(entry: CatalogueEntry, failed: ReplicaView) -> Reject:
 
 
 def stage_failed(entry: CatalogueEntry, failing: Sequence[HeldStageView]) -> Reject:
-    """While only neurons that just failed have room; of the first to be retried."""
     first = min(failing, key=lambda one: (stage_retry_in_s(one), one.neuron))
     failure = first.stage.failure or UNKNOWN
     return Reject(
@@ -151,7 +148,6 @@ def _exceeds_device(
 
 
 def _short(room: Room) -> Reject | None:
-    """Of the neuron that comes closest; large enough devices come first."""
     entry, needs = room.entry, Needs(room.entry)
     division = room.division or Division.of(needs, room.capacity)
     if division is not None:
@@ -182,8 +178,7 @@ def _short(room: Room) -> Reject | None:
 
 
 def _lacking(room: Room, needs: Needs) -> Iterator[tuple[bool, int, str, str, int, DeviceCapacity]]:
-    """Each neuron's decisive device: is too small, bytes lacking, neuron, name, bytes needed on
-    it."""
+    """Decisive devices: (is too small, bytes lacking, neuron, name, bytes needed, device)."""
     for kind in needs.kinds:
         for neuron, devices in room.capacity.of_kind(room.entry, kind, room.failed.neurons).items():
             needed = needs.device_bytes(neuron, kind)

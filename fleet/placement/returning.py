@@ -26,8 +26,7 @@ DRAIN_WAIT_S = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnavailableHost:
-    """``since_s``: in ``state``. ``is_awaited``: an operator drained it lately, and requests wait
-    for it."""
+    """``since_s``: in ``state``. ``is_awaited``: drained lately, so requests wait for it."""
 
     name: str
     devices: Devices
@@ -37,7 +36,6 @@ class UnavailableHost:
 
     @property
     def how_long(self) -> str:
-        """The state as a predicate: "has been away for 70 s"."""
         if self.since_s is None:
             return f"is {self.state}"
         return f"has been {self.state} for {self.since_s:.0f} s"
@@ -48,7 +46,6 @@ class UnavailableHost:
 
 
 def unavailable_hosts(snapshot: FleetSnapshot) -> Iterator[UnavailableHost]:
-    """Admitted hosts, with their last reported devices."""
     for neuron in snapshot.neurons:
         if neuron.is_admitted and not neuron.may_load:
             desired = snapshot.desired_states.of(neuron.name)
@@ -101,7 +98,6 @@ def awaited_host(
 
 
 def why_unmet(needs: Needs, hosts: Mapping[str, Devices]) -> str:
-    """In words; empty: one could."""
     if any(is_large_enough(needs, name, devices) for name, devices in hosts.items()):
         return ""
     return f"needs {_wanted(needs)}, and {_closest(needs, hosts)}"

@@ -45,8 +45,7 @@ WAKE_AGAIN_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """``candidate``: memory now or after evictions; else ``after_time_slices`` of replicas in
-    use."""
+    """``candidate``: memory now or after evictions; else ``after_time_slices``."""
 
     entry: CatalogueEntry
     """With the costs that failed loads have reported."""
@@ -248,7 +247,6 @@ def has_just_failed(replica: ReplicaView) -> bool:
 
 
 def feasible_on(entry: CatalogueEntry, snapshot: FleetSnapshot) -> tuple[str, ...]:
-    """Neurons that accept loads and have the required devices, ignoring their load."""
     needs = Needs(entry)
     return tuple(
         neuron.name

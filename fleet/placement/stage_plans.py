@@ -7,9 +7,6 @@ else            ─▶ how many layers each device could hold, and the missing b
 The fastest device is filled first, and has the outer tensors: no other division over the same
 devices reads its weights faster. Tokens per second, by the groups of requests in flight: as many as
 keep all stages busy, and as few as read the weights seldom.
-
-    stage 1   A B A B A …
-    stage 2     A B A B …
 """
 
 from __future__ import annotations
@@ -309,7 +306,6 @@ def divided(
 
 
 def least_bytes(costs: ModelCosts, stage: Stage, kv_tokens: int) -> int:
-    """With keys and values of so many tokens."""
     states_bytes = NUM_STATES * sum(
         layer.state_bytes for layer in costs.layers[stage.first_layer : stage.last_layer]
     )

@@ -245,7 +245,6 @@ def alias_check(*, alias: Alias) -> None:
 
 
 def default_model_ensure(*, actor: Actor) -> CatalogueModel:
-    """Leaves an existing row as it is."""
     existing = CatalogueModel.objects.filter(name=DEFAULT_MODEL_NAME).first()
     return existing or catalogue_model_create(
         actor=actor,

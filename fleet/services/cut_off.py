@@ -1,9 +1,5 @@
-"""Shuts out an invited neuron that misbehaves.
-
-    gateway: too many faults in what it answers ─┬─▶ neuron_cut_off ─▶ its Redis user and keys go
-    control: too many bytes or keys in Redis, ───┘                     its page has the reason
-             written by it, sent to it and left
-             there, or held by its connections
+"""Shuts out an invited neuron that misbehaves: a gateway for faults in its answers, the control for
+too many bytes or keys in Redis.
 
 Redis has no limit of bytes for a user, so the control measures the keys of each invited neuron, the
 gateways' messages to it, and its connections' buffers. A neuron with the fleet's own password
@@ -102,8 +98,7 @@ def oversized_neurons_cut_off(*, client: redis.Redis, now_s: float) -> int:
 
 
 def flooding_neurons_cut_off(*, client: redis.Redis) -> int:
-    """Measures their own keys alone, without grace. Returns how many. Raises
-    ``redis.RedisError``."""
+    """Measures their own keys alone, without grace. Raises ``redis.RedisError``."""
     invited = _invited()
     if not invited:
         return 0
@@ -173,7 +168,6 @@ def _connection_excess(name: str, sizes: Sequence[int], now_s: float) -> str:
 
 
 def _lasts(name: str, what: str, is_excess: bool, now_s: float) -> bool:
-    """For ``EXCESS_FOR_S``; then counting restarts."""
     if not is_excess:
         _excess_since_s.pop((name, what), None)
         return False

@@ -198,8 +198,7 @@ def download_neuron(
     reports: Mapping[str, CacheReport],
     wanted: Collection[str] = (),
 ) -> str | None:
-    """``wanted``: neurons that the model is for; empty: any. ``None``: none accepts downloads
-    now."""
+    """``wanted``: empty: any neuron. ``None``: none accepts downloads now."""
 
     def worth(name: str) -> tuple[bool, int]:
         report = reports.get(name)

@@ -94,7 +94,6 @@ def heartbeat_record(*, heartbeat: NeuronHeartbeat) -> None:
 
 
 def silent_neurons_mark_away(*, snapshot: FleetSnapshot) -> int:
-    """Returns how many."""
     alive = [neuron.name for neuron in snapshot.neurons]
     silent = Neuron.objects.exclude(status=NeuronStatus.AWAY).exclude(name__in=alive)
     return sum(neuron_mark_away(neuron=neuron) for neuron in silent)

@@ -189,7 +189,6 @@ def _ensure_redis_can() -> None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharing:
     problem: str | None
-    """Why no host could use an invitation; ``None``: one could."""
     address: str
     """Of the private Redis for invited hosts; empty: it is not open, or Redis is another one."""
     can_open: bool

@@ -68,8 +68,7 @@ OLD_HEARTBEAT = timedelta(seconds=HEARTBEAT_EXPIRY_S + 1)
 def load_job_advance(
     *, job: LoadJob, state: ReplicaState | None, now: datetime, snapshot: Snapshot
 ) -> None:
-    """``state``: of the job's model there; ``None``: no replica. ``snapshot``: of the neuron
-    alone."""
+    """``state``: of the job's model; ``None``: no replica. ``snapshot``: of the neuron alone."""
     if job.kind in LEAVING_KINDS:
         _leaving_advance(job, state, now)
     elif job.replacement is not None:

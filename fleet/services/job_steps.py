@@ -73,7 +73,6 @@ def job_abandoned(
 
 
 def jobs_fail(failures: Iterable[tuple[Job, LoadFailure | None]]) -> int:
-    """Returns their number."""
     return sum(
         job_end(job=job, status=LoadJobStatus.FAILED, failure=failure)
         for job, failure in failures
@@ -95,7 +94,6 @@ def job_claim(*, job: Job, status: LoadJobStatus, values: Mapping[str, Any]) -> 
 def job_report(
     *, job: Job, values: Mapping[str, Any], now: datetime, is_running: bool = True
 ) -> None:
-    """``values``: the columns that changed."""
     if is_running and job.status == LoadJobStatus.PENDING:
         values = {**values, "started_at": now, "reported_at": now}
         job_claim(job=job, status=LoadJobStatus.RUNNING, values=values)
@@ -114,8 +112,7 @@ def send_unload(job: LoadJob, *, at_once: bool = False) -> None:
 
 
 def send_reload(job: LoadJob) -> None:
-    """A neuron replaces only a replica with another spec, so one with the same is unloaded
-    first."""
+    """A neuron replaces only a replica with another spec: one with the same is unloaded first."""
     replica = Replica.objects.filter(model_name=job.model_name, neuron=job.neuron).first()
     if replica is None or replica.spec_digest in ("", job.spec_digest):
         send_unload(job)

@@ -301,8 +301,7 @@ def _replica_on(neuron_name: str, model_name: str, snapshot: FleetSnapshot) -> R
 
 
 def _check_one_host(snapshot: FleetSnapshot, neuron_name: str, model_name: str) -> None:
-    """Stages on several hosts end with their engine, and are placed anew by the memory free
-    then."""
+    """Stages on several hosts end with their engine, and are placed anew by free memory."""
     replica = _replica_on(neuron_name, model_name, snapshot)
     if replica is not None and (others := stage_neurons(replica)):
         raise PlacementRefusedError(

@@ -115,7 +115,6 @@ def load_measurements_forget(*, model: CatalogueModel) -> None:
 
 
 def model_keep_unloaded(*, model_name: str, neuron_name: str) -> None:
-    """The control does not load the model again by itself."""
     model = CatalogueModel.objects.filter(name=model_name).first()
     if model is None or not model.settings().is_kept_loaded:
         return
@@ -124,7 +123,6 @@ def model_keep_unloaded(*, model_name: str, neuron_name: str) -> None:
 
 
 def kept_unloaded_forget(*, model_name: str) -> None:
-    """The model is wanted again, or stayed loaded."""
     for model in CatalogueModel.objects.filter(name=model_name).exclude(unloaded_from=[]):
         _write(model, [])
 

@@ -195,8 +195,7 @@ def placed_load_start(*, actor: Actor, load: Load, may_be_one_more: bool = False
 
 
 def _moves_of(load: Load) -> tuple[Load, ...]:
-    """Call before the load is sent: evicted models may unload at once, and are no longer idle
-    then."""
+    """Call before the load is sent: evicted models may unload at once, no longer idle."""
     if not load.evictions:
         return ()
     try:

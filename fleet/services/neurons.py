@@ -139,8 +139,7 @@ def neuron_expect(*, actor: Actor, neuron_name: str) -> NeuronWish:
 
 
 def neuron_remove(*, actor: Actor, neuron_name: str) -> None:
-    """Also its load jobs and its keys in Redis. Raises ``UnknownNeuronError``,
-    ``NeuronAliveError``."""
+    """Also its load jobs and Redis keys. Raises ``UnknownNeuronError``, ``NeuronAliveError``."""
     if live.is_reporting(neuron_name):
         raise NeuronAliveError(f"{neuron_name} reports: stop it before it is removed")
     with transaction.atomic():

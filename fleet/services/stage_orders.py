@@ -63,8 +63,7 @@ def spans_neurons(stages: Sequence[StageSpec]) -> bool:
 
 
 def stage_orders(job: LoadJob) -> Send:
-    """Sets the job's links. Returns what sends its stages' orders: save the job before calling
-    it."""
+    """Sets the job's links. Save the job before calling the function that it returns."""
     far = _far_stages(job)
     identities = {index: new_identity() for index in far}
     links = StageLinks(
@@ -110,8 +109,7 @@ def stage_loads_advance(*, snapshot: FleetSnapshot) -> None:
 
 
 def stage_load_call_off(*, job: LoadJob) -> bool:
-    """Before its engine is ordered; the next tick releases its stages. ``False``: it is too
-    late."""
+    """The next tick releases its stages. ``False``: its engine is ordered, or it has ended."""
     with transaction.atomic():
         unordered = LoadJob.objects.filter(pk=job.pk).exclude(stage_links="")
         if not unordered.update(stage_links=""):
@@ -262,8 +260,7 @@ def _unwanted_stages(
 
 
 def _is_used(one: HeldStageView, snapshot: FleetSnapshot) -> bool:
-    """A stage that has its layers ends with its engine by itself; a silent neuron is left to
-    that."""
+    """A READY stage ends with its engine by itself, also where the engine's neuron is silent."""
     stage = one.stage
     engine = snapshot.neuron(stage.engine_neuron)
     replica = None if engine is None else engine.replica_of(stage.model)

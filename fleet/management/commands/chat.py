@@ -42,8 +42,7 @@ class ChatClient:
         self._server = Server(url, key, timeout_s=TIMEOUT_S, hint=hint)
 
     def model_to_ask(self) -> str:
-        """A loaded model first; capabilities are unknown before a first load. Raises
-        ``CommandError``."""
+        """A loaded one first. Capabilities are unknown before a load. Raises ``CommandError``."""
         cards = self.model_cards()
         if not cards:
             raise CommandError(f"No model is offered yet: {program()} models add offers one")

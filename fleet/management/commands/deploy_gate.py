@@ -38,7 +38,6 @@ NO_SERVER = (0, 502, 503, 504)
 """Of an offline server, or of a proxy before it."""
 NOTHING_KNOWN: Mapping[str, Any] = {"is_live": False, "neurons": [], "jobs": []}
 MAX_TRIES = 12
-"""Questions until one of them has reached the neuron in question."""
 ACTIVE = ("pending", "running")
 
 
@@ -61,7 +60,6 @@ class GatewayFleet:
         return json.loads(self._server.read(path, body))
 
     def last_used(self, one: Loaded) -> str | None:
-        """Changes with each request."""
         query = f"neuron={quote(one.neuron)}&model={quote(one.model)}"
         rows = self.ask(f"/api/replicas?{query}")["data"]
         return str(rows[0]["last_used_at"]) if rows else None
@@ -75,7 +73,6 @@ class Gate:
     ready_limit_s: float
     report: Callable[[str], object]
     model: str | None = None
-    """``None``: all loaded models."""
     question: str = QUESTION
     word: str = WORD
     clock: Callable[[], float] = field(default=time.monotonic)
