@@ -111,7 +111,7 @@ def _neurons(readings: LiveReadings, digests: Mapping[str, str]) -> tuple[Neuron
 
 
 def _replicas_by_neuron(digests: Mapping[str, str]) -> dict[int, list[ReplicaLine]]:
-    """Without load reports, which are long."""
+    """Leaves out load reports, which are long."""
     found: dict[int, list[ReplicaLine]] = defaultdict(list)
     for row in Replica.objects.order_by("model_name").values(
         *AS_STORED,

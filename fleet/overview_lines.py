@@ -95,10 +95,10 @@ class ReplicaLine:
     decode_tokens_per_s: float
     failure: str = ""
     host_memory_bytes: int = 0
-    """Of a sleeping replica's weights."""
+    """Used by a sleeping replica's weights."""
     adapters: tuple[str, ...] = ()
     device_bytes: Mapping[str, int] = field(default_factory=dict)
-    """Of a divided model, by device."""
+    """A divided model's bytes on each device."""
     lies_on_hosts: bool = False
     """Other neurons have stages of it: it neither sleeps nor is reloaded in place."""
 
@@ -128,7 +128,7 @@ class NeuronLine:
     coming_back: tuple[str, ...] = ()
     """Models from before its drain that other neurons may hold until they are back."""
     disk_total_bytes: int | None = None
-    """Of the disk for downloads. ``None``: not reported."""
+    """The disk for downloads. ``None``: not reported."""
     disk_free_bytes: int | None = None
 
 
@@ -203,7 +203,7 @@ class FleetOverview:
     minutes: tuple[MinuteSums, ...]
     """The traffic of the last half hour, oldest first; the last minute is incomplete."""
     refusals: tuple[RefusalLine, ...]
-    """Of this hour and the one before, the most frequent first."""
+    """This hour's and the last one's, the most frequent first."""
     requests_today: int
     """Since midnight in UTC."""
     spent_today_micro_usd: int

@@ -37,7 +37,7 @@ class OfferedModels:
 
     entries: tuple[CatalogueEntry, ...]
     by_name: dict[str, CatalogueEntry]
-    """Without aliases and adapters."""
+    """Aliases and adapters are missing here."""
     by_any_name: dict[str, CatalogueEntry]
     """An adapter also as ``base:adapter``."""
 
@@ -110,7 +110,7 @@ def catalogue_cache_clear() -> None:
 
 
 def model_known(name: str) -> CatalogueModel:
-    """Also a disabled one. Raises ``UnknownModelError``."""
+    """Finds disabled models, too. Raises ``UnknownModelError``."""
     model = CatalogueModel.objects.filter(name=name).first()
     if model is None:
         raise UnknownModelError(f"There is no model named {name!r} in the catalogue")
@@ -245,7 +245,7 @@ class CachedLine:
     last_used_unix_s: float | None
     disk_free_bytes: int
     disk_total_bytes: int
-    """Of the disk that downloads go to, like ``disk_free_bytes``."""
+    """The disk that downloads go to, like ``disk_free_bytes``."""
 
     @property
     def last_used(self) -> datetime | None:

@@ -85,7 +85,7 @@ class Asking:
         return self.post(f"{self.entry.url}{self.chat.path}", json=body)
 
     def message(self, content: Any, fields: Mapping[str, Any], **message: Any) -> dict[str, Any]:
-        """With ``content`` and ``tool_calls``."""
+        """The message has ``content`` and ``tool_calls``."""
         try:
             found = self.chat.message(self.send(content, fields, **message).json())
         except (LookupError, TypeError, AttributeError):

@@ -63,13 +63,13 @@ class UpstreamEntry:
 
     name: str
     url: str
-    """Without a final slash."""
+    """It has no final slash."""
     dialect: Dialect = "openai"
     sealed_secret: str = field(default="", repr=False)
     """Empty: no key is sent."""
     leaves_network: bool = False
     concurrency: int = DEFAULT_CONCURRENCY
-    """Of each gateway at once; other requests wait."""
+    """Limits each gateway's requests at once; others wait."""
     connect_timeout_s: int = DEFAULT_CONNECT_TIMEOUT_S
     first_token_timeout_s: int = DEFAULT_FIRST_TOKEN_TIMEOUT_S
     token_timeout_s: int = DEFAULT_TOKEN_TIMEOUT_S

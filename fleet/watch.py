@@ -37,7 +37,7 @@ REFRESH_EVERY_S = 10.0
 @dataclass(frozen=True, slots=True)
 class Watched:
     snapshot: FleetSnapshot
-    """With absent neurons."""
+    """Includes absent neurons."""
     observed: Observed
     gone_gateways: tuple[str, ...]
 
@@ -143,7 +143,7 @@ class IdleTicks:
 
 
 def idle_state(fleet: LiveFleet, watched: Watched, *more: object) -> object:
-    """To compare; ``None``: somebody works or waits, and no tick may pass."""
+    """States are only compared. ``None``: somebody works or waits, and no tick may pass."""
     version = _database_version()
     heartbeats = [report.heartbeat for report in fleet.reports]
     if (
@@ -190,7 +190,7 @@ def _has_drains(desired_states: DesiredStates | None) -> bool:
 
 
 def _steady(heartbeat: NeuronHeartbeat) -> NeuronHeartbeat:
-    """Without what differs each second on a host that does nothing."""
+    """Drops what differs each second on a host that does nothing."""
     return msgspec.structs.replace(
         heartbeat,
         time_unix_s=0.0,

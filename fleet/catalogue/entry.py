@@ -77,18 +77,18 @@ class CatalogueEntry(CatalogueSettings):
     name: str
     aliases: tuple[str, ...] = ()
     weight_bytes: int | None = None
-    """As last loaded; ``None`` before the first load."""
+    """Measured at the last load; ``None`` before the first."""
     costs: ModelCosts | None = None
     measured_loads: tuple[MeasuredLoad, ...] = ()
     unloaded_from: tuple[str, ...] = ()
-    """Unloaded from these although it is kept loaded: each lowers the minimum by one."""
+    """It was unloaded there although it is kept loaded: each lowers the minimum by one."""
     created_unix_s: int = 0
     upstream: UpstreamEntry | None = None
     """``None``: the model has files, or its upstream was removed."""
     target_upstreams: tuple[UpstreamEntry, ...] = ()
-    """Without removed ones."""
+    """Removed upstreams are missing here."""
     upstream_prices: Mapping[str, Prices] = field(default_factory=dict)
-    """By target's name, as the upstreams last named them."""
+    """Keys are targets' names; the upstreams last named these prices."""
 
     @property
     def upstream_model(self) -> UpstreamModel | None:
@@ -96,7 +96,7 @@ class CatalogueEntry(CatalogueSettings):
 
     @property
     def ordered_targets(self) -> tuple[Target, ...]:
-        """At least one: the source where the operator has set none."""
+        """There is at least one: the source where the operator has set none."""
         if not self.targets:
             return (Target(upstream_model=self.upstream_model),)
         return parse_targets(self.targets)

@@ -80,7 +80,7 @@ class Target:
     """``None``: this fleet's replicas."""
     when: When = When.ALWAYS
     limit: int = 0
-    """Of requests or seconds; 0: the condition has none."""
+    """Requests or seconds; 0: the condition has none."""
     weight: int | None = None
     """Neighbours with a weight and one condition share their requests by it."""
     prices: TargetPrices | None = None

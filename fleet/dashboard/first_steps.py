@@ -54,7 +54,7 @@ print(answer.choices[0].message.content)
 class FirstSteps:
     has_key: bool
     request_id: str
-    """Of the newest answered request; empty: none."""
+    """The newest answered request; empty: none."""
     request_at: datetime | None
     has_host: bool
     """A second host, or an invitation of one."""

@@ -216,7 +216,7 @@ def redis_answers() -> Iterator[None]:
 
 
 def read_waiting(client: redis.Redis) -> dict[str, WaitingReport]:
-    """By gateway's id; dead ones may be among them. Raises ``SnapshotUnavailableError``."""
+    """Keys are gateways' ids, also of dead ones. Raises ``SnapshotUnavailableError``."""
     fields: dict[bytes | str, bytes]
     with redis_answers():
         fields = client.hgetall(keys.WAITING)  # type: ignore[assignment]
@@ -303,7 +303,7 @@ def is_reporting(neuron_name: str) -> bool:
 
 
 def held_request_ids(neuron_name: str) -> list[str]:
-    """By its last list; empty where that cannot be read."""
+    """Reads the neuron's last list; empty where that cannot be read."""
     try:
         lists = hash_read(keys.held_key(neuron_name), max_bytes=MAX_HELD_BYTES).run(redis_client())
         held = [decode_held_requests(one) for one in lists.values()]
@@ -313,7 +313,7 @@ def held_request_ids(neuron_name: str) -> list[str]:
 
 
 def read_cache_reports(client: redis.Redis, neurons: Sequence[str]) -> dict[str, CacheReport]:
-    """By neuron. Leaves out malformed reports and those of another neuron. Raises
+    """Keys are neurons. Leaves out malformed reports and those of another neuron. Raises
     ``SnapshotUnavailableError``."""
     reads = [text_read(keys.downloads_key(neuron), max_bytes=MAX_VALUE_BYTES) for neuron in neurons]
     with redis_answers():
@@ -353,7 +353,7 @@ def only_refused(counts: Mapping[Refused, int]) -> dict[Refused, int]:
 
 
 def read_counts(client: redis.Redis, *, hours: int) -> dict[Refused, int]:
-    """Of the present hour and those before it, at most a day. Raises ``redis.RedisError``."""
+    """Includes the present hour; reads a day at most. Raises ``redis.RedisError``."""
     pipeline = client.pipeline(transaction=False)
     for key in newest_keys(time.time(), hours):
         pipeline.hgetall(key)

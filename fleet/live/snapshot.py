@@ -72,7 +72,7 @@ class ReplicaView:
     memory_bytes: int | None = None
     """The most that it may allocate; asleep: what it still uses. ``None``: not measured."""
     host_memory_bytes: int = 0
-    """Of a sleeping model's weights, beside that."""
+    """Used by a sleeping model's weights, beside ``memory_bytes``."""
     last_used_age_s: float | None = None
     sleep_refused_age_s: float | None = None
     """Seconds since it last refused to sleep; ``None``: never."""
@@ -222,7 +222,7 @@ def remaining_s(elapsed_s: float, done: int, total: int) -> float | None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadEstimate:
     share: float | None = None
-    """Of the whole load, 0 to 1."""
+    """The completed share of the whole load, 0 to 1."""
     left_s: float | None = None
 
 

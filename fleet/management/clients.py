@@ -21,7 +21,7 @@ KEY_VARIABLE = "HELEXA_API_KEY"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     url: str
-    """Without a path and without a final slash."""
+    """It has no path and no final slash."""
     model: str
     key: str = ANY_KEY
     context_tokens: int | None = None
@@ -199,7 +199,7 @@ class NoModelError(Exception):
 
 
 def chosen_card(cards: Sequence[Card], wanted: str | None, client: str) -> Card:
-    """Else of a usable model, a loaded one first. Raises ``NoModelError``."""
+    """Prefers a loaded model if none is wanted. Raises ``NoModelError``."""
     writing = [card for card in cards if _writes(card)]
     usable = [card for card in writing if _lacks(card, client) is None]
     if wanted is None:
@@ -296,7 +296,7 @@ def _toml(value: object) -> str:
 
 
 def settings_text(client: str, settings: ClientSettings) -> str:
-    """Without a file: ``export`` lines and comments alone, which a shell may ``eval``."""
+    """A client without a file gets lines that a shell may ``eval``."""
     exports = [f"export {name}={shlex.quote(one)}" for name, one in settings.environment.items()]
     parts = ["\n".join(exports)]
     if settings.file is not None and not settings.is_file_alone_enough:

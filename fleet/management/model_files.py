@@ -60,7 +60,7 @@ def names_a_repository(given: str) -> bool:
 
 
 def chosen_of_repository(run: verbs.Run, source: str) -> tuple[str, verbs.Row]:
-    """Of ``--file``, or chosen at the terminal. Raises ``CommandError`` with the choices."""
+    """Takes ``--file``, or asks at the terminal. Raises ``CommandError`` with the choices."""
     scheme, _, repository = source.rpartition(":")
     owner, _, name = repository.partition("/")
     if not owner or not name or "/" in name:

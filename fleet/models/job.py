@@ -153,7 +153,7 @@ class LoadJob(Job):
 
     @property
     def progress_fraction(self) -> float | None:
-        """Of the present stage, 0 to 1; ``None`` while its total is unknown."""
+        """The present stage's share, 0 to 1; ``None`` while its total is unknown."""
         if self.status == LoadJobStatus.SUCCEEDED:
             return 1.0
         return self.progress_done / self.progress_total if self.progress_total else None

@@ -84,7 +84,7 @@ class DeviceCapacity:
 
 class FleetCapacity:
     def __init__(self, snapshot: FleetSnapshot, catalogue: Catalogue | None) -> None:
-        """Without a ``catalogue`` no replica may be evicted."""
+        """No replica may be evicted if ``catalogue`` is ``None``."""
         self._catalogue = catalogue
         self._num_held = Counter(one.model for one in snapshot.replicas() if one.status in HELD)
         neurons = [neuron for neuron in snapshot.neurons if neuron.may_load]
@@ -172,7 +172,7 @@ class FleetCapacity:
     def _cost(
         self, replica: ReplicaView, neuron: NeuronView, entry: CatalogueEntry | None
     ) -> float:
-        """Of restoring it, where a load from files is 1."""
+        """Restoring the replica costs this; a load from files costs 1."""
         if replica.status is ReplicaStatus.ASLEEP:
             return 1.0 - COST_OF_WAKING
         if may_sleep(replica, neuron):
@@ -214,7 +214,7 @@ def stage_neurons(replica: ReplicaView) -> frozenset[str]:
 
 
 def freed_on(replica: ReplicaView, device: str, neuron: NeuronView) -> int:
-    """By its eviction; 0 where unknown."""
+    """Bytes that its eviction frees; 0 where unknown."""
     report, total = replica.report, replica.memory_bytes
     if report is not None and report.stage_memory and total:
         if replica.status is ReplicaStatus.ASLEEP and report.asleep is not None:
@@ -233,7 +233,7 @@ def _awake_bytes_on(replica: ReplicaView, device: str) -> int:
 
 
 def waking_bytes(replica: ReplicaView, device: str) -> int:
-    """The bytes that it uses there in addition when it wakes."""
+    """Bytes that it uses there in addition once awake."""
     report = replica.report
     if report is None:
         return 0

@@ -63,7 +63,7 @@ class PlacementCandidate:
     devices: tuple[str, ...]
     device_bytes: int | None
     evicted: Evicted = ()
-    """On ``neuron``; each of ``stages`` names its own."""
+    """They are on ``neuron``; each of ``stages`` names its own."""
     is_promised: bool = False
     """Another model has priority."""
     stages: tuple[StageSpec, ...] = ()
@@ -106,7 +106,7 @@ class Wait:
     reason: str
     eta_s: float | None = None
     share: float | None = None
-    """Of the awaited load, 0 to 1; ``None``: unknown."""
+    """The awaited load's completed share, 0 to 1; ``None``: unknown."""
     needs_time_slice: bool = False
     """Only replicas in use could make room."""
     is_for_drain: bool = False
@@ -178,14 +178,14 @@ class Jobs:
     """Requests still running on these neurons are cancelled."""
     num_failures: Mapping[str, int] = field(default_factory=dict)
     failed_age_s: Mapping[str, float] = field(default_factory=dict)
-    """Since the last failure."""
+    """Seconds since the last failure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
     waiting: Mapping[str, Waiting] = field(default_factory=dict)
     queue_long_s: Mapping[str, float] = field(default_factory=dict)
-    """Since when each model's queue has been long on all its replicas."""
+    """For how many seconds the model's queue has been long on all its replicas."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +210,7 @@ class Assignment:
     max_replicas: int
     priority: int
     idle_ttl_s: int | None
-    """Of replicas beyond the least; ``None``: they stay until their memory is needed."""
+    """Limits replicas beyond the least; ``None``: they stay until their memory is needed."""
     idle_action: IdleAction = "unload"
 
 

@@ -85,8 +85,8 @@ class Division:
         return self._planned((), lambda one: one.free_bytes(entry.name), (self._least_tokens,))
 
     def candidate(self, excluded: Collection[str], clearing: Clearing) -> PlacementCandidate | None:
-        """On one neuron, or on several that have the memory together; the engine is on the first
-        stage's. No replica in use is evicted for a model on several neurons."""
+        """The devices are on one neuron, or on several that have the memory together; the engine is
+        on the first stage's. No replica in use is evicted for a model on several neurons."""
         if clearing is not Clearing.IN_USE:
             return self._candidate(excluded, clearing, heeds_promises=True)
         if self.spread == "fleet":

@@ -16,7 +16,7 @@ from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load_report import TOO_LARGE, LoadFailure
 
 FAILED_LOAD_BACKOFF_S = 30.0
-"""On the same neuron; after each further consecutive failure for twice as long."""
+"""The same neuron does not retry for this long, twice as long after each further failure."""
 BACKOFF = Backoff(first_s=FAILED_LOAD_BACKOFF_S, max_s=600.0)
 UNFIT_BACKOFF_S = 5.0
 """For the first load that did not fit and reported its need: the next one is placed by it."""
@@ -69,7 +69,7 @@ NONE_FAILED = FailedLoads()
 
 
 def with_reported_costs(entry: CatalogueEntry, replicas: Sequence[ReplicaView]) -> CatalogueEntry:
-    """With the layers' costs that a failed load has just reported."""
+    """Adds the layers' costs that a failed load has just reported."""
     if entry.costs is not None:
         return entry
     for replica in replicas:

@@ -64,7 +64,7 @@ def staying(entry: CatalogueEntry, snapshot: FleetSnapshot) -> list[ReplicaView]
 def why_not_loaded_on(
     entry: CatalogueEntry, neuron: NeuronView, snapshot: FleetSnapshot, loading: Collection[str]
 ) -> str:
-    """Empty: it would not be undone. ``loading``: neurons where a load of it has begun."""
+    """The control would undo a load there for this reason. ``loading``: neurons that load it."""
     if not neuron.may_load:
         return f"{neuron.name} {_state(neuron)}"
     if entry.pinned_on and neuron.name not in entry.pinned_on:

@@ -42,7 +42,7 @@ class StageDevice:
 
 
 REACHED = 0.7
-"""Of the maker's figures, by decode steps."""
+"""The part of the makers' figures that decode steps reach."""
 BY_KIND: Mapping[Kind, Speed] = {
     "cuda": Speed(300 * GB, 60 * TERA),  # the L4's, the slowest of its generation
     "cpu": Speed(51.2 * GB, 0.77 * TERA),

@@ -49,7 +49,7 @@ def place(
     catalogue: Catalogue | None = None,
     tries_again: bool = False,
 ) -> Decision:
-    """Without ``catalogue`` nothing is evicted. ``tries_again``: ignores earlier failures."""
+    """Nothing is evicted without ``catalogue``. ``tries_again``: ignores earlier failures."""
     if routed := route(entry, snapshot):
         return routed
     replicas = reachable(snapshot, entry.name)
@@ -99,7 +99,7 @@ def place_on(
 
 
 def _stages_under_way(model: str, snapshot: FleetSnapshot) -> Wait | None:
-    """Of a model that no replica uses yet, or any more."""
+    """No replica uses these stages yet, or any more."""
     held = [one for one in snapshot.held_stages() if one.stage.model == model and not one.is_failed]
     if not held:
         return None

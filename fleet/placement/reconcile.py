@@ -137,7 +137,7 @@ class _Tick:
         return is_ready and entry is not None and entry.idle_ttl_s is None
 
     def _restore_drained(self) -> dict[str, frozenset[str]]:
-        """Returns, by neuron, the models that are settled."""
+        """Returns by neuron the models that are back or given up."""
         restored = {}
         for name, models in self._jobs.to_restore.items():
             neuron = self._snapshot.neuron(name)
@@ -212,8 +212,8 @@ class _Tick:
                     self._move(entry, replica, why)
 
     def _move(self, entry: CatalogueEntry, replica: ReplicaView, why: str) -> None:
-        """Without a gap where there is room. A draining replica leaves without room elsewhere, too,
-        unless it is to be kept loaded."""
+        """The move leaves no gap where there is room. A draining replica leaves without room
+        elsewhere, too, unless it is to be kept loaded."""
         elsewhere = staying(entry, self._snapshot)
         is_idle = (idle_age_s(replica) or 0.0) >= MOVE_IDLE_S
         if any(other.status is ReplicaStatus.READY for other in elsewhere):
@@ -227,7 +227,7 @@ class _Tick:
             self._load(entry, may_evict=not is_idle)
 
     def _end(self, replica: ReplicaView) -> None:
-        """Also where an unload already waits for its requests."""
+        """Ends it also where an unload already waits for its requests."""
         if replica.status is not ReplicaStatus.FAILED:
             why = f"{DRAINS}, and the time for that is over"
             ends = Unload(neuron=replica.neuron, model=replica.model, reason=why, at_once=True)

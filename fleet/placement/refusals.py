@@ -178,7 +178,7 @@ def _short(room: Room) -> Reject | None:
 
 
 def _lacking(room: Room, needs: Needs) -> Iterator[tuple[bool, int, str, str, int, DeviceCapacity]]:
-    """Decisive devices: (is too small, bytes lacking, neuron, name, bytes needed, device)."""
+    """Decisive devices: is too small, bytes lacking, neuron, name, bytes needed, device."""
     for kind in needs.kinds:
         for neuron, devices in room.capacity.of_kind(room.entry, kind, room.failed.neurons).items():
             needed = needs.device_bytes(neuron, kind)

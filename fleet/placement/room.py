@@ -48,7 +48,7 @@ class Room:
     """``candidate``: memory now or after evictions; else ``after_time_slices``."""
 
     entry: CatalogueEntry
-    """With the costs that failed loads have reported."""
+    """Includes the costs that failed loads have reported."""
     capacity: FleetCapacity
     failed: FailedLoads
     failing: tuple[HeldStageView, ...]
@@ -57,7 +57,7 @@ class Room:
     candidate: PlacementCandidate | None = None
     after_time_slices: PlacementCandidate | None = None
     division: Division | None = None
-    """Where one was tried and does not fit."""
+    """A division that was tried and does not fit."""
 
 
 def find_room(
@@ -70,7 +70,7 @@ def find_room(
     may_evict: bool = True,
     tries_again: bool = False,
 ) -> Room:
-    """Without ``catalogue`` nothing is evicted. ``excluded``: besides neurons where its load
+    """Nothing is evicted without ``catalogue``. ``excluded``: besides neurons where its load
     failed. ``only``: on this neuron alone. ``tries_again``: ignores earlier failures."""
     replicas = [one for one in reachable(snapshot, entry.name) if only in (None, one.neuron)]
     entry = with_reported_costs(entry, replicas)

@@ -72,11 +72,11 @@ class StagePlan:
     """KV blocks on every stage: the smallest stage decides."""
     kv_tokens: int
     tokens_per_s: float
-    """Of one stream."""
+    """The rate of one stream."""
     tokens_per_s_of_many: float
-    """Of ``MANY`` requests together."""
+    """The rate of ``MANY`` requests together."""
     num_running: int
-    """How many of those requests have their blocks at once."""
+    """So many of the ``MANY`` have their blocks at once."""
 
     @property
     def neurons(self) -> tuple[str, ...]:
@@ -95,7 +95,7 @@ class StagePlan:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageRefusal:
     needed_bytes: int
-    """Of cards, for weights and the KV of the planned tokens."""
+    """Cards need these for weights and the KV of the planned tokens."""
     words: str
 
 

@@ -138,7 +138,7 @@ def _holds(target: Target, state: TargetState, queues: Sequence[int], waited_s: 
 def _wait_s(
     targets: Sequence[Target], index: int, waited_s: float, left_out: Collection[int]
 ) -> float | None:
-    """When the first target behind ``index`` opens, in seconds of waiting."""
+    """Seconds of waiting at which the first target behind ``index`` opens."""
     limits = [
         target.limit
         for i, target in enumerate(targets)
@@ -238,7 +238,7 @@ def _queue(replica: ReplicaView, sent: Mapping[str, int]) -> int:
 
 CALLERS_OWN = frozenset({400, 401, 403, 404, 413, 429})
 NEVER_RAN = UNACCEPTED | {"queue_full", "queue_timeout", "vision_unsupported"}
-"""Of engines and neurons that have not begun the request."""
+"""Engines and neurons with these codes have not begun the request."""
 OF_UPSTREAMS = frozenset(
     {
         "upstream_unavailable",
@@ -253,7 +253,7 @@ OF_UPSTREAMS = frozenset(
 
 
 def may_fail_over(code: str, status: int, *, is_own: bool, is_sent: bool) -> bool:
-    """Before its first token. ``is_sent``: to an engine or an upstream, which may have begun it."""
+    """No token was sent yet. ``is_sent``: to an engine or an upstream, which may have begun it."""
     if not is_own:
         return code in OF_UPSTREAMS
     if code in NEVER_RAN:

@@ -91,8 +91,8 @@ def catalogue_model_update(
 
 
 def catalogue_model_delete(*, actor: Actor, model: CatalogueModel) -> None:
-    """Also unloads it everywhere; its jobs stay. If a neuron misses the message, the control
-    unloads the model later. Raises ``ModelHasAdaptersError``."""
+    """Unloads it everywhere; its jobs stay. If a neuron misses the message, the control unloads the
+    model later. Raises ``ModelHasAdaptersError``."""
     with transaction.atomic():
         if adapters := selectors.adapter_names(model.name):
             raise ModelHasAdaptersError(
@@ -259,7 +259,7 @@ def default_model_ensure(*, actor: Actor) -> CatalogueModel:
 
 
 def default_model_offer(*, actor: Actor) -> CatalogueModel | None:
-    """For each start. ``None``: an operator deleted the model, and it stays deleted."""
+    """Called at each start. ``None``: an operator deleted the model, and it stays deleted."""
     deletions = AuditEntry.objects.filter(action=DELETION, object_id=DEFAULT_MODEL_NAME)
     is_there = CatalogueModel.objects.filter(name=DEFAULT_MODEL_NAME).exists()
     if not is_there and deletions.exists():

@@ -41,12 +41,12 @@ MAX_NEURON_KEYS = 1000
 MAX_SCANNED_KEYS = 20_000
 """The most keys of one scan; the next one, without the neuron with too many keys, sees the rest."""
 MAX_UNTAKEN_BYTES = 1024 * 1024 * 1024
-"""Of unread frames and images for one neuron."""
+"""Limits one neuron's unread frames and images."""
 MAX_CONNECTION_BYTES = 16 * 1024 * 1024
 """In all connections of one neuron: incomplete commands, and unread replies. An honest one reads
 and writes 4 MiB at once."""
 MAX_CONNECTIONS = 500
-"""Of one neuron: an honest one has some twenty. Redis has 10,000 for all by default."""
+"""An honest neuron has some twenty. Redis has 10,000 for all by default."""
 EXCESS_FOR_S = 10.0
 """How long there may be more of both: an honest neuron reads frames within a second, and images
 while it prepares their requests."""

@@ -261,7 +261,7 @@ def downloads_record(*, reports: Mapping[str, CacheReport]) -> None:
 
 
 def downloads_expire(*, now: datetime | None = None) -> int:
-    """Fails those that no neuron works on. Returns their number."""
+    """Fails downloads that no neuron works on. Returns their number."""
     now = now or timezone.now()
     return jobs_fail(
         (

@@ -69,7 +69,7 @@ def report_record(*, report: Report) -> bool:
 
 
 def report_refresh(*, report: Report) -> None:
-    """For a host where nothing happens: its free memory, and that it was seen."""
+    """Records the free memory, and that the host was seen, where nothing else happens."""
     heartbeat = report.heartbeat
     neuron = Neuron.objects.filter(name=report.name).first()
     if heartbeat is None or neuron is None:
@@ -206,8 +206,8 @@ def _status(heartbeat: NeuronHeartbeat, desired: NeuronWish) -> NeuronStatus:
 def _drained_at(
     neuron: Neuron, heartbeat: NeuronHeartbeat, desired: NeuronWish, now: datetime
 ) -> datetime | None:
-    """Since when it is idle. Not before ``DRAIN_SETTLES_AFTER``: gateways must have read the drain,
-    and requests sent until then must show in a report."""
+    """The moment since which it is idle. Not before ``DRAIN_SETTLES_AFTER``: gateways must have
+    read the drain, and requests sent until then must show in a report."""
     if desired.drain_wanted_at is None or now - desired.drain_wanted_at < DRAIN_SETTLES_AFTER:
         return None
     is_busy = any(_is_busy(state) for state in heartbeat.replicas)

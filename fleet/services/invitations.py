@@ -190,7 +190,7 @@ def _ensure_redis_can() -> None:
 class Sharing:
     problem: str | None
     address: str
-    """Of the private Redis for invited hosts; empty: it is not open, or Redis is another one."""
+    """Where invited hosts reach the private Redis; empty: it is closed, or Redis is another one."""
     can_open: bool
     can_close: bool
     addresses: tuple[str, ...]
@@ -212,7 +212,7 @@ def sharing_state() -> Sharing:
 
 
 def redis_share(*, actor: Actor, host: str, port: int) -> None:
-    """At one of this machine's addresses, without TLS. Raises ``InvitationError``."""
+    """Opens it on one of this machine's addresses, without TLS. Raises ``InvitationError``."""
     _ensure_private()
     if host not in reached_at(""):
         raise InvitationError(f"{host!r} is none of this machine's addresses")

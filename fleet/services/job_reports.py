@@ -160,7 +160,7 @@ def _record_need(job: LoadJob, state: ReplicaState, failure: LoadFailure) -> Non
 
 
 def _is_by_same_spec(job: LoadJob, state: ReplicaState) -> bool:
-    """Not while it is being unloaded, and never for a reload."""
+    """No replica that is being unloaded counts, and none counts for a reload."""
     return (
         job.kind == LoadJobKind.LOAD
         and job.spec_digest != ""

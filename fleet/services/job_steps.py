@@ -176,7 +176,7 @@ def _active_beside(job: LoadJob) -> LoadJob | None:
 
 
 def _does_the_same(active: LoadJob, job: LoadJob) -> bool:
-    """Not a load that was cancelled since; not a sleep in place of an unload, or the reverse."""
+    """A load that was cancelled since does not count, nor a sleep for an unload, or the reverse."""
     if job.kind in LEAVING_KINDS:
         return active.kind in (job.kind, LoadJobKind.UNLOAD)
     return active.spec_digest == job.spec_digest and not selectors.unload_job_is_active(

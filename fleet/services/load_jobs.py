@@ -151,7 +151,7 @@ def unload_job_start(
 
 
 def model_unload_to_stay(*, actor: Actor, model_name: str, neuron_name: str) -> LoadJob:
-    """Also unloads a model that is kept loaded, until it is wanted again. Raises
+    """Unloads also a model that is kept loaded, until it is wanted again. Raises
     ``UnknownNeuronError``, ``ReplicaNotFoundError``."""
     with transaction.atomic():
         job = unload_job_start(
@@ -162,7 +162,7 @@ def model_unload_to_stay(*, actor: Actor, model_name: str, neuron_name: str) -> 
 
 
 def model_unload_everywhere(*, actor: Actor, model_name: str) -> list[LoadJob]:
-    """Also where it is loading, or the catalogue no longer has it. Raises ``ModelPinnedError``."""
+    """Includes loads under way and removed models. Raises ``ModelPinnedError``."""
     return [
         unload_job_start(actor=actor, model_name=model_name, neuron_name=neuron.name)
         for neuron in _neurons_with(model_name)
@@ -180,7 +180,7 @@ def check_not_kept(model: CatalogueModel | None, word: str, neuron_name: str = "
 
 
 def _neurons_with(model_name: str) -> list[Neuron]:
-    """Also those that are loading it; of an adapter those whose base has it."""
+    """Includes neurons that are loading it; an adapter is where its base has it."""
     model = CatalogueModel.objects.filter(name=model_name).first()
     if model is not None and (base := model.settings().base) is not None:
         bases = Replica.objects.filter(model_name=base).select_related("neuron")
@@ -216,7 +216,7 @@ def load_job_cancel(*, actor: Actor, job: LoadJob) -> LoadJob:
 
 
 def load_jobs_expire(*, now: datetime | None = None) -> int:
-    """Fails those that no neuron works on. Returns their number."""
+    """Fails jobs that no neuron works on. Returns their number."""
     now = now or timezone.now()
     return jobs_fail((job, _abandoned(job, now)) for job in selectors.load_jobs_active())
 

@@ -55,7 +55,7 @@ def load_measurement_record(
 def load_need_record(
     *, model: CatalogueModel, neuron: Neuron, device: str, needed_bytes: int
 ) -> None:
-    """Of a load that did not fit, if none has measured it yet. A later, larger need replaces it."""
+    """Records a need that no load has measured yet. A later, larger need replaces it."""
     load_bytes = max(0, needed_bytes - (model.entry().kv_memory_bytes or 0))
     reported: dict[str, Any] = {
         "device_kind": device.partition(":")[0],
@@ -91,7 +91,7 @@ def layer_costs_record(*, model: CatalogueModel, costs: PackedCosts) -> None:
 
 
 def prefill_averages_record(*, neuron: Neuron, states: list[ReplicaState]) -> None:
-    """Compared with the stored speed, else with the load's measurement, where the average began."""
+    """A speed is compared with the stored one, else with the load's, where the average began."""
     live = {state.model: state for state in states if state.status is ReplicaStatus.READY}
     rows = LoadMeasurement.objects.filter(neuron=neuron, model__name__in=live)
     for row in rows.select_related("model"):

@@ -106,7 +106,7 @@ def _loads_of(model_name: str) -> QuerySet[LoadJob]:
 
 
 def _weighed(entry: CatalogueEntry, snapshot: FleetSnapshot, rejected: Reject) -> CatalogueEntry:
-    """With its layers' costs, where its files can be read from here: it may be divided."""
+    """Adds its layers' costs where its files can be read from here: it may be divided."""
     if rejected.code != "exceeds_device" or entry.costs is not None or why_not_divided(entry):
         return entry
     devices = [one for neuron in snapshot.neurons for one in neuron.devices]
@@ -195,7 +195,7 @@ def placed_load_start(*, actor: Actor, load: Load, may_be_one_more: bool = False
 
 
 def _moves_of(load: Load) -> tuple[Load, ...]:
-    """Call before the load is sent: evicted models may unload at once, no longer idle."""
+    """Call it before the load is sent: evicted models may unload then, and are no longer idle."""
     if not load.evictions:
         return ()
     try:

@@ -73,7 +73,7 @@ def neuron_resume(*, actor: Actor, neuron_name: str) -> NeuronWish:
 
 
 def neuron_models_restored(*, neuron_name: str, model_names: Collection[str]) -> None:
-    """They are back, or cannot be. Does nothing where the neuron drains again meanwhile."""
+    """These are back, or cannot be. Does nothing where the neuron drains again meanwhile."""
     resumed = NeuronWish.objects.select_for_update().filter(drain_wanted_at=None)
     with transaction.atomic():
         desired = resumed.filter(neuron_name=neuron_name).first()
@@ -96,13 +96,13 @@ def neuron_models_to_restore_add(*, neuron_name: str, model_names: Collection[st
 
 
 def models_to_restore() -> dict[str, tuple[str, ...]]:
-    """By neuron, after a drain or an eviction; the last used first. Without draining neurons."""
+    """Keys are neurons that do not drain; the last used models come first."""
     resumed = NeuronWish.objects.filter(drain_wanted_at=None).exclude(models_before_drain=[])
     return {desired.neuron_name: tuple(desired.models_before_drain) for desired in resumed}
 
 
 def _models_to_restore(neuron_name: str) -> list[str]:
-    """Without substitutes for another neuron; with those still missing since the last drain."""
+    """Leaves out substitutes for another neuron; adds models missing since the last drain."""
     loaded = Replica.objects.filter(neuron__name=neuron_name, status__in=RESTORED_STATUSES)
     loaded = loaded.exclude(model_name__in=_restored_elsewhere(neuron_name))
     by_use = loaded.order_by(F("last_used_at").desc(nulls_last=True), "model_name")
@@ -139,7 +139,7 @@ def neuron_expect(*, actor: Actor, neuron_name: str) -> NeuronWish:
 
 
 def neuron_remove(*, actor: Actor, neuron_name: str) -> None:
-    """Also its load jobs and Redis keys. Raises ``UnknownNeuronError``, ``NeuronAliveError``."""
+    """Forgets its jobs and Redis keys, too. Raises ``UnknownNeuronError``, ``NeuronAliveError``."""
     if live.is_reporting(neuron_name):
         raise NeuronAliveError(f"{neuron_name} reports: stop it before it is removed")
     with transaction.atomic():

@@ -155,7 +155,7 @@ def _order_engine(job: LoadJob, addresses: Mapping[int, str], now: datetime) -> 
 def _linked(
     spec: LoadSpec, links: StageLinks, addresses: Mapping[int, str] | None = None
 ) -> LoadSpec:
-    """Without the evictions on other neurons: their own orders have those."""
+    """Drops the evictions on other neurons: their own orders have those."""
     stages = [
         msgspec.structs.replace(
             stage,

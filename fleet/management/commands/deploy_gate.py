@@ -35,7 +35,7 @@ POLL_INTERVAL_S = 2.0
 ABSENT_LIMIT_S = 30.0
 """For a server that has never answered; one that has is waited for as loads are."""
 NO_SERVER = (0, 502, 503, 504)
-"""Of an offline server, or of a proxy before it."""
+"""Sent by a proxy before an offline server; 0: nothing answered."""
 NOTHING_KNOWN: Mapping[str, Any] = {"is_live": False, "neurons": [], "jobs": []}
 MAX_TRIES = 12
 ACTIVE = ("pending", "running")
@@ -193,7 +193,7 @@ class Gate:
 
 
 def ready_now(overview: Mapping[str, Any], neuron: str | None = None) -> list[Loaded]:
-    """Without stand-ins for a model that is moving back."""
+    """Leaves out stand-ins for a model that is moving back."""
     home = {
         model: line["name"]
         for line in overview["neurons"]
