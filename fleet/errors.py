@@ -99,8 +99,6 @@ class ModelRecoveringError(NeuronAwayError):
 
 
 class InvitationError(FleetError):
-    """No host could use the invitation; the message names the missing part."""
-
     http_status = 400
     code = "invitation_refused"
 

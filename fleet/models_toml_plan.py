@@ -37,7 +37,6 @@ class Change:
     action: Action
     name: str
     model: str = ""
-    """The model of an alias, before it is removed."""
     values: Mapping[str, Any] = field(default_factory=dict)
     """The settings that differ; for something new those that differ from the defaults."""
     texts: tuple[str, ...] = ()

@@ -16,7 +16,6 @@ from fleet.upstreams import MAX_CONCURRENCY, MAX_SECRET_LENGTH, MAX_TIMEOUT_S
 DURATION = re.compile(r"(\d{1,9})([smhdw])", re.ASCII)
 UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 NONE_WORDS = ("", "none")
-"""Texts of a command for JSON's ``null``."""
 UUID_PATTERN = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 
 

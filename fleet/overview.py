@@ -294,7 +294,6 @@ class LiveReadings:
     devices: Mapping[tuple[str, str], DeviceInfo] = field(default_factory=dict)
     disks: Mapping[str, CacheReport] = field(default_factory=dict)
     refused: Mapping[Refused, int] = field(default_factory=dict)
-    """In this hour and the last."""
 
 
 def read_live() -> LiveReadings | None:

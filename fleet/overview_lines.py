@@ -38,8 +38,6 @@ VERSION_PROBLEM = "it runs helexa "
 
 
 class Level(StrEnum):
-    """In the order of display."""
-
     URGENT = "urgent"
     """Clients are not served, or soon will not be."""
     WARNING = "warning"
@@ -95,7 +93,6 @@ class ReplicaLine:
     decode_tokens_per_s: float
     failure: str = ""
     host_memory_bytes: int = 0
-    """Used by a sleeping replica's weights."""
     adapters: tuple[str, ...] = ()
     device_bytes: Mapping[str, int] = field(default_factory=dict)
     """A divided model's bytes on each device."""
@@ -144,9 +141,7 @@ class ModelLine:
     has_outdated: bool = False
     may_reload: bool = False
     no_host: str = ""
-    """Why no host of the fleet can run it; empty where one can."""
     not_now: str = ""
-    """The hosts that could run it, where each of them drains or is offline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,12 +193,10 @@ class FleetOverview:
     neurons: tuple[NeuronLine, ...]
     models: tuple[ModelLine, ...]
     jobs: tuple[JobLine, ...]
-    """The active jobs, then those that have just ended, newest first."""
     downloads: tuple[DownloadLine, ...]
     minutes: tuple[MinuteSums, ...]
     """The traffic of the last half hour, oldest first; the last minute is incomplete."""
     refusals: tuple[RefusalLine, ...]
-    """This hour's and the last one's, the most frequent first."""
     requests_today: int
     """Since midnight in UTC."""
     spent_today_micro_usd: int

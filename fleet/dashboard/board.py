@@ -204,7 +204,6 @@ def _listed_models(
 
 
 def _steps(overview: lines.FleetOverview) -> list[str]:
-    """``fleet.dashboard.first_steps`` has the further steps: key, request and people."""
     steps = [] if overview.neurons else ["neuron"]
     if not overview.models:
         steps.append("model")

@@ -61,7 +61,6 @@ class DesiredState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     drain: bool = False
     admission: Admission = Admission.ADMITTED
     host: KnownHost | None = None
-    """``None``: it has never reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -170,8 +170,6 @@ def _values(reads: Sequence[Read[Value]], replies: Sequence[Any]) -> list[Value 
 
 @dataclass(frozen=True, slots=True)
 class LiveFleet:
-    """``desired_states``: ``None`` where none are published."""
-
     reports: tuple[Report, ...]
     desired_states: DesiredStates | None
     time_slices: tuple[TimeSlice, ...] = ()

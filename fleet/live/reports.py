@@ -175,8 +175,6 @@ def _problem(name: str, value: Value) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """``heartbeat`` is ``None`` where it is refused; ``problem`` is the reason."""
-
     name: str
     heartbeat: NeuronHeartbeat | None
     problem: str = ""

@@ -135,7 +135,6 @@ class NeuronView:
     is_leaving: bool = False
     """The neuron is shutting down and refuses new requests."""
     thread_problems: tuple[str, ...] = ()
-    """Recent failures and hanging threads of its process, in words."""
     is_ready: bool = True
     """``False``: it lacks threads that requests need. Nothing is placed or routed there."""
     is_admitted: bool = True
@@ -167,7 +166,6 @@ class FleetSnapshot:
     """As last published, also of neurons that are not in the snapshot."""
 
     absent: tuple[NeuronView, ...] = ()
-    """Neurons that have just fallen silent: their replicas are expected back."""
     time_slices: tuple[TimeSlice, ...] = ()
 
     @cached_property

@@ -25,7 +25,6 @@ class Target:
     model: str
     key: str = ANY_KEY
     context_tokens: int | None = None
-    """``None``: not known before a load."""
     output_tokens: int | None = None
 
     @property
