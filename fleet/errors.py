@@ -99,15 +99,12 @@ class ModelRecoveringError(NeuronAwayError):
 
 
 class InvitationError(FleetError):
-    """No host could use the invitation; the message names the missing part."""
-
     http_status = 400
     code = "invitation_refused"
 
 
 class NeuronAliveError(FleetError):
-    """The neuron is online: removed, it would be back a second later, and a new invitation needs a
-    confirmation."""
+    """The neuron is online: it would rejoin at once, and a new invitation needs confirmation."""
 
     http_status = 409
     code = "neuron_alive"
@@ -119,8 +116,6 @@ class ReplicaNotFoundError(FleetError):
 
 
 class EngineLogUnavailableError(FleetError):
-    """The engine's neuron did not answer in time."""
-
     http_status = 503
     code = "log_unavailable"
     retryable = True
@@ -142,8 +137,6 @@ class ModelPinnedError(FleetError):
 
 
 class ModelHasAdaptersError(FleetError):
-    """The base cannot be deleted: its adapters need it."""
-
     http_status = 409
     code = "model_has_adapters"
 
@@ -156,22 +149,16 @@ class ModelAlreadyLoadedError(FleetError):
 
 
 class PlacementRefusedError(FleetError):
-    """No neuron can load it now; the message gives the reason."""
-
     http_status = 409
     code = "no_place"
 
 
 class CudaUnavailableError(PlacementRefusedError):
-    """The host's cards cannot be used; the message gives the reason."""
-
     http_status = 503
     code = "cuda_unavailable"
 
 
 class CannotSleepError(FleetError):
-    """The message gives the reason: the model's kind, its state, or the host's memory."""
-
     http_status = 409
     code = "cannot_sleep"
 
@@ -197,8 +184,6 @@ class BrokerUnavailableError(FleetError):
 
 
 class CatalogueValueError(FleetError):
-    """``field`` names the invalid field of a catalogue model or alias."""
-
     http_status = 400
     code = "invalid_catalogue_value"
 
@@ -208,14 +193,10 @@ class CatalogueValueError(FleetError):
 
 
 class UpstreamValueError(CatalogueValueError):
-    """``field`` names the invalid field of an upstream."""
-
     code = "invalid_value"
 
 
 class ServedByUpstreamError(FleetError):
-    """The model has no files, so it is neither loaded nor downloaded."""
-
     http_status = 409
     code = "served_by_upstream"
 
@@ -229,8 +210,6 @@ class UnknownUpstreamError(FleetError):
 
 
 class UpstreamInUseError(FleetError):
-    """Models of the catalogue use it."""
-
     http_status = 409
     code = "upstream_in_use"
 

@@ -1,11 +1,6 @@
-"""Models that are not loaded yet: what a hub's repository offers, the hosts where each would fit,
-and what the files of one tell of its layers' costs and its limits.
-
-    HubClient ──HubRepository──▶ offers_of ──Offer──▶ fits ──▶ a page, a command
-
-Only the client queries the hub. No torch: architectures are judged by the config files. Import the
-client where it is used: huggingface_hub is slow to import.
-"""
+"""Models that are not loaded yet: a hub repository's offers, the hosts where each fits, and what
+files tell of costs and limits. No torch: architectures are judged by config files. Import
+``fleet.hub_client`` where it is used: huggingface_hub is slow to import."""
 
 from __future__ import annotations
 
@@ -52,15 +47,13 @@ ANY_SIZE = 2**62
 class HubRepository:
     name: str
     scheme: str = HUGGINGFACE
-    """The source's: ``huggingface``, or a named one's."""
     commit: str
     sizes: Mapping[str, int]
     is_gated: bool = False
     gguf_architecture: str | None = None
-    """The architecture in the headers of its GGUF files, by the hub; ``None``: not reported."""
+    """In the headers of its GGUF files, by the hub; ``None``: not reported."""
     safetensors_problem: str | None = None
     access_problem: str | None = None
-    """Why the hub does not show them to us, in a sentence."""
 
     @property
     def source(self) -> str:
@@ -69,21 +62,20 @@ class HubRepository:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """One model of a repository. ``file`` is the catalogue's name for it: a quant, a file name, or
-    ``None`` for the safetensors."""
+    """``file``: a quant, a file name, or ``None`` for the safetensors."""
 
     file: str | None
     label: str
     model_name: str
     names: tuple[str, ...]
-    """The names of the offer's weight files, and last of its ``projector``."""
+    """The weight files, then the ``projector``."""
     num_bytes: int
     problem: str | None
-    """Why this build does not run it; ``None``: no reason."""
+    """Why this build does not run it."""
     access_problem: str | None = None
-    """Why the hub denies access, so that it is unknown whether this build runs it."""
+    """Why the hub denies access: it is unknown whether this build runs it."""
     projector: str | None = None
-    """The mmproj file loaded with a GGUF, for images."""
+    """The mmproj file of a GGUF, for images."""
 
     @property
     def vram_mb(self) -> int:
@@ -102,7 +94,7 @@ class Offer:
 class NeuronFit:
     neuron: str
     fits: bool
-    """Whether it fits now, or after evictions."""
+    """Now, or after evictions."""
     words: str
 
 
@@ -110,7 +102,6 @@ class NeuronFit:
 class Choice:
     offer: Offer
     fits: tuple[NeuronFit, ...]
-    """One for each neuron."""
 
 
 def offers_of(repository: HubRepository) -> tuple[Offer, ...]:
@@ -137,8 +128,7 @@ def choices_of(
 def fits(
     offer: Offer, snapshot: FleetSnapshot, catalogue: Catalogue | None = None
 ) -> tuple[NeuronFit, ...]:
-    """Whether it fits on each neuron: placement's decision if that neuron were the only one. For an
-    offline host, whether its devices are large enough."""
+    """Placement's decision if each neuron were alone; offline hosts by their devices' size."""
     entry = CatalogueEntry(name="", source="", vram_mb=offer.vram_mb)
     found = []
     for neuron in snapshot.neurons:
@@ -187,7 +177,7 @@ def _gguf_offer(repository: HubRepository, variant: GGUFVariant, is_unique: bool
 
 
 def problem_of(check: Callable[[T], object], value: T) -> str | None:
-    """Why a load would refuse it; ``None``: it does not."""
+    """Returns why a load would refuse it."""
     try:
         check(value)
     except LoadError as error:
@@ -214,9 +204,8 @@ def _fit(neuron: str, decision: Decision) -> NeuronFit:
 
 
 def entry_costs(entry: CatalogueEntry, free_bytes: int) -> ModelCosts:
-    """The costs of a catalogue model's layers, from the files that describe it: the hub's by range,
-    or those on this disk. Downloads nothing. ``free_bytes``: as a load would choose among quants.
-    Raises ``PlanUnavailableError``, ``HubError``."""
+    """Reads the files that describe it: the hub's by range, or those on this disk. ``free_bytes``:
+    as a load would choose among quants. Raises ``PlanUnavailableError``, ``HubError``."""
     spec = entry.load_spec(job_id="", neuron="")
     from inference.loading.read_costs import read_costs  # few processes need it
 
@@ -236,8 +225,6 @@ def entry_costs(entry: CatalogueEntry, free_bytes: int) -> ModelCosts:
 
 @contextmanager
 def _described_files(spec: LoadSpec, free_bytes: int) -> Iterator[ModelFiles]:
-    """The files that describe a model. Raises ``LoadError``, ``PlanUnavailableError``,
-    ``HubError``."""
     source = parse_source(spec.source)
     if is_of_hub(spec.source):
         from fleet.hub_client import HubClient  # takes a second, and few processes need it
@@ -264,8 +251,6 @@ def _described_files(spec: LoadSpec, free_bytes: int) -> Iterator[ModelFiles]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileFacts:
-    """Unknown texts are empty, and unknown numbers ``None``."""
-
     architecture: str = ""
     num_parameters: int | None = None
     context_tokens: int | None = None
@@ -275,8 +260,7 @@ NO_FACTS = FileFacts()
 
 
 def file_facts(entry: CatalogueEntry) -> FileFacts:
-    """Facts of a model before it was ever loaded, where its files are on this host: reads a GGUF's
-    header, or config.json. Asks no hub. Blocks."""
+    """Reads a GGUF's header or config.json on this host; asks no hub. Blocks."""
     if is_of_hub(entry.source):
         return NO_FACTS
     try:

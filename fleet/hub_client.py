@@ -1,8 +1,5 @@
-"""Client of a hub: a repository's files and their metadata, and the search.
-
-HELEXA_SOURCES names hubs beside Hugging Face, HF_ENDPOINT replaces it, and HF_HUB_OFFLINE turns
-queries off. Blocking; for threads.
-"""
+"""Blocking client of a hub. HELEXA_SOURCES names hubs beside Hugging Face, HF_ENDPOINT replaces it,
+and HF_HUB_OFFLINE turns queries off."""
 
 from __future__ import annotations
 
@@ -81,8 +78,7 @@ class HubMatch:
 
 class HubClient:
     def __init__(self, scheme: str | None = None, *, endpoint: str | None = None) -> None:
-        """``scheme``: of a known source; ``None``: the default one. ``endpoint``: replaces the
-        source's. Raises ``UnknownSourceError``."""
+        """``scheme``: ``None``: the default source. Raises ``UnknownSourceError``."""
         self._source = _source_known(scheme or default_scheme())
         own = self._source.endpoint or os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
         self._endpoint = endpoint or own
@@ -110,17 +106,15 @@ class HubClient:
             )
 
     def _listed(self, name: str, revision: str | None) -> tuple[ModelInfo, dict[str, int]]:
-        """What the hub knows of it, and the sizes of its files."""
         info = self._api.model_info(name, revision=revision, files_metadata=True, timeout=TIMEOUT_S)
         return info, {file.rfilename: file.size or 0 for file in info.siblings or []}
 
     def described(
         self, name: str, revision: str | None, wanted: str | None, free_bytes: int, scratch: Path
     ) -> ModelFiles:
-        """Fetches the description of one model of a repository into ``scratch``: config.json, or
-        GGUF files that are holes beyond their headers. ``wanted``, ``free_bytes``: as a load
-        chooses among several. Raises ``HubUnavailableError``, ``RepositoryUnknownError``,
-        ``LoadError``."""
+        """Fetches the files that describe one model into ``scratch``: config.json, or GGUF files
+        that are holes beyond their headers. ``wanted``, ``free_bytes``: as a load chooses. Raises
+        ``HubUnavailableError``, ``RepositoryUnknownError``, ``LoadError``."""
         with self._named(name, revision):
             info, sizes = self._listed(name, revision)
             reads = may_read_images(text_architecture(info.gguf))
@@ -163,8 +157,7 @@ class HubClient:
             )
 
     def _safetensors_problem(self, info: ModelInfo, sizes: dict[str, int]) -> str | None:
-        """The reason why this build does not run them, by the rules of a load; ``None``: it does.
-        Raises ``GatedRepoError`` where the hub hides their config."""
+        """Raises ``GatedRepoError`` where the hub hides their config."""
         if not any(SAFETENSORS_NAME.fullmatch(name) for name in sizes):
             return None
         small = {name for name, size in sizes.items() if 0 < size <= MAX_JSON_BYTES}
@@ -215,17 +208,13 @@ class HubClient:
 def _fetch_header(
     url: str, path: Path, *, num_bytes: int, headers: Mapping[str, str], timeout_s: float
 ) -> None:
-    """Leaves the beginning of a GGUF file at ``path``, with all of its header. ``num_bytes``: of
-    the whole file. Raises ``BadFileError``, huggingface_hub's errors and ``OSError``.
-
-        GET, Range: bytes=0-4194303 ─▶ a file as long as the whole one, whose other bytes are a hole
-             4 times as much, until the header ends within what came
-    """
+    """Fetches the beginning of a GGUF file until its header is whole; the rest of ``path`` is a
+    hole. ``num_bytes``: of the whole file."""
     # Hosts without neurons may lack gguf.
     from inference.loading.gguf.header import MOST_HEADER_BYTES, read_header
 
     def fetch(first: int, end: int) -> None:
-        """Writes bytes ``[first, end)`` of the file to their place; reads no more than that."""
+        """Bytes ``[first, end)``; reads no more from a server that ignores ranges."""
         wanted = {**headers, "Range": f"bytes={first}-{end - 1}"}
         with (
             get_session().stream(
@@ -265,7 +254,6 @@ def _fetch_header(
 
 
 def _source_known(scheme: str) -> HubSource:
-    """Raises ``UnknownSourceError``."""
     found = hub_source(scheme)
     if found is None:
         known = ", ".join(hub_schemes())

@@ -57,7 +57,7 @@ end
 
 
 class Leadership:
-    """Whether this process leads. For one thread."""
+    """For one thread."""
 
     def __init__(
         self,
@@ -100,9 +100,8 @@ class Leadership:
 
     @contextlib.contextmanager
     def fenced(self) -> Iterator[None]:
-        """A transaction of this process' term. Raises ``DeposedError`` where that is over, and
-        nothing is written. A process that never led, such as a task run by hand, writes
-        unfenced."""
+        """Raises ``DeposedError`` and writes nothing where this process' term is over. A process
+        that never led, such as a task run by hand, writes unfenced."""
         with transaction.atomic():
             if self._term is not None:
                 self.leads()
@@ -110,8 +109,7 @@ class Leadership:
             yield
 
     def resign(self) -> None:
-        """Releases the lease on shutdown, so that another control need not wait until it
-        expires."""
+        """For shutdown: another control need not wait until the lease expires."""
         self._leads = False
         with contextlib.suppress(redis.RedisError, OSError):
             self._client().eval(RELEASE, 1, CONTROL_LEADER, self.control_id)

@@ -1,19 +1,8 @@
-"""The states of neurons, load jobs and replicas, and the table of legal transitions of jobs.
+"""The states of neurons, load jobs and replicas, and the legal transitions of jobs.
 
-    neuron     ONLINE, DRAINING, REFUSED, AWAY, from each to each: AWAY in silence, else by its
-               report and the operator's desired state
-
-    load job   PENDING ─▶ RUNNING ─▶ SUCCEEDED
-                  │          ├────▶ FAILED
-                  └──────────┴────▶ CANCELLED        PENDING may also end at once: a load can finish
-                                                     or fail between two heartbeats.
-                                                     The same for all kinds of job, and for
-                                                     downloads
-
-    replica    moved by its neuron, by the table in ``inference.protocol.heartbeat``; stored here:
-               the neuron's last report, or AWAY while it is silent
-
-Must not know the models that carry these fields.
+A neuron moves from each state to each: AWAY in silence, else by its report and the operator's
+desired state. A job may end while PENDING: a load can finish or fail between two heartbeats. A
+replica is moved by its neuron, by the table in ``inference.protocol.heartbeat``.
 """
 
 from __future__ import annotations
@@ -33,9 +22,8 @@ class NeuronStatus(TextChoices):
 
 
 class RecordedReplicaStatus(TextChoices):
-    """The status that a neuron reports, plus ``AWAY``: the neuron is silent, so the status is
-    unknown. Without a transition table: a heartbeat is a sample, in which several steps look like
-    one. The neuron checks its steps."""
+    """No transition table: a heartbeat is a sample, in which several steps look like one. The
+    neuron checks its steps."""
 
     LOADING = ReplicaStatus.LOADING.value
     READY = ReplicaStatus.READY.value
@@ -54,7 +42,6 @@ class LoadJobKind(TextChoices):
 
 
 LEAVING_KINDS = (LoadJobKind.UNLOAD, LoadJobKind.SLEEP)
-"""Jobs by which a replica releases its device's memory; the others load."""
 
 
 class DownloadKind(TextChoices):
@@ -93,7 +80,6 @@ ACTIVE_LOAD_JOB_STATUSES = tuple(
 
 
 def ensure_transition(current: LoadJobStatus, target: LoadJobStatus) -> None:
-    """Raises ``IllegalTransitionError`` for a step that is not in the table; staying put is no
-    step."""
+    """Raises ``IllegalTransitionError``, also for a step to the same status."""
     if target not in LOAD_JOB_TRANSITIONS[current]:
         raise IllegalTransitionError(f"LoadJobStatus: {current} cannot become {target}")

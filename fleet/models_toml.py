@@ -1,12 +1,11 @@
-"""Reads a models.toml, the catalogue as a file, in the format of the original system and our own
-keys. Pure: text in, a document with every problem of it out.
+"""Reads a models.toml: the catalogue as a file, in the original system's format with our own keys.
 
     text ──read_document──▶ Document ──plan_import──▶ Plan ──services.catalogue_import──▶ rows
     rows ──selectors.catalogue_state──▶ CatalogueState ──write_document──▶ text
 
-A document defines each model that it names completely: absent settings have their defaults.
-The original's keys mean what they meant there, where helexa has the same; keys that are not
-honoured are listed in a model's notes. A key that neither knows is a problem, as it may be a slip.
+A document defines each model that it names completely: absent settings have their defaults. The
+original's keys that are not honoured are listed in a model's notes. A key that neither knows is a
+problem, as it may be a slip.
 """
 
 from __future__ import annotations
@@ -49,11 +48,9 @@ KEY = re.compile(r"\s*(?P<key>[\w.-]+|\"[^\"]+\"|'[^']+')\s*=")
 
 
 class Entry:
-    """One entry of ``[[models]]``: the original's keys and ours, as a model's settings.
-
-    ``problems`` and ``notes`` are pairs of a key and a message; ``models`` are the names of
-    earlier entries with their ids, ``aliases`` the file's with theirs. ``settings`` is ``None``
-    where there are problems."""
+    """``problems`` and ``notes`` are pairs of a key and a message. ``models``: names of earlier
+    entries with their ids; ``aliases``: the file's. ``settings``: ``None`` where there are
+    problems."""
 
     def __init__(
         self, raw: Mapping[str, Any], models: Mapping[str, str], aliases: Mapping[str, Any]
@@ -150,8 +147,7 @@ class Entry:
 
 
 def _flattened(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """``{"limit": {"context": 1}}`` as ``{"limit.context": 1}``, without what is unset. A value in
-    place of a table keeps its own name, which no setting has."""
+    """A value in place of a table keeps its own name, which no setting has."""
     flat: dict[str, Any] = {}
     for key, value in entry.items():
         if key in toml.TABLES and isinstance(value, dict):
@@ -163,8 +159,6 @@ def _flattened(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remark:
-    """A problem, or a note about a setting that is not honoured as in the original."""
-
     message: str
     line: int | None = None
     entry: str = ""
@@ -178,7 +172,7 @@ class Remark:
 
 
 class ModelsTomlError(FleetError):
-    """The file has mistakes, so none of it is used. ``problems`` are all that were found."""
+    """``problems`` are all that were found; nothing of the file is used."""
 
     http_status = 400
     code = "invalid_models_toml"
@@ -318,7 +312,6 @@ def _read_aliases(document: Document, aliases: Mapping[str, Any]) -> None:
 
 
 def _alias_problem(name: str, target: object, model: str, names: Mapping[str, str]) -> str | None:
-    """``names``: of the file's models, by their ids."""
     try:
         check_alias_name(name)
     except CatalogueValueError as error:
@@ -331,11 +324,8 @@ def _alias_problem(name: str, target: object, model: str, names: Mapping[str, st
 
 
 def _line_numbers(text: str) -> tuple[list[dict[str, int]], dict[str, int]]:
-    """The lines of each model's keys, and of the aliases; of the header under an empty key.
-
-    TOML parsers give values without their lines. This finds ``[[models]]``, ``[aliases]`` and keys
-    at the start of a line; other files have no line numbers.
-    """
+    """A header's line is under an empty key. TOML parsers give no lines: this finds headers and
+    keys at the start of a line, and other files have no line numbers."""
     models: list[dict[str, int]] = []
     aliases: dict[str, int] = {}
     keys, prefix = {}, ""

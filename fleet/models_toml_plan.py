@@ -24,7 +24,7 @@ UPSTREAM_SETTINGS = tuple(name for name in UPSTREAM_KINDS if name != "name")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogueState:
-    """Every model, offered or not, every alias with its model's name, and every upstream."""
+    """Includes models that are not offered."""
 
     models: Mapping[str, CatalogueSettings]
     aliases: Mapping[str, str]
@@ -33,17 +33,13 @@ class CatalogueState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One change of a model, an alias or an upstream."""
-
     noun: str
     action: Action
     name: str
     model: str = ""
-    """The model of an alias, before it is removed."""
     values: Mapping[str, Any] = field(default_factory=dict)
     """The settings that differ; for something new those that differ from the defaults."""
     texts: tuple[str, ...] = ()
-    """The same as in a models.toml."""
 
     def lines(self) -> Iterator[str]:
         target = f" = {self.model}" if self.model else ""
@@ -57,12 +53,11 @@ class Plan:
     aliases: tuple[Change, ...]
     upstreams: tuple[Change, ...]
     notes: tuple[Remark, ...]
-    """Settings of the file that are ignored, or differ from the original."""
     unchanged: tuple[str, ...]
     problems: tuple[Remark, ...]
-    """Invalid entries. While there are any, nothing is imported."""
+    """While there are any, nothing is imported."""
     left_alone: tuple[str, ...]
-    """Models, aliases and upstreams that the file does not name."""
+    """Names of models, aliases and upstreams that the file does not have."""
 
     @property
     def is_empty(self) -> bool:
@@ -74,7 +69,6 @@ class Plan:
         return hashlib.sha256("\n".join(self.lines()).encode()).hexdigest()[:16]
 
     def lines(self) -> Iterator[str]:
-        """One for each change, note or problem, and for unchanged entries; for people."""
         for change in (*self.upstreams, *self.models):
             yield from change.lines()
         yield from (f"= model {name}" for name in self.unchanged)
@@ -87,8 +81,7 @@ class Plan:
 
 
 def plan_import(document: Document, state: CatalogueState, *, prune: bool) -> Plan:
-    """``prune``: removes everything that the file does not name. Refuses entries that contradict
-    the rest of the catalogue."""
+    """Refuses entries that contradict the rest of the catalogue. ``prune``: removes all others."""
     others = CatalogueState(
         models=_others(state.models, {one.name for one in document.models} | document.refused),
         aliases=_others(state.aliases, document.aliases.keys() | document.refused),
@@ -144,7 +137,6 @@ def _others(present: Mapping[str, T], named: Collection[str]) -> dict[str, T]:
 def _contradictions(
     document: Document, kept: CatalogueState
 ) -> tuple[dict[str, Remark], dict[str, Remark]]:
-    """The problems of aliases and of models, by their names."""
     models = {model.name for model in document.models} | kept.models.keys()
     upstreams = {one.name for one in document.upstreams} | kept.upstreams.keys()
     of_aliases: dict[str, Remark] = {}
@@ -195,7 +187,6 @@ def _compared(noun: str, name: str, present: Any, wanted: Any) -> Change | None:
 
 
 def _differences(before: Any, after: Any) -> Iterator[tuple[str, Any, Any]]:
-    """``before``: ``None``: the defaults."""
     is_upstream = isinstance(after, UpstreamEntry)
     before = before or (PLAIN_UPSTREAM if is_upstream else PLAIN_MODEL)
     for name in UPSTREAM_SETTINGS if is_upstream else SETTINGS:

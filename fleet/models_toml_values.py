@@ -38,7 +38,7 @@ NOT_HONOURED = {
     "limit.input": "not honoured: prompt and answer share the context",
     "cost.cache_write": "not honoured: filling the prefix cache costs nothing",
 }
-"""The original's keys that are read and have no effect, with what is said of them."""
+"""The original's keys that have no effect here, and what is said of them."""
 KNOWN_KEYS = SETTING_OF_KEY.keys() | {"id", "quant", *NOT_HONOURED}
 NOT_SET = "none"
 """TOML has no null: this unsets a number whose default is another."""
@@ -57,8 +57,7 @@ GGUF_QUANTS = "Q2_K to Q6_K, Q4_0 to Q8_0, IQ1_S to IQ4_XS, TQ1_0, TQ2_0, Q1_0, 
 
 
 def from_toml(name: str, value: Any) -> Any:
-    """Converts to a setting's value; the setting's own check refuses wrong types. Raises
-    ``ValueError`` for a price that is no whole number of micro-USD."""
+    """Does not check types. Raises ``ValueError`` for a price that is not whole micro-USD."""
     kind = SETTINGS[name].kind
     match kind:
         case Count(is_optional=True) | Number() if value == NOT_SET:
@@ -76,7 +75,6 @@ def from_toml(name: str, value: Any) -> Any:
 
 
 def to_toml(value: object, name: str = "") -> str:
-    """``name``: the setting that has this value."""
     match value:
         case None:
             return json.dumps(NOT_SET)
@@ -113,8 +111,7 @@ def slug(text: str) -> str:
 
 
 def while_loading(quant: str) -> dict[str, Any] | None:
-    """The settings that quantize dense weights to ``quant`` while they load; ``None``: there are
-    none, only GGUF files have such a name."""
+    """Settings that quantize dense weights so; ``None``: only GGUF files have such a name."""
     if (dtype := DTYPES.get(quant.lower())) is not None:
         return {"dtype": dtype}
     quantization = QUANTIZATION_OF_NAME.get(quant.lower())
@@ -122,15 +119,13 @@ def while_loading(quant: str) -> dict[str, Any] | None:
 
 
 def names_a_file(quant: str, source: str, num_ranks: int) -> bool:
-    """Whether the original's ``quant`` is a part of a GGUF file's name. Several ranks read only
-    safetensors. A repository of GGUF files has that in its name; others are safetensors, which
-    ``quant`` quantizes."""
+    """Several ranks read only safetensors. A repository of GGUF files has that in its name; of any
+    other, ``quant`` quantizes the safetensors."""
     return num_ranks <= 1 and not (_is_dense(source) and while_loading(quant) is not None)
 
 
 def unknown_quant(quant: str, source: str) -> str | None:
-    """Why ``quant`` names no file; ``None``: it is a file's name, the name of a quantization, or,
-    of a source that has GGUF files, a part of their names."""
+    """``None``: it names a file or a quantization, or is a part of a GGUF file's name."""
     if quant.lower().endswith(GGUF_SUFFIX) or while_loading(quant) is not None:
         return None
     match = _QUANT_LIKE.search(quant)

@@ -1,10 +1,5 @@
-"""Sends Celery messages to neurons, for the services, and waits for the one that is answered: the
-last lines of an engine's log.
-
-    neuron.tell_log ─▶ the neuron ─▶ one answer in a list of its own ─▶ LPOP
-
-Messages expire, and loads fail by then.
-"""
+"""Sends Celery messages to neurons, and waits for the one that is answered, in a list of its own:
+the last lines of an engine's log. Messages expire, and loads fail by then."""
 
 from __future__ import annotations
 
@@ -57,8 +52,7 @@ def _sending_app() -> Any:
 
 
 app: Any = SimpleLazyObject(_sending_app)
-"""A Celery app without tasks, made for the first message: Celery takes a fifth of a second to
-import, and most gateways and commands send nothing."""
+"""Made for the first message: Celery takes 0.2 s to import, and most processes send nothing."""
 
 
 def send(task: str, neuron_name: str, *arguments: object, expires_s: int = EXPIRES_S) -> None:

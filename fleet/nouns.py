@@ -1,9 +1,5 @@
-"""Nouns that operators manage: a noun's path in the REST API, its fields, and their values in a
-command's text; and the fleet's own nouns. Models' fields are in ``fleet.catalogue.settings``. Pure.
-
-    Noun ─▶ rows, bodies and schemas of REST            fleet.api.rows
-         └─▶ flags of add and change                   fleet.management.verbs
-"""
+"""Nouns that operators manage: their rows in REST (``fleet.api.rows``) and flags of commands
+(``fleet.management.verbs``). Models' fields are in ``fleet.catalogue.settings``."""
 
 from __future__ import annotations
 
@@ -20,7 +16,6 @@ from fleet.upstreams import MAX_CONCURRENCY, MAX_SECRET_LENGTH, MAX_TIMEOUT_S
 DURATION = re.compile(r"(\d{1,9})([smhdw])", re.ASCII)
 UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 NONE_WORDS = ("", "none")
-"""Texts of a command for JSON's ``null``."""
 UUID_PATTERN = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 
 
@@ -64,8 +59,7 @@ def _parsed_moment(text: str) -> datetime:
 
 
 def value_of_text(kind: Kind, text: str) -> Any:
-    """Returns the JSON value of a command's word. Raises ``ValueError`` with a message for users;
-    the server checks whether the value is allowed."""
+    """Raises ``ValueError`` for users. The server checks whether the value is allowed."""
     match kind:
         case Flag():
             if text not in ("true", "false"):
@@ -93,7 +87,6 @@ def _number(text: str, read: Callable[[str], float], what: str) -> float | None:
 
 
 def names_of_text(text: str) -> list[str]:
-    """Splits at commas and spaces."""
     return [word for word in re.split(r"[\s,]+", text) if word]
 
 
@@ -120,7 +113,6 @@ class Field:
     _: KW_ONLY
     flag: str = ""
     placeholder: str = ""
-    """The value's name in the command's help; empty: the flag in upper case."""
     is_required: bool = False
     may_change: bool = True
 
@@ -130,29 +122,23 @@ class Field:
 
 
 def fixed(name: str, kind: Kind, help: str) -> Field:
-    """A required field that cannot change."""
     return Field(name, kind, help, is_required=True, may_change=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noun:
-    """``path`` is below ``/api/``; one row is at ``path/{id}``, where its ``id`` may contain
-    slashes. ``id_field`` is the row's field with the id, ``word`` the noun in messages."""
+    """``path``: below ``/api/``; a row is at ``path/{id}``. ``word``: the noun in messages."""
 
     path: str
     word: str
     id_field: str
     fields: tuple[Field, ...] = ()
     filters: Mapping[str, str] = field(default_factory=dict)
-    """Query parameters of the list, which are the flags of its command, with the rows' columns that
-    must equal one of the values; empty: the list reads the parameter itself."""
+    """Query parameter of the list → column (values by commas); empty: the list reads it itself."""
     filter_help: Mapping[str, str] = field(default_factory=dict)
-    """Help of the filters that are no lists of whole values."""
     id_help: str = ""
     id_metavar: str = ""
-    """The id's name in a command's help; empty: the field's name in upper case."""
     id_pattern: str = ".+"
-    """A regular expression of its ids. No URL has another one."""
     id_of_word: Callable[[str], str] = str
 
     @property

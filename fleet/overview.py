@@ -1,10 +1,5 @@
-"""An overview of the fleet for the dashboard, the status command and the REST API.
-
-    database, Redis ─▶ fleet_overview() ─▶ lines, and findings by urgency
-
-Live where Redis answers, else the last recorded state. Each table is read in one query, for any
-size of fleet.
-"""
+"""An overview of the fleet for the dashboard, the status command and the REST API: live where Redis
+answers, else as last recorded. Each table is read in one query."""
 
 from __future__ import annotations
 
@@ -59,7 +54,7 @@ from metering.series_store import traffic
 BEST_FIRST = ("ready", "recovering", "loading", "asleep", "draining", "failed", "away")
 NOT_LOADED = "unloaded"
 UPSTREAM = "upstream"
-"""The status of a model that an upstream serves: nothing of it is loaded."""
+"""Nothing of the model is loaded."""
 MAX_AUDIT_ENTRIES = 8
 REFUSAL_HOURS = 2
 ENDED_JOBS_SHOWN_FOR = timedelta(minutes=2)
@@ -68,7 +63,6 @@ AS_STORED = (
     *("id", "status", "memory_bytes", "host_memory_bytes", "in_flight", "queue_depth"),
     *("kv_blocks_used", "kv_blocks_total", "decode_tokens_per_s"),
 )
-"""The columns of a replica that its line has under the same names."""
 MEASURED = (
     *("name", "total_memory_bytes", "free_memory_bytes", "installed_memory_bytes"),
     *("utilization_percent", "temperature_c", "power_w"),
@@ -117,7 +111,7 @@ def _neurons(readings: LiveReadings, digests: Mapping[str, str]) -> tuple[Neuron
 
 
 def _replicas_by_neuron(digests: Mapping[str, str]) -> dict[int, list[ReplicaLine]]:
-    """The replicas, without their load reports, which are long."""
+    """Leaves out load reports, which are long."""
     found: dict[int, list[ReplicaLine]] = defaultdict(list)
     for row in Replica.objects.order_by("model_name").values(
         *AS_STORED,
@@ -245,7 +239,6 @@ def _model_line(entry: CatalogueEntry, replicas: list[ReplicaLine]) -> ModelLine
 
 
 def job_lines() -> tuple[JobLine, ...]:
-    """Active load jobs first, then the newest that have just ended."""
     is_active = Q(status__in=ACTIVE_LOAD_JOB_STATUSES)
     has_just_ended = Q(finished_at__gte=timezone.now() - ENDED_JOBS_SHOWN_FOR)
     rows = LoadJob.objects.filter(is_active | has_just_ended).select_related("neuron")
@@ -255,7 +248,7 @@ def job_lines() -> tuple[JobLine, ...]:
 
 
 def job_lines_by_id(ids: Collection[str]) -> tuple[JobLine, ...]:
-    """The existing jobs of these ids, oldest first. Other texts are skipped."""
+    """Oldest first. Texts that are no ids of jobs are skipped."""
     known = [one for one in ids if re.fullmatch(UUID_PATTERN, one)]
     rows = LoadJob.objects.filter(pk__in=known).select_related("neuron")
     return tuple(map(_job_line, rows.order_by("created_at")))
@@ -303,7 +296,6 @@ class LiveReadings:
     devices: Mapping[tuple[str, str], DeviceInfo] = field(default_factory=dict)
     disks: Mapping[str, CacheReport] = field(default_factory=dict)
     refused: Mapping[Refused, int] = field(default_factory=dict)
-    """Refused requests by caller and reason, in this hour and the last."""
 
 
 def read_live() -> LiveReadings | None:
@@ -330,16 +322,14 @@ ONLINE = "online"
 
 
 def why_no_host(entry: CatalogueEntry, neurons: Sequence[NeuronLine]) -> str:
-    """The reason why no host can run the model, in words; empty where one can, or where there is no
-    host."""
+    """Empty where one can, or where there is no host."""
     allowed = [one for one in _allowed(entry, neurons) if one.status != REFUSED]
     why = why_unmet(Needs(entry), {one.name: _devices(one) for one in allowed})
     return f"it {why}" if neurons and why else ""
 
 
 def why_not_now(entry: CatalogueEntry, neurons: Sequence[NeuronLine]) -> str:
-    """The hosts that could run the model, where none of them accepts a load now; empty where one
-    does, or where no host ever could."""
+    """Empty where a host accepts a load now, or where none ever could."""
     needs = Needs(entry)
     able = [
         neuron

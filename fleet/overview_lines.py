@@ -1,5 +1,4 @@
-"""The parts of an overview: plain data, ready to be shown, and the findings that follow from them.
-Pure."""
+"""An overview's parts as plain data, and the findings that follow from them."""
 
 from __future__ import annotations
 
@@ -33,15 +32,12 @@ UNKNOWN_LIMIT = "its limits or its budget"
 """For gateways before 0.3.0, which counted no causes."""
 MAX_REFUSED = 5
 BROKEN_WORKERS_NOTICED = 3
-"""So many requests of one key must have crashed an engine or a neuron, in this hour and the
-last."""
+"""Requests of one key that crashed an engine or a neuron, in this hour and the last."""
 VERSION_PROBLEM = "it runs helexa "
 """The beginning of a neuron's problem that ``_of_versions`` reports for all neurons at once."""
 
 
 class Level(StrEnum):
-    """How urgent a finding is, in the order of display."""
-
     URGENT = "urgent"
     """Clients are not served, or soon will not be."""
     WARNING = "warning"
@@ -51,8 +47,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """``kind`` is the sort of finding, ``about`` its object: a neuron, a model, an account, a key,
-    or empty."""
+    """``about``: a neuron, a model, an account, a key, or empty."""
 
     level: Level
     kind: str
@@ -62,7 +57,7 @@ class Attention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldMemory:
-    """A replica's memory on a device. Ranks have equal parts on each."""
+    """Ranks have equal parts on each device."""
 
     model: str
     num_bytes: int
@@ -98,9 +93,7 @@ class ReplicaLine:
     decode_tokens_per_s: float
     failure: str = ""
     host_memory_bytes: int = 0
-    """Used by the weights of a sleeping replica."""
     adapters: tuple[str, ...] = ()
-    """Loaded beside it."""
     device_bytes: Mapping[str, int] = field(default_factory=dict)
     """A divided model's bytes on each device."""
     lies_on_hosts: bool = False
@@ -133,7 +126,7 @@ class NeuronLine:
     coming_back: tuple[str, ...] = ()
     """Models from before its drain that other neurons may hold until they are back."""
     disk_total_bytes: int | None = None
-    """Size of the download disk. ``None``: the neuron does not report it."""
+    """The disk for downloads. ``None``: not reported."""
     disk_free_bytes: int | None = None
 
 
@@ -143,16 +136,13 @@ class ModelLine:
     status: str
     pinned: bool
     replicas: int
-    """The number of ready ones."""
+    """Only the ready ones."""
     min_replicas: int
     max_replicas: int
     has_outdated: bool = False
     may_reload: bool = False
-    """Whether its outdated replicas may be reloaded in place."""
     no_host: str = ""
-    """The reason why no host of the fleet can run it; empty where one can."""
     not_now: str = ""
-    """The hosts that could run it, where each of them drains or is offline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,18 +191,15 @@ class FleetOverview:
     is_live: bool
     """``False``: Redis does not answer, and this is the last recorded state."""
     attention: tuple[Attention, ...]
-    """The most urgent first; empty: no problems."""
     neurons: tuple[NeuronLine, ...]
     models: tuple[ModelLine, ...]
     jobs: tuple[JobLine, ...]
-    """The active jobs, then those that have just ended, newest first."""
     downloads: tuple[DownloadLine, ...]
     minutes: tuple[MinuteSums, ...]
     """The traffic of the last half hour, oldest first; the last minute is incomplete."""
     refusals: tuple[RefusalLine, ...]
-    """The refusals of this hour and the one before, the most frequent first."""
     requests_today: int
-    """Requests since midnight in UTC."""
+    """Since midnight in UTC."""
     spent_today_micro_usd: int
     audit: tuple[AuditLine, ...]
 
@@ -226,8 +213,7 @@ def attention(
     version: str,
     refused: Mapping[Refused, int] | None = None,
 ) -> tuple[Attention, ...]:
-    """Findings for the operator, the most urgent first. ``version`` is this process'; ``budgets``
-    are those of which little is left; ``refused`` counts recent refusals."""
+    """The most urgent first. ``budgets``: those of which little is left."""
     found = [
         *(finding for neuron in neurons for finding in _of_neuron(neuron)),
         *_of_models(models),
@@ -308,7 +294,6 @@ def _of_budgets(budgets: Iterable[BudgetStatus]) -> Iterator[Attention]:
 
 
 def _of_refused(refused: Mapping[Refused, int], spent: Collection[str]) -> Iterator[Attention]:
-    """The accounts stopped most by a limit, without those whose budget is already listed."""
     found = [
         (number, one.account, LIMITS.get(one.cause, UNKNOWN_LIMIT))
         for one, number in refused.items()

@@ -1,12 +1,11 @@
-"""The Redis user of an invited neuron, restricted to the keys that it needs, and the watch for
-users that write too much.
+"""The Redis user of an invited neuron, restricted to the keys that it needs, and the flood watch.
 
     its own keys        of helexa:neuron:<name>:*, its Celery queue     read and write
     what it is sent     frames and images                               read and delete
     gateways' signs     of life                                         look whether they are there
 
-It cannot read keys of gateways or other neurons, nor their limits, nor list any keys. Needs Redis
-7, which has separate permissions to read and to write. The gateway's own user keeps its password.
+It cannot read keys of gateways or other neurons, nor list any. Needs Redis 7, which has separate
+permissions to read and to write.
 """
 
 from __future__ import annotations
@@ -55,7 +54,6 @@ SINCE_7_2 = ("client|setinfo",)
 
 POLL_INTERVAL_S = 0.02
 PAUSE_S = 1.0
-"""After a failed poll, and between checks whether any host is invited."""
 LOOK_AFTER_BYTES = 8 * 1024 * 1024
 """Half of a neuron's limit beside its events."""
 
@@ -97,7 +95,7 @@ def users_apply(
     client: redis.Redis, secrets: Mapping[str, str], *, again: Iterable[str] = ()
 ) -> None:
     """Makes the missing users of ``secrets`` (neuron to hash) and those of ``again``, and removes
-    those of neurons that are not invited. Raises ``redis.RedisError``."""
+    all others. Raises ``redis.RedisError``."""
     there = invited_names(client)
     if wanted := [neuron for neuron in secrets if neuron not in there or neuron in again]:
         version = _version(client)
@@ -111,7 +109,6 @@ def users_apply(
 
 
 def _execute(client: Any, *words: str) -> None:
-    """A command that redis-py has no types for."""
     client.execute_command(*words)
 
 
@@ -129,15 +126,10 @@ def _version(client: redis.Redis) -> tuple[int, int]:
 
 
 class FloodWatch:
-    """Detects invited neurons that flood Redis, between the control's ticks.
-
-        every 20 ms: used_memory ── up by 8 MiB since the least ──▶ what each has written
-                                                                    └─ too much ─▶ it is cut off
-
-    Redis has no limit of bytes for a user: a host writes until its user is removed, and in the
-    second between ticks that is as much as its network carries. ``measure``, which cuts off
-    neurons, measures keys, so it is called only when the used memory has grown. While no host is
-    invited the watch polls once a second. ``client`` serves this thread alone."""
+    """Detects invited neurons that flood Redis between the control's ticks. Redis has no limit of
+    bytes for a user: a host writes until its user is removed, as much as its network carries.
+    ``measure``, which cuts off neurons, measures keys, so it is called only when the used memory
+    has grown by ``LOOK_AFTER_BYTES``. ``client`` serves this thread alone."""
 
     def __init__(self, client: redis.Redis, measure: Callable[[], object]) -> None:
         self._client = client
@@ -154,8 +146,7 @@ class FloodWatch:
         self._ended.set()
 
     def look(self) -> bool:
-        """Whether Redis had grown so much that neurons were measured. Raises
-        ``redis.RedisError``."""
+        """Whether neurons were measured. Raises ``redis.RedisError``."""
         held = self._held_bytes()
         if self._least_bytes is None or held < self._least_bytes:
             self._least_bytes = held
@@ -166,7 +157,7 @@ class FloodWatch:
         return True
 
     def is_needed(self) -> bool:
-        """Whether any host is invited: its user is in Redis. Raises ``redis.RedisError``."""
+        """Whether any host is invited. Raises ``redis.RedisError``."""
         return bool(invited_names(self._client))
 
     def _watch_for(self, duration_s: float) -> None:

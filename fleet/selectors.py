@@ -1,9 +1,6 @@
-"""Reads of the fleet's database, and of what its neurons have downloaded, which is in Redis. No
-writes.
-
-The catalogue is read as a whole and cached for a second: a gateway needs it for every request.
-Services clear the cache of their own process; others see a change within that second.
-"""
+"""Reads of the fleet's database, and of neurons' downloads, which are in Redis. The catalogue is
+read as a whole and cached for a second: services clear the cache of their own process, others see a
+change within that second."""
 
 from __future__ import annotations
 
@@ -36,12 +33,11 @@ CACHE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class OfferedModels:
-    """The enabled models, and adapters whose base is enabled. The same object until the catalogue
-    is read again."""
+    """Adapters need an enabled base. The same object until the catalogue is read again."""
 
     entries: tuple[CatalogueEntry, ...]
     by_name: dict[str, CatalogueEntry]
-    """Loadable models: without aliases and adapters."""
+    """Aliases and adapters are missing here."""
     by_any_name: dict[str, CatalogueEntry]
     """An adapter also as ``base:adapter``."""
 
@@ -69,7 +65,6 @@ class CatalogueCache:
         self._last: tuple[float, OfferedModels] | None = None
 
     def kept(self) -> OfferedModels | None:
-        """``None``: empty or expired. Reads nothing."""
         last = self._last
         if last is not None and self._clock() - last[0] < CACHE_S:
             return last[1]
@@ -102,7 +97,7 @@ def catalogue_by_name() -> dict[str, CatalogueEntry]:
 
 
 def catalogue_state() -> CatalogueState:
-    """Models, offered or not, aliases and upstreams, for imports and exports. Not cached."""
+    """Includes models that are not offered. Not cached."""
     return CatalogueState(
         models={model.name: model.settings() for model in CatalogueModel.objects.all()},
         aliases=dict(Alias.objects.values_list("name", "model__name")),
@@ -115,7 +110,7 @@ def catalogue_cache_clear() -> None:
 
 
 def model_known(name: str) -> CatalogueModel:
-    """Also a disabled one. Raises ``UnknownModelError``."""
+    """Finds disabled models, too. Raises ``UnknownModelError``."""
     model = CatalogueModel.objects.filter(name=name).first()
     if model is None:
         raise UnknownModelError(f"There is no model named {name!r} in the catalogue")
@@ -180,7 +175,7 @@ def load_jobs_by_status() -> dict[str, int]:
 
 
 def models_of_upstream(name: str) -> list[CatalogueModel]:
-    """Its models, by their source or a target, offered or not, sorted by name."""
+    """By their source or a target; includes models that are not offered."""
     is_source = Q(source__startswith=f"{UPSTREAM_PREFIX}{name}/")
     models = CatalogueModel.objects.filter(is_source | ~Q(targets=[])).order_by("name")
     return [model for model in models if name in model.settings().upstream_names]
@@ -228,15 +223,13 @@ catalogue_cache = CatalogueCache(_read_catalogue)
 
 
 def nameable_models() -> tuple[str, ...]:
-    """The names that clients may use for the catalogue's models: models', then aliases'."""
+    """Models' names, then aliases', also of disabled models."""
     models = CatalogueModel.objects.order_by("name").values_list("name", flat=True)
     return (*models, *Alias.objects.order_by("name").values_list("name", flat=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedLine:
-    """A cached model of a neuron, from its download report."""
-
     neuron: str
     source: str
     revision: str
@@ -244,7 +237,6 @@ class CachedLine:
     files: list[dict[str, str | int]]
     used_by: list[str]
     models: tuple[str, ...]
-    """The catalogue's models loaded from this source; empty: none needs it."""
     is_partial: bool
     missing: list[str]
     """Incomplete files of a download."""
@@ -253,7 +245,7 @@ class CachedLine:
     last_used_unix_s: float | None
     disk_free_bytes: int
     disk_total_bytes: int
-    """Both numbers describe the disk that downloads go to."""
+    """The disk that downloads go to, like ``disk_free_bytes``."""
 
     @property
     def last_used(self) -> datetime | None:
@@ -262,8 +254,7 @@ class CachedLine:
 
 
 def cached_list(neuron_name: str | None = None) -> tuple[CachedLine, ...]:
-    """The cached models of that neuron, or of all; offline neurons are left out. Raises
-    ``UnknownNeuronError``, ``SnapshotUnavailableError``."""
+    """Leaves out offline neurons. Raises ``UnknownNeuronError``, ``SnapshotUnavailableError``."""
     if neuron_name is not None:
         names = [neuron_known(neuron_name).name]
     else:
@@ -274,7 +265,6 @@ def cached_list(neuron_name: str | None = None) -> tuple[CachedLine, ...]:
 
 
 def _sources_of_models() -> dict[str, list[str]]:
-    """Model of the catalogue -> its source, with its version, and that of its draft model."""
     found: dict[str, list[str]] = {}
     for name, model in catalogue_state().models.items():
         source = model.source
@@ -304,7 +294,7 @@ def _cached_lines(
 
 
 def is_of_source(cached: CachedModel, source: str) -> bool:
-    """Whether it was downloaded from ``source``. A wheel's version is part of its name there."""
+    """A wheel's version is a part of its name there."""
     name = source.partition("==")[0]
     return cached.source == name or (
         name.startswith("pypi:") and cached.source.startswith(f"{name.lower()}-")

@@ -1,10 +1,5 @@
-"""Plans a model's stages for operators, without loading anything.
-
-CatalogueEntry ─▶ files that describe it ─▶ ModelCosts ─▶ the plan, and what else would fit
-                  in the hub, or on this disk
-
-Plans follow placement's rules (``placement.division``), so each can be loaded.
-"""
+"""Plans a model's stages for operators, without loading anything. Plans follow placement's rules
+(``placement.division``), so each can be loaded."""
 
 from __future__ import annotations
 
@@ -49,8 +44,7 @@ class PlannedModel:
 
 
 def stage_plan(entry: CatalogueEntry, snapshot: FleetSnapshot) -> PlannedModel:
-    """Reads the model's config or file headers; the hub's by range. Raises
-    ``PlanUnavailableError``, ``HubError``."""
+    """Reads headers, the hub's by range. Raises ``PlanUnavailableError``, ``HubError``."""
     if entry.base is not None:
         raise PlanUnavailableError(f"{entry.name} is an adapter: plan its base, {entry.base}")
     if entry.upstream_model is not None:
@@ -72,7 +66,6 @@ def stage_plan(entry: CatalogueEntry, snapshot: FleetSnapshot) -> PlannedModel:
 
 
 def _tokens(spec: LoadSpec, costs: ModelCosts) -> tuple[int, ...]:
-    """Numbers of tokens of keys and values to plan for, in order of preference."""
     if spec.kv_memory_bytes is not None:
         token_bytes = sum(layer.kv_token_bytes.cuda for layer in costs.layers)
         return (spec.kv_memory_bytes // max(1, token_bytes),)
@@ -102,7 +95,7 @@ class Planning:
         )
 
     def _spread(self, entry: CatalogueEntry, kv_tokens: int) -> Spread:
-        """The fewest empty devices that could hold the model and that its entry allows."""
+        """The narrowest extent that could hold it, were nothing loaded."""
         if why_not_divided(entry) or self._could_hold("device", kv_tokens):
             return "device"
         is_wide = entry.spread == "fleet" and len(self.lending) > 1

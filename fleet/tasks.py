@@ -1,8 +1,5 @@
-"""The control worker's periodic tasks: each reads the live fleet and calls services.
-
-Names and periods are in ``helexa_site.celery``. When Redis is offline there is nothing to record
-and the next tick retries.
-"""
+"""The control worker's periodic tasks; ``helexa_site.celery`` has their names and periods. When
+Redis is offline, the next tick retries."""
 
 from __future__ import annotations
 
@@ -40,14 +37,12 @@ from metering.series_store import figures_add, series_roll_up
 logger = logging.getLogger(__name__)
 
 CONNECTING_S = 15.0
-"""How long after a term's start a silent host may still be connecting: the server, or its Redis,
-may just have started."""
+"""After a term's start a silent host may still be connecting: the server may just have started."""
 
 
 class Samples:
-    """Samples of queues and devices, one a second, summed by minute: the part of the series that
-    requests do not have. Kept in memory until their minute has ended; a control that exits loses
-    the last. The ticks' thread calls ``add``, the housekeeping thread the rest."""
+    """Queues and devices, one sample a second, summed by minute in memory: a control that exits
+    loses the last one. The ticks' thread calls ``add``, the housekeeping thread the rest."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -62,7 +57,6 @@ class Samples:
                 add(minute.setdefault(SeriesKey(MINUTE_S, at, kind, name), {}), figures)
 
     def ended(self, now_unix_s: float) -> dict[int, dict[SeriesKey, Figures]]:
-        """Figures of complete minutes, by their beginning."""
         present = floor_s(now_unix_s, MINUTE_S)
         with self._lock:
             return {at: minute for at, minute in self._minutes.items() if at < present}
@@ -113,12 +107,10 @@ def _sample(snapshot: FleetSnapshot) -> Iterator[tuple[Kind, str, Figures]]:
 watch = FleetWatch()
 idle_ticks = IdleTicks()
 samples = Samples()
-"""Figures of minutes that are not stored yet."""
 
 
 @app.task(name=TASK_TICK)  # type: ignore[untyped-decorator]
 def tick() -> None:
-    """Records what the fleet reports, then decides what it needs, unless all is as before."""
     client = live.redis_client()
     try:
         fleet = live.read_live_fleet(client)
@@ -144,9 +136,8 @@ def tick() -> None:
 def record_heartbeats(
     client: redis.Redis, fleet: live.LiveFleet, snapshot: FleetSnapshot, *, had_time: bool
 ) -> bool:
-    """Returns whether nothing was under way: nothing loads, nothing is downloaded, and no host is
-    invited, whose share of Redis is measured with each tick. Expiry comes after recording, so that
-    a control that was away does not fail live jobs. Raises ``SnapshotUnavailableError``."""
+    """Returns whether nothing was under way. Expiry comes after recording, so that a control that
+    was away does not fail live jobs. Raises ``SnapshotUnavailableError``."""
     downloading = {download.neuron.name for download in selectors.downloads_active()}
     cache_reports = read_cache_reports(client, sorted(downloading)) if downloading else {}
     with leadership.this_control.fenced():

@@ -1,6 +1,4 @@
-"""Access to an upstream: its client's options, which the gateway's streams share, one bounded
-exchange for discovery and probes, and the list of its models, with the limits and prices that it
-names.
+"""Access to an upstream: client options, one bounded exchange, and the list of its models.
 
     openai     GET {url}/models       vLLM, llama-server, helexa and OpenRouter name limits too
     anthropic  GET {url}/v1/models
@@ -64,14 +62,12 @@ class Answer:
         return self.status < FIRST_REDIRECT
 
     def json(self) -> Any:
-        """``None`` for a body that is not JSON."""
         try:
             return json.loads(self.body)
         except (ValueError, RecursionError):
             return None
 
     def table(self) -> dict[str, Any]:
-        """Empty for a body that is no JSON object."""
         found = self.json()
         return found if isinstance(found, dict) else {}
 
@@ -86,15 +82,13 @@ def headers_of(entry: UpstreamEntry, secret: str) -> dict[str, str]:
 
 
 def unversioned(url: str) -> str:
-    """An upstream's URL without its version: vLLM, SGLang, llama-server and helexa have
-    ``/tokenize`` beside ``/v1``. Pure."""
+    """vLLM, SGLang, llama-server and helexa have ``/tokenize`` beside ``/v1``."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc}{parts.path.removesuffix('/v1')}"
 
 
 def client_options(entry: UpstreamEntry, secret: str) -> dict[str, Any]:
-    """Options of ``httpx2.Client`` and ``httpx2.AsyncClient``, beside timeouts and limits. Reads
-    the CA file. Raises ``UpstreamUnavailableError``."""
+    """For ``httpx2`` clients. Reads the CA file. Raises ``UpstreamUnavailableError``."""
     return {
         "headers": headers_of(entry, secret),
         "verify": _tls(entry),
@@ -106,7 +100,7 @@ def client_options(entry: UpstreamEntry, secret: str) -> dict[str, Any]:
 
 @contextmanager
 def opened(entry: UpstreamEntry, secret: str) -> Iterator[httpx2.Client]:
-    """A client for a few exchanges in a row. Raises ``UpstreamUnavailableError``."""
+    """Raises ``UpstreamUnavailableError``."""
     import httpx2
 
     with httpx2.Client(**client_options(entry, secret)) as client:
@@ -122,9 +116,8 @@ def exchange(
     max_bytes: int,
     **sent: Any,
 ) -> Answer:
-    """Sends one request with ``sent``, the body as httpx2 names it. Its answer has at most
-    ``max_bytes`` and must be complete within ``timeout_s``. Raises ``UpstreamUnavailableError``,
-    whose message has nothing that the endpoint sent."""
+    """``sent``: the body as httpx2 names it. Raises ``UpstreamUnavailableError``, whose message has
+    nothing that the endpoint sent."""
     import httpx2
 
     until_s = time.monotonic() + timeout_s
@@ -210,8 +203,7 @@ def discover(client: httpx2.Client, entry: UpstreamEntry) -> list[KnownModel]:
 
 
 def models_of(body: Any) -> list[KnownModel]:
-    """The models that a list's JSON names, sorted by id. Raises ``UpstreamUnavailableError`` where
-    it is no list."""
+    """Sorted by id. Raises ``UpstreamUnavailableError`` where it is no list."""
     rows = body.get("data", body.get("models")) if isinstance(body, dict) else None
     if not isinstance(rows, list):
         raise UpstreamUnavailableError("its list of models is not understood")
@@ -241,8 +233,7 @@ def _count(tables: Iterable[dict[str, Any]], names: Iterable[str]) -> int | None
 
 
 def _prices(row: dict[str, Any]) -> dict[str, int | None]:
-    """A row's prices. OpenRouter writes them as text, in USD for one token; helexa as numbers, in
-    USD for a million."""
+    """OpenRouter writes prices as text, in USD for one token; helexa as numbers, for a million."""
     for table, tokens, names in (
         ("pricing", 1, ("prompt", "input_cache_read", "completion")),
         ("cost", MILLION, ("input", "cache_read", "output")),

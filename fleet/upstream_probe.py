@@ -3,11 +3,8 @@
     models ─▶ stream ─▶ tools ─▶ schema ─▶ images ─▶ counting ─▶ paid ones, where asked for
 
 A refused probe does not work there; one that was not sent is ``None``. Details are our words and
-the endpoint's status, without its text.
-
-Paid ones are for endpoints of OpenAI's dialect (moderation, speech, transcripts and images), the
-cheapest first. Each needs its own model, which is chosen from the list by name. For the others any
-well-formed answer will do; ``CHATS`` has the dialects' forms of requests and answers.
+the endpoint's status, without its text. Paid ones are for OpenAI's dialect, the cheapest first;
+each needs its own model, chosen from the list by name.
 """
 
 from __future__ import annotations
@@ -75,8 +72,7 @@ class Asking:
     def post(
         self, url: str, *, timeout_s: float = TIMEOUT_S, max_bytes: int = MAX_BYTES, **sent: Any
     ) -> Answer:
-        """``sent``: the body as httpx2 names it. Raises ``UpstreamUnavailableError``, also for a
-        status that is no success."""
+        """Raises ``UpstreamUnavailableError``, also for a status that is no success."""
         sent |= {"timeout_s": min(timeout_s, max(0.1, self.left_s)), "max_bytes": max_bytes}
         answer = exchange(self.client, "POST", url, **sent)
         if not answer.is_success:
@@ -84,13 +80,12 @@ class Asking:
         return answer
 
     def send(self, content: Any, fields: Mapping[str, Any], **message: Any) -> Answer:
-        """A chat of one message with ``content``, and other ``fields`` of the request."""
         messages = [{"role": "user", "content": content, **message}]
         body = {"model": self.model, "messages": messages, **self.chat.always, **fields}
         return self.post(f"{self.entry.url}{self.chat.path}", json=body)
 
     def message(self, content: Any, fields: Mapping[str, Any], **message: Any) -> dict[str, Any]:
-        """The answer's message, with ``content`` and ``tool_calls``."""
+        """The message has ``content`` and ``tool_calls``."""
         try:
             found = self.chat.message(self.send(content, fields, **message).json())
         except (LookupError, TypeError, AttributeError):
@@ -118,8 +113,7 @@ def _anthropic_message(body: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chat:
-    """A dialect's chat. ``always``, ``stream``, ``tools`` and ``schema`` are fields of a request;
-    ``image`` is a message with one; ``message`` finds the answer's."""
+    """Fields of a request; ``image``: of its message; ``message`` finds the answer's."""
 
     path: str
     always: Mapping[str, Any]
@@ -251,7 +245,6 @@ STEPS: Mapping[str, Step] = {
 
 
 def _silence() -> bytes:
-    """A second, which need not have a text."""
     file = io.BytesIO()
     with wave.open(file, "wb") as written:
         written.setnchannels(1)
@@ -277,12 +270,10 @@ def _has_image(answer: Answer) -> bool:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paid:
     names: re.Pattern[str]
-    """The pattern of names of models that do this."""
     path: str
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """The request's fields beside its model."""
     file: Callable[[], tuple[str, bytes, str]] | None = None
-    """A form's file: name, content and type."""
+    """A form's (name, content, type)."""
     is_answer: Callable[[Answer], bool]
     timeout_s: float = TIMEOUT_S
 
@@ -328,15 +319,13 @@ PAID: Mapping[str, Paid] = {
 
 
 def chat_model(listed: Sequence[str]) -> str:
-    """The first listed model that is not named like one without a chat, else the first; empty: none
-    is listed. Pure."""
+    """The first not named like one without a chat, else the first; empty: none is listed."""
     others = (NO_CHAT, *(paid.names for paid in PAID.values()))
     chats = (name for name in listed if not any(one.search(name) for one in others))
     return next(chats, listed[0] if listed else "")
 
 
 def model_for(what: str, listed: Iterable[str]) -> str:
-    """The first listed model with a name for that paid probe; empty: none. Pure."""
     return next((name for name in listed if PAID[what].names.search(name)), "")
 
 
@@ -358,8 +347,8 @@ class Probed:
 def probe(
     entry: UpstreamEntry, secret: str, *, model: str = "", tries_paid: bool = False
 ) -> Probed:
-    """``model``: empty tests the first listed one that chats, by its name. ``tries_paid``: also
-    paid probes, with ``model``, else with models of fitting names. Raises nothing."""
+    """``model``: empty: the first listed one that chats, by its name. ``tries_paid``: with
+    ``model``, else with models of fitting names. Raises nothing."""
     until_s = time.monotonic() + TIME_LIMIT_S
     models: tuple[KnownModel, ...] | None = None
     try:

@@ -1,15 +1,12 @@
-"""Endpoints of others that speak OpenAI's, Anthropic's or Ollama's API: the row as plain data, its
-rules, and its sealed secret.
+"""Endpoints of others that speak OpenAI's, Anthropic's or Ollama's API: plain data, rules, secret.
 
     Upstream (fleet.models) ──▶ UpstreamEntry ──▶ upstream_http ─┬▶ which models it has
                                                                  ├▶ upstream_probe: what works
                                                                  └▶ the gateway's requests
 
 Every read of an endpoint is bounded in bytes and time, redirects are refused, and no address from
-its answers is ever fetched.
-
-The database alone reveals no secret. A server with a new signing key cannot open earlier ones: an
-upstream's has to be set again.
+its answers is ever fetched. The database alone reveals no secret; a server with a new signing key
+cannot open earlier ones.
 """
 
 from __future__ import annotations
@@ -66,13 +63,13 @@ class UpstreamEntry:
 
     name: str
     url: str
-    """Without a final slash."""
+    """It has no final slash."""
     dialect: Dialect = "openai"
     sealed_secret: str = field(default="", repr=False)
     """Empty: no key is sent."""
     leaves_network: bool = False
     concurrency: int = DEFAULT_CONCURRENCY
-    """The most requests of each gateway at once; the others wait."""
+    """Limits each gateway's requests at once; others wait."""
     connect_timeout_s: int = DEFAULT_CONNECT_TIMEOUT_S
     first_token_timeout_s: int = DEFAULT_FIRST_TOKEN_TIMEOUT_S
     token_timeout_s: int = DEFAULT_TOKEN_TIMEOUT_S
@@ -82,7 +79,7 @@ class UpstreamEntry:
 
 
 def check_upstream(entry: UpstreamEntry) -> None:
-    """Raises ``UpstreamValueError`` with the field that cannot hold its value."""
+    """Raises ``UpstreamValueError`` with the field."""
     if not NAME.fullmatch(entry.name) or len(entry.name) > MAX_NAME_LENGTH:
         raise UpstreamValueError(
             "name",
@@ -142,8 +139,7 @@ def _address(field: str, url: str) -> SplitResult:
 
 
 def seal(secret: str, signing_key: str, purpose: bytes = PURPOSE) -> str:
-    """Encrypts a secret under the server's signing key, for the database: an upstream's, or those
-    of a load's links. ``purpose``: a secret sealed for another one does not open."""
+    """``purpose``: a secret sealed for another one does not open."""
     return _fernet(signing_key, purpose).encrypt(secret.encode()).decode()
 
 

@@ -1,13 +1,10 @@
-"""State of the control plane between ticks: since when each condition has held, and whether
-anything has changed.
+"""State of the control between ticks, in memory only: a new control starts from scratch.
 
-    snapshots, gateways' reports ─▶ FleetWatch ─▶ absent neurons, waiting models, long queues
+snapshots, gateways' reports ─▶ FleetWatch ─▶ absent neurons, waiting models, long queues
 
-    reports, without clocks and free memory ─┐
-    the database                            ─┴─▶ IdleTicks ─▶ as at the last whole tick, and nothing
-                                                 was under way then: the tick passes, for a while
-
-It is kept in memory only: a control that takes over starts from scratch. The time is an argument.
+reports, without clocks and free memory ─┐
+the database                            ─┴─▶ IdleTicks ─▶ as at the last whole tick, and nothing
+                                             was under way then: the tick passes, for a while
 """
 
 from __future__ import annotations
@@ -30,8 +27,7 @@ from inference.protocol.heartbeat import NeuronHeartbeat, ReplicaState, WaitingR
 GATEWAY_SILENCE_S = 5.0
 """A report that has not changed for this long is of a dead gateway."""
 WHOLE_TICK_EVERY_S = 10.0
-"""How long a change that only the clock brings may wait for a passed tick: an idle model's unload,
-a failed load's next try."""
+"""For changes that only the clock brings: an idle model's unload, a failed load's next try."""
 AT_REST_EVERY_S = 60.0
 """The same where the last plan was at rest."""
 REFRESH_EVERY_S = 10.0
@@ -41,7 +37,7 @@ REFRESH_EVERY_S = 10.0
 @dataclass(frozen=True, slots=True)
 class Watched:
     snapshot: FleetSnapshot
-    """The fleet, with absent neurons."""
+    """Includes absent neurons."""
     observed: Observed
     gone_gateways: tuple[str, ...]
 
@@ -114,9 +110,8 @@ def _waiting(reports: Sequence[WaitingReport]) -> dict[str, Waiting]:
 
 
 class IdleTicks:
-    """Lets ticks pass while nothing has changed: most ticks of a small fleet. SQLite counts its
-    commits, so that asking costs microseconds. PostgreSQL has no such number: there every tick is
-    whole."""
+    """Lets ticks pass while nothing has changed. SQLite counts its commits, so that asking costs
+    microseconds. PostgreSQL has no such number: there every tick is whole."""
 
     def __init__(self) -> None:
         self._last: Any = None
@@ -125,7 +120,7 @@ class IdleTicks:
         self._own_changes = 0
 
     def may_pass(self, state: object, now_s: float) -> bool:
-        """``state``: of this tick, read before anything else of it."""
+        """``state``: read before anything else of this tick."""
         return (
             state is not None
             and state == self._last
@@ -148,8 +143,7 @@ class IdleTicks:
 
 
 def idle_state(fleet: LiveFleet, watched: Watched, *more: object) -> object:
-    """The state that decides a tick, to compare; ``None``: somebody works or waits, and no tick
-    may pass."""
+    """States are only compared. ``None``: somebody works or waits, and no tick may pass."""
     version = _database_version()
     heartbeats = [report.heartbeat for report in fleet.reports]
     if (
@@ -196,7 +190,7 @@ def _has_drains(desired_states: DesiredStates | None) -> bool:
 
 
 def _steady(heartbeat: NeuronHeartbeat) -> NeuronHeartbeat:
-    """The heartbeat without what differs each second on a host that does nothing."""
+    """Drops what differs each second on a host that does nothing."""
     return msgspec.structs.replace(
         heartbeat,
         time_unix_s=0.0,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 DONE = {"load": "loaded", "unload": "unloaded", "reload": "reloaded", "sleep": "asleep"}
-"""Jobs by their kinds, once they have succeeded."""
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -27,7 +26,6 @@ def total_text(total_bytes: int, installed_bytes: int | None) -> str:
 
 
 def share_text(fraction: float | None) -> str:
-    """``41%``; empty where unknown."""
     return "" if fraction is None else f"{fraction:.0%}"
 
 
@@ -40,7 +38,6 @@ def duration_words(seconds: float) -> str:
 
 
 def left_words(eta_s: float | None) -> str:
-    """The end of a sentence: how long it still takes; empty where that is unknown."""
     return "" if eta_s is None else f", about {duration_words(eta_s)} left"
 
 

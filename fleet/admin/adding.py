@@ -1,5 +1,5 @@
-"""The ways into the catalogue beside its form: a repository of a hub, with where its files fit; and
-a models.toml, whose difference is shown before it is applied."""
+"""Adds to the catalogue from a hub's repository, or from a models.toml after showing the
+difference."""
 
 from __future__ import annotations
 
@@ -118,8 +118,6 @@ def _add(request: HttpRequest, repository: HubRepository, revision: str | None) 
 
 
 def no_host_remark(model: CatalogueModel) -> str:
-    """Returns a sentence that no host of the fleet can run it, with the reason; empty where one
-    can."""
     lines = fleet_overview().models
     why = next((line.no_host for line in lines if line.name == model.name), "")
     return f"No host can run {model.name}: {why}" if why else ""

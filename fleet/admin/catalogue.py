@@ -1,9 +1,4 @@
-"""Catalogue models with the Load and Unload actions, aliases, and upstreams with their test.
-
-A model's form follows the table of its settings: money is entered as decimal USD and stored as
-micro-USD; lists are entered as text and stored as lists. An upstream's form has its key, which is
-written and never shown.
-"""
+"""Catalogue models with Load and Unload, aliases, and upstreams with their test."""
 
 from __future__ import annotations
 
@@ -49,7 +44,6 @@ from metering.selectors import UsageFilter, UsageGroup
 from metering.usage_rows import price_text, sums_row
 
 COMMON = ("source", "file", "enabled", "pinned", "quantization", "max_context_tokens")
-"""The settings that a form shows at once."""
 MAX_USERS = 8
 JOBS = "admin:fleet_loadjob_changelist"
 KEY_FIELDS = ("key", "removes_key")
@@ -58,7 +52,6 @@ TESTED_WORDS = {True: "works", False: "does not work", None: "not tested"}
 
 
 def _setting_field(name: str) -> forms.Field | None:
-    """The form's field of a setting whose column holds another form than people write."""
     if name not in SETTINGS:
         return None
     setting = SETTINGS[name]
@@ -78,8 +71,6 @@ def _setting_field(name: str) -> forms.Field | None:
 
 
 def _fieldsets() -> ui.Fieldsets:
-    """A model's name and its common settings; the others by section, folded. A section with an
-    error is open."""
     folded: dict[str, list[str]] = {}
     for name, setting in SETTINGS.items():
         if name not in COMMON:
@@ -100,8 +91,7 @@ class LoadOnNeuronForm(forms.Form):
 
 
 def outdated_replicas(model: CatalogueModel) -> list[Replica]:
-    """Replicas loaded by another spec than the catalogue's present one. Reads the replicas with
-    their neurons, the aliases and the measurements (prefetch them for many)."""
+    """Reads replicas with neurons, aliases and measurements: prefetch them for many models."""
     replicas = list(model.replicas.all())
     if not replicas:
         return []
@@ -110,7 +100,6 @@ def outdated_replicas(model: CatalogueModel) -> list[Replica]:
 
 
 def _remarks(model: CatalogueModel) -> Iterator[str]:
-    """What follows from saving it."""
     if no_host := no_host_remark(model):
         yield no_host
     for replica in outdated_replicas(model):
@@ -196,7 +185,6 @@ class CatalogueModelAdmin(ui.WrittenAdmin):
     def load_selected_on_neuron(
         self, request: HttpRequest, queryset: QuerySet[CatalogueModel]
     ) -> HttpResponse:
-        """Asks for the neuron before it loads."""
         form = LoadOnNeuronForm(request.POST if ui.SURE in request.POST else None)
         if not form.is_valid():
             return ui.ask(request, ui.asked_of(self, request, queryset) | {"form": form})
@@ -240,7 +228,6 @@ class CatalogueModelAdmin(ui.WrittenAdmin):
             messages.warning(request, remark)
 
     def users_of(self, rows: Any) -> list[str]:
-        """A base is not deleted before its adapters."""
         leaving = {model.name for model in rows}
         return [
             f"{model.name}, base of {adapter}"
@@ -289,7 +276,7 @@ class UpstreamForm(ui.CheckedForm):
 
     @property
     def key_given(self) -> str | None:
-        """``None``: the row keeps its key."""
+        """``None``: the row keeps its key. Empty: the key is removed."""
         if self.cleaned_data["removes_key"]:
             return ""
         return self.cleaned_data["key"] or None

@@ -1,5 +1,4 @@
-"""Hosts: neurons and their devices; invitations, each of which becomes a line to paste on a host
-and shuts it out when it is deleted; and who is admitted without one."""
+"""Hosts: neurons, devices, invitations and the admission policy."""
 
 from __future__ import annotations
 
@@ -45,7 +44,6 @@ ON_HOST: dict[str, tuple[Callable[..., object], str]] = {
 
 
 def on_host(verb: str, actor: Actor, neuron_name: str) -> list[Outcome]:
-    """``verb``: one of ``ON_HOST``."""
     service, came_of_it = ON_HOST[verb]
     try:
         service(actor=actor, neuron_name=neuron_name)

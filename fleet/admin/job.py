@@ -1,6 +1,4 @@
-"""Jobs of neurons: the actions that start and cancel loads, with their messages; and pages, which
-are refreshed while they are open, of loads, and of downloads with the neurons' cached models.
-"""
+"""Load jobs and downloads: their actions and progress, and the neurons' cached models."""
 
 from __future__ import annotations
 
@@ -43,8 +41,7 @@ WORDS = {
 
 
 def load(actor: Actor, model: CatalogueModel, neuron_name: str | None = None) -> Outcome:
-    """Loads the model on that neuron, or else where placement would, unless it is loaded or on its
-    way. A replica of an earlier spec is reloaded."""
+    """``neuron_name``: ``None`` lets placement choose. A replica of an earlier spec is reloaded."""
     try:
         job = services.model_load_start(actor=actor, model_name=model.name, neuron_name=neuron_name)
     except ModelAlreadyLoadedError as error:
@@ -56,14 +53,12 @@ def load(actor: Actor, model: CatalogueModel, neuron_name: str | None = None) ->
 
 
 def on_replica(verb: str, actor: Actor, replica: Replica) -> Outcome:
-    """``verb``: one of ``WORDS``."""
     where = {"model_name": replica.model_name, "neuron_name": replica.neuron.name}
     (outcome,) = _begun(verb, lambda: [ON_NEURON[verb](actor=actor, **where)])
     return outcome
 
 
 def on_model(verb: str, actor: Actor, model_name: str) -> list[Outcome]:
-    """``verb``: one of ``EVERYWHERE``."""
     begun = _begun(verb, lambda: EVERYWHERE[verb](actor=actor, model_name=model_name))
     return begun or [Outcome(messages.INFO, f"{model_name} is not loaded anywhere")]
 
@@ -112,8 +107,6 @@ class JobAdmin(ui.ReportedAdmin):
 
 
 def _progress(row: LoadJob | Download, stage: str, amount: str, detail: str) -> str:
-    """Renders the progress of the present stage. One that failed or was cancelled shows where it
-    ended."""
     fraction = row.progress_fraction
     percent = None if fraction is None else round(100 * fraction)
     words = stage if percent is None else f"{stage} {percent} %"
@@ -193,7 +186,6 @@ class PullForm(forms.Form):
 
 
 def cached_page(request: HttpRequest, model_admin: JobAdmin) -> HttpResponse:
-    """GET shows the page; POST pulls a model, or deletes one if it has ``delete``."""
     may_change, is_post = model_admin.has_operate_permission(request), request.method == "POST"
     if not model_admin.has_view_permission(request) or (is_post and not may_change):
         raise PermissionDenied

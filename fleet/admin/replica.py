@@ -1,5 +1,4 @@
-"""Replicas: the loaded models by neuron, their load reports and recent errors, and the actions on
-them."""
+"""Replicas by neuron: load reports, recent errors and actions."""
 
 from __future__ import annotations
 
@@ -55,11 +54,9 @@ ROWS = {
     "Chat template": "template_problem",
     "Warnings": "warnings",
 }
-"""The fields of a load report that its page shows."""
 
 
 def report_rows(replica: Replica) -> list[tuple[str, str]]:
-    """The load's results as lines of a name and a text. Missing and empty values are left out."""
     report = replica.report or {}
     rows = [(words, _text(name, report.get(name))) for words, name in ROWS.items()]
     if drafted := replica.num_drafted_tokens:
@@ -87,8 +84,6 @@ def _text(name: str, value: Any) -> str:
 
 
 def recent_errors(*, model_name: str = "", neuron: Neuron | None = None) -> list[RecentError]:
-    """The errors of requests and loads within a day, newest first: of one model, of one neuron, or
-    of a model on a neuron."""
     jobs = LoadJob.objects.filter(
         status=LoadJobStatus.FAILED, finished_at__gte=timezone.now() - ERRORS_FOR
     )
@@ -114,7 +109,6 @@ def _spec(replica: Replica) -> str:
 
 
 def _live(description: str, figure: Callable[[Replica], str], ordering: str | None = None) -> Any:
-    """A live figure; empty where its neuron is offline."""
 
     def shown(replica: Replica) -> str:
         statuses = (replica.status, replica.neuron.status)

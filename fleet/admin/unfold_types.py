@@ -1,10 +1,4 @@
-"""What the pages of all nouns have in common: unfold's classes with their types, the declarations
-that a page consists of (columns, actions, sections, services), the outcomes of actions, and links
-to other pages.
-
-    WrittenAdmin    rows that operators write: each write is a service's, a refusal is a message
-    ReportedAdmin   rows that neurons report: nothing to add, change or delete
-"""
+"""Shared by the admin's pages: typed unfold classes, columns, actions, outcomes and links."""
 
 from __future__ import annotations
 
@@ -50,7 +44,7 @@ class Outcome:
     """One of the levels of ``django.contrib.messages``."""
     message: str
     job_id: str = ""
-    """The job that was started and has not ended; empty: none."""
+    """A started job that has not ended; empty: none."""
 
 
 def show_outcome(request: HttpRequest, outcome: Outcome) -> None:
@@ -78,7 +72,6 @@ class OperatedAdmin(UnfoldAdmin):
         return request.user.has_perm(self.operating)
 
     def home_context(self, obj: Any) -> dict[str, Any]:
-        """Everything else about an object, for the template above its form."""
         return {}
 
     def render_change_form(
@@ -91,8 +84,6 @@ class OperatedAdmin(UnfoldAdmin):
 
 @dataclass(frozen=True, slots=True)
 class Writes:
-    """The services of a noun. ``row`` is the argument by which they take an existing one."""
-
     row: str
     create: Callable[..., Any]
     update: Callable[..., object]
@@ -102,9 +93,8 @@ class Writes:
 class WrittenAdmin(OperatedAdmin):
     writes: ClassVar[Writes]
     fixed: ClassVar[tuple[str, ...]] = ()
-    """Fields of new rows alone: other rows refer to them."""
+    """Read-only once a row exists: other rows refer to them."""
     recorded: ClassVar[tuple[str, ...]] = ()
-    """Read-only fields of existing rows."""
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
         return () if obj is None else (*self.fixed, *self.recorded)
@@ -135,7 +125,6 @@ class WrittenAdmin(OperatedAdmin):
             self.delete_model(request, row)
 
     def users_of(self, rows: Sequence[Any]) -> Iterable[str]:
-        """Names what uses the rows, which are not deleted before."""
         return ()
 
     def get_deleted_objects(
@@ -145,7 +134,6 @@ class WrittenAdmin(OperatedAdmin):
         return shown, counts, perms_needed, [*protected, *self.users_of(objs)]
 
     def changeform_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
-        """A refusal that the form's check has not foreseen is shown above the form."""
         try:
             return super().changeform_view(request, *args, **kwargs)
         except (FleetError, MeteringError) as error:
@@ -176,7 +164,6 @@ class CheckedForm(AnyForm):
         raise NotImplementedError
 
     def _post_clean(self) -> None:
-        """Shows refusals of the services at the field that Django has filled."""
         super()._post_clean()  # type: ignore[misc]
         if self.errors:
             return
@@ -219,7 +206,7 @@ class UsdField(forms.DecimalField):
 
 
 class ListField(forms.CharField):
-    """Cleans to a list. ``separator`` is a pattern, ``joint`` what stands between those shown."""
+    """Cleans to a list. ``separator`` is a regular expression; ``joint`` joins the shown values."""
 
     def __init__(self, *, separator: str, joint: str, **options: Any) -> None:
         super().__init__(**options)
@@ -262,7 +249,6 @@ def asking_first(action: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def asked_of(page: Any, request: HttpRequest, queryset: QuerySet[Any]) -> dict[str, Any]:
-    """The context in which a list's action asks about the selected rows."""
     name = request.POST.get("action", "")
     _, _, description = page.get_actions(request)[name]
     hidden = [("action", name), *(("_selected_action", one.pk) for one in queryset)]
@@ -277,7 +263,6 @@ def each_row(
     asks: bool = False,
     leads_to: str = "",
 ) -> Any:
-    """An action of a list that shows what came of each selected row. ``leads_to``: a URL's name."""
 
     def on_rows(_page: Any, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
         for row in list(queryset):
@@ -297,7 +282,6 @@ def column(
     ordering: str | None = None,
     label: dict[Any, str] | None = None,
 ) -> Any:
-    """A column of a list, or a read-only field of a page."""
 
     def shown(_page: Any, row: Any) -> Any:
         return value_of(row)
@@ -317,7 +301,6 @@ STATUS_LABELS = {
     }.items()
     for status in statuses
 }
-"""unfold's colours of the statuses of all nouns."""
 
 
 def status_column() -> Any:
@@ -330,7 +313,6 @@ Address = Callable[[str], str]
 
 
 def linked(name: str, address: Address, text: str | None = None) -> SafeString | str:
-    """``text``, or the name itself, as a link; empty without a name."""
     return (
         format_html('<a class="hx-link" href="{}">{}</a>', address(name), text or name)
         if name
@@ -344,6 +326,5 @@ def linked_list(names: Iterable[tuple[str, str]], address: Address) -> SafeStrin
 
 
 def linked_column(field: str, address: Address, description: str) -> Any:
-    """``field`` is the column's name, with ``__`` for related rows."""
     name_of = attrgetter(field.replace("__", "."))
     return column(description, lambda row: linked(name_of(row) or "", address), ordering=field)

@@ -1,9 +1,6 @@
-"""Shared by the views of the operator's API: permissions, parameters, pages, refusals.
-
-Closed by default. Reading the fleet needs the scope ``fleet:read`` or a staff session, writing
-``fleet:write`` or a staff session with the admin's permission (and its CSRF token). Accounts, keys
-and budgets have scopes of their own, and people need the admin's permission for reading them too.
-"""
+"""Shared by the operator API's views: permissions, parameters, pages, refusals. Reading needs the
+scope ``fleet:read`` or a staff session; writing needs ``fleet:write``, or a staff session with the
+admin's permission and its CSRF token."""
 
 from __future__ import annotations
 
@@ -37,17 +34,13 @@ MAX_OFFSET = 10**9
 READING = ("GET", "HEAD", "OPTIONS")
 WRITERS_PERMISSION = "fleet.change_cataloguemodel"
 VERBS = {"POST": "add", "PATCH": "change", "DELETE": "delete"}
-"""Django's permissions by method; every other method reads."""
 BOOLEANS = {"true": True, "false": False}
 DRY_RUN = "dry_run"
-"""The query parameter of every DELETE, and of a POST that removes."""
 API_URLS = "helexa_site.api_urls"
 COMMAND_CALLER = Caller(principal=None, is_command=True)
 
 
 class Page(LimitOffsetPagination):
-    """``?limit=&offset=``: ``{"data": […], "num_rows": 3, "next": null}``."""
-
     default_limit = 100
     max_limit = 1000
 
@@ -74,11 +67,9 @@ class Page(LimitOffsetPagination):
 
 
 class EqualFilters(BaseFilterBackend):
-    """A view's ``filters``: query parameter → field of the rows that must equal one of its values,
-    separated by commas; empty: the view reads it. ``filter_help`` describes those."""
+    """``filters`` of a view: parameter → field (values by commas); empty: the view reads it."""
 
     def filter_queryset(self, request: Request, queryset: Any, view: Any) -> Any:
-        """Raises ``ProblemError`` for a value that no row can have."""
         for name, field in view.filters.items():
             if field and name in request.query_params:
                 values = request.query_params[name].split(",")
@@ -105,7 +96,6 @@ class EqualFilters(BaseFilterBackend):
 
 
 def _words_of(queryset: Any, field: str) -> list[str]:
-    """The field's possible values; empty where it is free text."""
     if queryset is None or not field:
         return []
     columns = {column.name: column for column in queryset.model._meta.get_fields()}
@@ -130,7 +120,6 @@ class FleetView(GenericAPIView[Any]):
     filter_help: Mapping[str, str] = {}
     page_parameters: tuple[str, ...] = ("limit", "offset")
     post_removes = False
-    """Whether a POST may remove something, and so has ``DRY_RUN``."""
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
         super().initial(request, *args, **kwargs)
@@ -160,7 +149,7 @@ class FleetView(GenericAPIView[Any]):
             )
 
     def permission(self, method: str) -> str | None:
-        """Returns Django's permission that people need; ``None``: a staff login is enough."""
+        """``None``: a staff login is enough."""
         if method in READING and not self.reads_by_permission:
             return None
         if not self.permission_of:
@@ -192,15 +181,11 @@ class FleetView(GenericAPIView[Any]):
 
 
 class ObjectView(FleetView):
-    """Answers one object, or a list without pages."""
-
     pagination_class = None
     serializer_class: Any = Serializer
 
 
 class FleetListView(ListModelMixin, FleetView):
-    """``GET`` is a page of rows."""
-
     def get(self, request: Request) -> Response:
         return self.list(self.request)
 

@@ -118,7 +118,6 @@ class Aliases(RowsView):
 
 
 def _settings(body: dict[str, Any]) -> dict[str, Any]:
-    """The body's settings in the catalogue's form: JSON has lists where it has tuples."""
     return {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in body.items()

@@ -1,6 +1,4 @@
-"""Load jobs and downloads: their history, their progress, and starting them; the neurons' cached
-models.
-"""
+"""Load jobs, downloads and the neurons' cached models."""
 
 from __future__ import annotations
 
@@ -119,8 +117,6 @@ class EventStreamRenderer(JSONRenderer):
 
 
 class JobRows(RowsView):
-    """Rows of jobs."""
-
     serializer_class: Any
     queryset: QuerySet[Any]
     can = ("add",)
@@ -223,7 +219,7 @@ COMMENT_EVERY_S = 15.0
 async def job_events(
     look: Callable[[], dict[str, Any] | None], *, look_every_s: float = LOOK_EVERY_S
 ) -> AsyncIterator[bytes]:
-    """``look``: reads the job, ``None``: its row is gone. Ends with the job, also then."""
+    """``look`` returns ``None`` once the job's row is gone; the events end then too."""
     sent, quiet_s = "", 0.0
     while True:
         job = await sync_to_async(look)()

@@ -1,5 +1,4 @@
-"""Neurons with their devices and replicas, the state that the operator wants of them, invitations
-of hosts, and the admission policy."""
+"""Neurons, devices, replicas, invitations and the admission policy."""
 
 from __future__ import annotations
 

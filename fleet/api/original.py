@@ -85,7 +85,6 @@ class OriginalView(ObjectView):
 
 
 def _report(name: str) -> NeuronHeartbeat | None:
-    """The neuron's last report. Raises ``SnapshotUnavailableError``."""
     reports = live.read_live_fleet(live.redis_client()).reports
     return next((report.heartbeat for report in reports if report.name == name), None)
 
@@ -245,8 +244,7 @@ def models(heartbeat: NeuronHeartbeat) -> list[dict[str, Any]]:
 
 
 def ensure_as_catalogued(body: dict[str, Any], entry: CatalogueEntry) -> None:
-    """The catalogue decides how a model is loaded. Raises ``ProblemError`` for a field with another
-    value."""
+    """Raises ``ProblemError``: the catalogue decides how a model is loaded."""
     harness, quant = body.get("harness"), body.get("quant")
     if harness is not None and harness not in HARNESSES:
         raise ProblemError(400, "wrong_harness", f"There is no harness {harness!r} here")
@@ -269,7 +267,7 @@ def device_names(body: dict[str, Any]) -> list[str]:
 def load_failure(
     job: LoadJob, entry: CatalogueEntry, failure: LoadFailure | None = None
 ) -> tuple[int, dict[str, Any]]:
-    """The status and the body. ``failure``: the neuron's own words, where it still has them."""
+    """Returns the status and the body. ``failure``: as the neuron reports it, if it still does."""
     if job.failure_code == CUDA_UNAVAILABLE:
         return 503, {"error": job.failure_message, "code": CUDA_UNAVAILABLE}
     kind = PREFLIGHT_KINDS.get(job.failure_code)
@@ -292,7 +290,6 @@ def _cards(heartbeat: NeuronHeartbeat) -> list[DeviceInfo]:
 
 
 def _is_loaded_as(entry: CatalogueEntry, quant: str) -> bool:
-    """Whether ``quant`` is the entry's file, its quantization, or the original's name of that."""
     name = quant.lower()
     of_original = QUANTIZATION_OF_NAME.get(name)
     return name == (entry.file or "").lower() or entry.quantization in (name, of_original)
@@ -338,8 +335,7 @@ def _limit_of(state: ReplicaState, report: LoadReport) -> ModelLimit:
 
 
 def _expected(name: str) -> list[str]:
-    """The models that this neuron is to load: ordered already, or kept loaded and placed here by
-    the control's next tick. Raises ``SnapshotUnavailableError``."""
+    """Models ordered already, or kept loaded and placed here by the control's next tick."""
     jobs = selectors.load_jobs_active().exclude(kind__in=LEAVING_KINDS)
     ordered = list(jobs.filter(neuron__name=name).values_list("model_name", flat=True))
     catalogue = selectors.catalogue_by_name()
@@ -364,4 +360,3 @@ PATHS = {
     "models/load": LoadView.as_view(),
     "models/unload": UnloadView.as_view(),
 }
-"""View of each path below ``neurons/{name}/``."""

@@ -1,10 +1,9 @@
-"""Rows of a noun over REST: one class has its list, its rows, and the actions on a row.
+"""The list, the rows and the actions of a noun over REST, in one class.
 
     GET, POST            /api/aliases         list, add
     GET, PATCH, DELETE   /api/aliases/{name}  find, change, remove
 
-A subclass names the noun, the serializer and the permissions, and calls the services. Bodies, their
-checks and their OpenAPI schemas follow from the noun's fields.
+Bodies, their checks and their OpenAPI schemas follow from the noun's fields.
 """
 
 from __future__ import annotations
@@ -35,15 +34,11 @@ from metering.models import AuditEntry
 
 OF_ONE = {"change": ("patch", "partial_update"), "remove": ("delete", "destroy")}
 HOOKS = {"create": "add", "partial_update": "change", "destroy": "remove"}
-"""The hook that each of REST framework's actions calls."""
 
 
 FIRST = ("id", "prefix", "account", "name", "user", "kind", "model", "neuron", "source", "status")
-"""The fields that tell a row from others, in the order in which rows begin with them."""
 
 
-# A comment, since OpenAPI would show a docstring for every shape.
-# A row has its table's columns, but for those that ``Meta`` excludes, then the declared fields.
 class RowShape(serializers.ModelSerializer[Any]):
     def get_default_field_names(self, declared_fields: Any, model_info: Any) -> list[str]:
         columns = [model_info.pk.name, *model_info.fields, *model_info.forward_relations]
@@ -60,7 +55,6 @@ class RowsSchema(ApiSchema):
     view: Any
 
     def get_description(self) -> str:  # type: ignore[override]
-        """The class describes its list."""
         is_list = self.view.action == "list"
         return super().get_description() if is_list else get_doc(self.operation())
 
@@ -91,9 +85,8 @@ class RowsSchema(ApiSchema):
 
 
 class RowsView(ViewSetMixin, ListModelMixin, FleetView):
-    """``can``: which of add, change and remove exist. ``id_part``: the route's part after the
-    noun's path. ``new_shape``: the shape of a new row, where that differs; ``new_fields``: fields
-    of a POST without a flag in the noun's commands."""
+    """``can``: which of add, change and remove exist. ``id_part``: the route after the noun's path.
+    ``new_fields``: fields of a POST that no flag of the noun's commands sets."""
 
     schema = RowsSchema()
     noun: ClassVar[Noun]
@@ -170,7 +163,7 @@ DRY_RUN_PARAMETER = OpenApiParameter(DRY_RUN, bool, description="Only reports wh
 
 
 def removed(request: Request, actor: Actor, remove: Callable[[], object]) -> Response:
-    """204 once ``remove`` is done, or 200 with its effects. Raises ``ProblemError``."""
+    """Answers 204, or 200 with the effects of a dry run. Raises ``ProblemError``."""
     if not is_dry(request):
         remove()
         return Response(status=204)
@@ -178,7 +171,7 @@ def removed(request: Request, actor: Actor, remove: Callable[[], object]) -> Res
 
 
 def would_response(actor: Actor, remove: Callable[[], object]) -> Response:
-    """200 with the effects of ``remove``: makes it, reads its audit entries, rolls it back."""
+    """Answers 200 with the effects of ``remove``: runs it, reads its audit entries, rolls back."""
     with transaction.atomic():
         newest = AuditEntry.objects.order_by("-id").values_list("id", flat=True).first() or 0
         remove()
@@ -203,14 +196,13 @@ def assigned(row: Model, values: dict[str, Any]) -> list[str]:
 
 
 def new_row(request: Request, noun: Noun, *others: str) -> dict[str, Any]:
-    """The values of a POST. ``others`` are fields that the view reads itself. Raises
-    ``ProblemError``."""
+    """``others``: fields that the view reads itself. Raises ``ProblemError``."""
     body = body_of(request, *(field.name for field in noun.fields), *others)
     return values_of_body(body, noun.fields)
 
 
 def changed_row(request: Request, noun: Noun) -> dict[str, Any]:
-    """The values of a PATCH, which changes something. Raises ``ProblemError``."""
+    """Raises ``ProblemError``, also for an empty body."""
     names = [field.name for field in noun.changeable]
     body = body_of(request, *names)
     if not body:
@@ -220,7 +212,7 @@ def changed_row(request: Request, noun: Noun) -> dict[str, Any]:
 
 
 def values_of_body(body: dict[str, Any], fields: Iterable[Field]) -> dict[str, Any]:
-    """The values of a new row. Raises ``ProblemError``."""
+    """Raises ``ProblemError``."""
     for field in fields:
         if field.is_required and body.get(field.name) in (None, ""):
             raise invalid(field.name, f"{field.name} is needed.")

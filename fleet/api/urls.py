@@ -1,5 +1,4 @@
-"""The fleet's paths under ``/api/``, their schema, and a page to read it, whose script and style
-come with a package."""
+"""The fleet's paths under ``/api/``, their schema and the page that shows it."""
 
 from __future__ import annotations
 

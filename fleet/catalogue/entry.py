@@ -1,8 +1,5 @@
-"""A catalogue model as plain data, frozen, with the measurements of its loads by neuron: placement
-uses them for a model that is not loaded, and the next load starts from them.
-
-Pure: no ORM, no clock, no I/O. ``fleet.models.catalogue`` stores it.
-"""
+"""A catalogue model as plain, frozen data. Holds the measurements of its loads by neuron, from
+which placement and the next load start. No ORM, no clock, no I/O."""
 
 from __future__ import annotations
 
@@ -32,27 +29,22 @@ SHORTEST_CONTEXT_TOKENS = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredLoad:
-    """The last load of one model on one neuron."""
-
     neuron: str
     device_kind: DeviceKind
     load_bytes: int
     """All but KV: weights, tables, the activations of the largest step."""
     process_bytes: int
-    """Memory of the engine process itself, beside that."""
+    """Memory of the engine process, beside ``load_bytes``."""
     kv_token_bytes: int
     """KV bytes of one token over all layers; 0 for a model without KV."""
     memory_correction_bytes: int
     """Bytes by which an estimate from the files is too low."""
     load_s: float | None = None
-    """Seconds from its engine's start until it was loaded; ``None`` where they were not
-    measured."""
+    """From the engine's start until it was loaded."""
     prefill_speed: PrefillSpeed | None
     """Average over the requests since; ``None`` where there were none."""
     context_tokens: int | None = None
-    """The enforced limit; ``None`` where it was not recorded."""
     capabilities: tuple[str, ...] | None = None
-    """``None`` where they were not recorded."""
 
     def needed_bytes(self, kv_memory_bytes: int | None) -> int:
         """Free bytes needed for another such load, with that KV or with the least useful."""
@@ -60,8 +52,7 @@ class MeasuredLoad:
         return self.load_bytes + self.process_bytes + (kv_memory_bytes or kv_bytes)
 
     def earlier_loads(self, neuron: str, kv_memory_bytes: int | None = None) -> EarlierLoads:
-        """The prediction of a load on ``neuron`` with that KV. Speeds of other machines are left
-        out."""
+        """Leaves out speeds of other machines."""
         return EarlierLoads(
             device_kind=self.device_kind,
             needed_bytes=self.needed_bytes(kv_memory_bytes),
@@ -73,8 +64,7 @@ class MeasuredLoad:
 def measured_for(
     loads: Iterable[MeasuredLoad], neuron: str, device_kind: DeviceKind | None = None
 ) -> MeasuredLoad | None:
-    """The measurement for that neuron: its own load, else the largest of another with a device of
-    that kind (of any kind, if ``device_kind`` is ``None``)."""
+    """Its own load, else the largest of another neuron with that kind of device."""
     fitting = [load for load in loads if device_kind in (None, load.device_kind)]
     own = [load for load in fitting if load.neuron == neuron]
     return max(own or fitting, key=lambda load: (load.load_bytes, load.neuron), default=None)
@@ -87,42 +77,36 @@ class CatalogueEntry(CatalogueSettings):
     name: str
     aliases: tuple[str, ...] = ()
     weight_bytes: int | None = None
-    """Size of its weights when it was last loaded; ``None`` before the first load."""
+    """Measured at the last load; ``None`` before the first."""
     costs: ModelCosts | None = None
-    """Costs of its layers; ``None`` while unknown."""
     measured_loads: tuple[MeasuredLoad, ...] = ()
     unloaded_from: tuple[str, ...] = ()
-    """Neurons that it was unloaded from although it is kept loaded: fewer replicas are kept by as
-    many."""
+    """It was unloaded there although it is kept loaded: each lowers the minimum by one."""
     created_unix_s: int = 0
     upstream: UpstreamEntry | None = None
-    """Serves a model without files; ``None`` also where it has been removed."""
+    """``None``: the model has files, or its upstream was removed."""
     target_upstreams: tuple[UpstreamEntry, ...] = ()
-    """The upstreams that its targets name, without removed ones."""
+    """Removed upstreams are missing here."""
     upstream_prices: Mapping[str, Prices] = field(default_factory=dict)
-    """Prices by target's name, for targets with their upstream's prices, as it last named them."""
+    """Keys are targets' names; the upstreams last named these prices."""
 
     @property
     def upstream_model(self) -> UpstreamModel | None:
-        """``None``: it has files, and neurons load them."""
         return upstream_of(self.source)
 
     @property
     def ordered_targets(self) -> tuple[Target, ...]:
-        """The model's targets: at least one, its source where the operator has set none."""
+        """There is at least one: the source where the operator has set none."""
         if not self.targets:
             return (Target(upstream_model=self.upstream_model),)
         return parse_targets(self.targets)
 
     def upstream_named(self, name: str) -> UpstreamEntry | None:
-        """Returns the upstream of that name, from the source or a target. ``None``: it has been
-        removed."""
         known = (*self.target_upstreams, *(() if self.upstream is None else (self.upstream,)))
         return next((one for one in known if one.name == name), None)
 
     def prices_at(self, target: Target) -> Prices:
-        """Returns the prices of tokens where that target serves. Raises ``KeyError`` where they are
-        the upstream's and it names none."""
+        """Raises ``KeyError`` where they are the upstream's and it names none."""
         return self._named_prices_at(target) or FREE
 
     def charges_tokens_at(self, target: Target) -> bool:
@@ -135,7 +119,7 @@ class CatalogueEntry(CatalogueSettings):
 
     @property
     def highest_prices(self) -> Prices | None:
-        """A price of each kind that no target's is above; ``None``: it has no prices."""
+        """The highest of each kind over all targets; ``None``: the model has no prices."""
         known = (one for one in self.ordered_targets if not self.lacks_prices_at(one))
         found = [prices for one in known if (prices := self._named_prices_at(one)) is not None]
         return highest(found) if found else None
@@ -156,9 +140,8 @@ class CatalogueEntry(CatalogueSettings):
         return max(0, self.configured_min_replicas - len(self.unloaded_from))
 
     def needed_memory_bytes(self, neuron: str, device_kind: DeviceKind) -> int | None:
-        """Free bytes that a load needs there: measured by earlier loads, else the operator's
-        estimate; ``None`` while unknown. For a kind of device that it never ran on, the weights
-        alone count."""
+        """Measured by earlier loads, else the operator's estimate; ``None``: unknown. For a kind of
+        device that it never ran on, the weights alone count."""
         if measured := measured_for(self.measured_loads, neuron, device_kind):
             return measured.needed_bytes(self.kv_memory_bytes)
         if self.weight_bytes is not None:
@@ -170,8 +153,7 @@ class CatalogueEntry(CatalogueSettings):
         return next(found, None)
 
     def load_spec(self, *, job_id: str, neuron: str) -> LoadSpec:
-        """The spec for a load on ``neuron``, with the measurements of its loads there. Unset
-        settings have the spec's defaults."""
+        """Unset settings have the spec's defaults."""
         measured = measured_for(self.measured_loads, neuron)
         values: dict[str, Any] = {
             name: value for name in TRAVELLING if (value := getattr(self, name)) is not None
@@ -183,7 +165,6 @@ class CatalogueEntry(CatalogueSettings):
         return msgspec.convert(values, LoadSpec)
 
     def adapter_spec(self) -> AdapterSpec | None:
-        """The adapter's spec; ``None`` for a model of its own."""
         if self.base is None:
             return None
         return AdapterSpec(
@@ -191,7 +172,6 @@ class CatalogueEntry(CatalogueSettings):
         )
 
     def spec_digest(self) -> str:
-        """The digest of the spec of a load now. A replica of another digest is outdated."""
         return spec_digest(self.load_spec(job_id="", neuron=""))
 
 
@@ -209,5 +189,4 @@ def outdated_neurons(entry: CatalogueEntry, snapshot: FleetSnapshot) -> list[str
 
 
 def expected_vram_mb(num_bytes: int) -> int:
-    """Memory of a model whose files have that size, before it was ever loaded."""
     return -(-int(num_bytes * ROOM) // MIB)

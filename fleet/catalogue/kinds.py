@@ -1,8 +1,5 @@
-"""The declaration of one setting of a catalogue model: its kind and its place in forms.
-
-A kind checks a value and describes its problem. Column, form field and form in models.toml follow
-from the kind. Pure.
-"""
+"""One setting of a catalogue model: its kind and its place in forms. Columns, form fields and
+models.toml follow from the kind."""
 
 from __future__ import annotations
 
@@ -42,7 +39,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """One of a few words. ``synonyms``, in small letters, are read as one of them."""
+    """``synonyms``, in small letters, are read as one of the words."""
 
     words: tuple[str, ...]
     synonyms: Mapping[str, str] = field(default_factory=dict)
@@ -58,8 +55,6 @@ class Word:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Count:
-    """A whole number; ``None`` where it may be left open."""
-
     least: int = 1
     most: int = MAX_COUNT
     is_optional: bool = True
@@ -76,8 +71,6 @@ class Count:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Number:
-    """A number with decimals; ``None`` where it is left open."""
-
     least: float
     most: float
 
@@ -160,7 +153,7 @@ class Setting:
 def setting(
     section: Section, kind: Kind, help_text: str = "", *, default: Any = None, label: str = ""
 ) -> Any:
-    """A field of ``CatalogueSettings``; ``default`` is ``MISSING`` where a value is required."""
+    """``default``: ``MISSING`` where a value is required."""
     described = Setting(kind=kind, section=section, label=label, help_text=help_text)
     return field(default=default, metadata={"setting": described})
 
@@ -170,5 +163,4 @@ BITS: dict[int, Quantization] = {2: "q4", 3: "q4", 4: "q4", 5: "q5", 6: "q6", 8:
 QUANTIZATION_OF_NAME: dict[str, Quantization] = {
     f"q{bits}{layout}": quantization for bits, quantization in BITS.items() for layout in LAYOUTS
 }
-"""The original's names, in lower case, of what weights are quantised to while they load: `q4k`,
-`q5_1`, `q8_0`. Here a number of bits has one layout; two and three bits become four."""
+"""The original's names, in lower case, of load-time quantizations; 2 and 3 bits become 4."""

@@ -1,9 +1,5 @@
-"""Checks of the catalogue's values, alone and together.
-
-``settings_problems`` has the rules, as pairs of a field and a message; every check raises
-``CatalogueValueError`` with the field that cannot hold its value. Pure, but for the names of hubs,
-which are this process's settings.
-"""
+"""Checks of the catalogue's values, alone and together. A check raises ``CatalogueValueError`` with
+the field. Pure, but for the names of hubs, which are this process's settings."""
 
 from __future__ import annotations
 
@@ -32,7 +28,6 @@ MAX_NAME_LENGTH = 100
 
 EXAMPLE_SOURCE = "huggingface:Qwen/Qwen3-0.6B"
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-"""A hub's repository: ``org/name``."""
 OTHER_SOURCES: dict[str, tuple[re.Pattern[str], str]] = {
     "path": (
         re.compile(r"/.+"),
@@ -64,7 +59,7 @@ def check_settings(settings: CatalogueSettings) -> None:
 
 
 def settings_problems(settings: CatalogueSettings) -> Problems:
-    """The problems of each value alone or, where there are none, of values together."""
+    """Pairs of a field and a message. Combinations are checked once each value alone is valid."""
     alone = [
         (name, problem)
         for name, setting in SETTINGS.items()
@@ -132,7 +127,7 @@ def whole_source(source: str) -> str:
 
 
 def check_source(source: str) -> None:
-    """``scheme:rest`` of files."""
+    """Refuses upstreams' models. Raises ``CatalogueValueError``."""
     if problem := source_problem(source):
         raise CatalogueValueError("source", problem)
 
@@ -165,7 +160,6 @@ def _changed(settings: CatalogueSettings) -> Iterator[str]:
 
 
 def _of_adapter(settings: CatalogueSettings) -> Problems:
-    """An adapter has files and prices of its own; everything else is its base's."""
     if settings.base is None:
         return
     if settings.source.startswith(("pypi:", "upstream:")):
@@ -176,7 +170,6 @@ def _of_adapter(settings: CatalogueSettings) -> Problems:
 
 
 def _of_upstream_model(settings: CatalogueSettings) -> Problems:
-    """Refuses settings of loads for an upstream's model, of which nothing is loaded."""
     if settings.has_files:
         if settings.may_leave_network and not settings.targets:
             yield "may_leave_network", "Requests of a model with files of its own never leave"
@@ -188,8 +181,6 @@ def _of_upstream_model(settings: CatalogueSettings) -> Problems:
 
 
 def _of_targets(settings: CatalogueSettings) -> Problems:
-    """A model's source is one of its targets: ``own`` where it has files, else its upstream's
-    model."""
     targets = parse_targets(settings.targets)
     source = upstream_of(settings.source)
     if source is not None and any(one.is_own for one in targets):
@@ -205,7 +196,6 @@ def _of_targets(settings: CatalogueSettings) -> Problems:
 
 
 def _refused_prices(task: str, target: Target) -> str | None:
-    """A target's prices are of what the model's task is metered by."""
     prices = target.prices
     if prices is None:
         return None
@@ -221,7 +211,6 @@ def _refused_prices(task: str, target: Target) -> str | None:
 
 
 def _of_draft_model(settings: CatalogueSettings) -> Problems:
-    """A draft model is named where ``speculation`` asks for one, and nowhere else."""
     is_wanted, draft = settings.speculation == "draft_model", settings.draft_model
     if draft is not None and (problem := source_problem(draft)):
         yield "draft_model", problem
@@ -232,7 +221,6 @@ def _of_draft_model(settings: CatalogueSettings) -> Problems:
 
 
 def _of_cards(settings: CatalogueSettings) -> Problems:
-    """A replica spans as many cards as it has ranks."""
     number, ranks = settings.min_devices, settings.tensor_parallel
     if number not in (1, ranks):
         words = f"{number} cards are shared by as many ranks"
@@ -242,8 +230,6 @@ def _of_cards(settings: CatalogueSettings) -> Problems:
 
 
 def _of_task(settings: CatalogueSettings) -> Problems:
-    """Checks the task and its prices: only upstreams do anything but text, and a price is one of
-    what the task is metered by."""
     task = settings.task
     if task == "text":
         refused = {*UNIT_PRICES}

@@ -49,7 +49,7 @@ IdleAction = Literal["unload", "sleep"]
 Spread = Literal["device", "host", "fleet"]
 Task = Literal["text", "transcription", "speech", "images", "moderation"]
 TASKS_WITH_TOKENS: frozenset[Task] = frozenset({"transcription", "images"})
-"""Tasks beside text whose answers may report tokens, which may have prices then."""
+"""Answers of these tasks may report tokens, so that tokens may have prices."""
 UNIT_OF_TASK: dict[Task, Unit] = {
     "text": "",
     "transcription": "second",
@@ -337,7 +337,6 @@ class CatalogueSettings:
 
     @property
     def has_files(self) -> bool:
-        """This fleet may load it; otherwise only upstreams serve it."""
         return upstream_of(self.source) is None
 
     @property
@@ -363,7 +362,6 @@ class CatalogueSettings:
 
     @property
     def upstream_names(self) -> tuple[str, ...]:
-        """The upstreams that its source and its targets name, each once."""
         served = (one.upstream_model for one in parse_targets(self.targets))
         named = (upstream_of(self.source), *served)
         return tuple(dict.fromkeys(one.upstream for one in named if one is not None))
@@ -376,7 +374,6 @@ class CatalogueSettings:
 
     @property
     def is_kept_loaded(self) -> bool:
-        """The control loads it again whenever it is not."""
         return self.enabled and self.effective_min_replicas > 0
 
     @property
@@ -391,7 +388,6 @@ class CatalogueSettings:
 SETTINGS: dict[str, Setting] = {
     described.name: described.metadata["setting"] for described in fields(CatalogueSettings)
 }
-"""Every setting by its name, in the order of the table."""
 DEFAULTS: dict[str, SettingValue] = {
     described.name: described.default
     for described in fields(CatalogueSettings)

@@ -37,14 +37,13 @@ OF_UPSTREAM = "upstream_prices"
 
 @dataclass(frozen=True, slots=True)
 class UpstreamModel:
-    """``model`` is the upstream's own name of it, which may hold slashes."""
+    """``model``: the upstream's own name, which may hold slashes."""
 
     upstream: str
     model: str
 
 
 def upstream_of(source: str) -> UpstreamModel | None:
-    """``None``: the source names files."""
     if not source.startswith(UPSTREAM_PREFIX):
         return None
     upstream, _, model = source.removeprefix(UPSTREAM_PREFIX).partition("/")
@@ -54,27 +53,23 @@ def upstream_of(source: str) -> UpstreamModel | None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetPrices:
     prices: Prices | None = None
-    """Prices of tokens; ``None``: none are named."""
     units: UnitPrices | None = None
-    """Prices of requests and units; ``None``: none are named."""
     are_upstreams: bool = False
-    """The prices are those that the upstream last named; none are here."""
+    """The prices are those that the upstream last named."""
 
 
 class When(StrEnum):
-    """The condition for taking a target. Its numbers are counted over the targets before it."""
+    """When requests go to a target. Numbers are counted over the targets before it."""
 
     ALWAYS = "always"
     READY = "ready"
-    """The target can begin a request at once: nothing is loaded or waited for."""
+    """The target can begin a request at once, without loading or waiting."""
     QUEUE_LONGER_THAN = "queue_longer_than"
-    """The target is used once more requests than that wait for each target before it."""
+    """More requests than that wait at each target before it."""
     WAITING_LONGER_THAN = "waiting_longer_than"
-    """The request has waited for more seconds than that."""
 
 
 MOST = {When.QUEUE_LONGER_THAN: 1_000_000, When.WAITING_LONGER_THAN: 86_400}
-"""The conditions with a number, and its bound."""
 SPILLS = frozenset(MOST)
 """Conditions that move a target before those ahead of it."""
 
@@ -85,7 +80,7 @@ class Target:
     """``None``: this fleet's replicas."""
     when: When = When.ALWAYS
     limit: int = 0
-    """The condition's number, of requests or seconds; 0 for a condition without one."""
+    """Requests or seconds; 0: the condition has none."""
     weight: int | None = None
     """Neighbours with a weight and one condition share their requests by it."""
     prices: TargetPrices | None = None
@@ -102,7 +97,7 @@ class Target:
 
 
 class TargetError(ValueError):
-    """A text that is no target; the message is for users."""
+    """The message is for users."""
 
 
 def parse_target(text: str) -> Target:
@@ -179,7 +174,6 @@ def _number(words: list[str], name: str, least: int, most: int) -> int:
 
 
 def _prices(words: list[str]) -> tuple[TargetPrices | None, list[str]]:
-    """Returns the prices that the words begin with, and the rest of them. Raises ``ValueError``."""
     if words[:1] == [OF_UPSTREAM]:
         return TargetPrices(are_upstreams=True), words[1:]
     named: dict[str, int] = {}

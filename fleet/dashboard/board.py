@@ -1,7 +1,5 @@
-"""Builds the board from an overview, and the live parts of a model's page and of a neuron's.
-
-The board's query is in the address, and in the board: each refresh sends it back.
-"""
+"""Builds the board, and the live parts of the pages of a model and a neuron. The board's query is
+in its address, and each refresh sends it back."""
 
 from __future__ import annotations
 
@@ -28,7 +26,6 @@ from metering.pages import requests_url
 MODELS_A_PAGE = 12
 NEURONS_A_PAGE = 6
 NUM_UNFOLDED = 3
-"""Fleets of at most this many have their neurons unfolded."""
 MONEY_TILE = "Spent today"
 SHOWN = {
     "": "All",
@@ -56,8 +53,7 @@ JobsOfModels = dict[str, list[lines.JobLine]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoardQuery:
-    """Searches, filters, folds and pages. Lists are names, separated by spaces. Unreadable values
-    count as empty."""
+    """Lists are names separated by spaces. Unreadable values count as empty."""
 
     models: str = ""
     shown: str = ""
@@ -68,14 +64,13 @@ class BoardQuery:
     """Neurons folded where they would be unfolded, and the reverse."""
     kept_models: str = ""
     kept_neurons: str = ""
-    """The rows shown at present: a refresh leaves each in its place."""
+    """The rows shown at present: a refresh keeps their places."""
 
     @classmethod
     def of(cls, query: QueryDict) -> Self:
         return cls(**{one.name: query.get(one.name, "").strip() for one in fields(cls)})
 
     def address(self, **changes: str) -> str:
-        """The query of an address, without kept rows; ``?`` where nothing is set."""
         asked = asdict(self) | changes | {"kept_models": "", "kept_neurons": ""}
         return f"?{urlencode({name: value for name, value in asked.items() if value})}"
 
@@ -91,9 +86,8 @@ Line = TypeVar("Line", bound=Named)
 def page_of(
     listed: Iterable[Line], *, rank: Callable[[Line], int], size: int, number: str, kept: str
 ) -> Page[Line]:
-    """The lines of the lowest rank first, each rank by name. Kept names are those on this page so
-    far: they keep their order, whatever their rank is by now; lines of other pages replace missing
-    ones. A page past the last one is the last one."""
+    """Lowest rank first, then by name. ``kept``: names on this page so far, which keep their order.
+    A page past the last one is the last one."""
     ordered = sorted(listed, key=lambda line: (rank(line), line.name))
     page = Paginator(ordered, size).get_page(number)
     if kept:
@@ -105,7 +99,6 @@ def page_of(
 
 
 def board_of(overview: lines.FleetOverview, query: BoardQuery | None = None) -> rows.Row:
-    """The context of the board's template."""
     query = query or BoardQuery()
     jobs_of_models: JobsOfModels = defaultdict(list)
     for job in overview.jobs:
@@ -155,7 +148,6 @@ def _paging(noun: str, page: Page[Any], query: BoardQuery) -> rows.Row:
 def _neuron_rows(
     overview: lines.FleetOverview, neurons: Iterable[lines.NeuronLine], query: BoardQuery
 ) -> list[rows.Row]:
-    """Each with ``fold``, the query of the address that folds or unfolds it."""
     flipped = set(query.flipped.split())
     is_small = len(overview.neurons) <= NUM_UNFOLDED
 
@@ -169,7 +161,6 @@ def _neuron_rows(
 
 
 def neuron_rank(neuron: lines.NeuronLine) -> int:
-    """Problems first, then healthy neurons, then offline ones, which are one finding."""
     if neuron.status == rows.AWAY:
         return 5
     if neuron.problems or any(replica.status == "failed" for replica in neuron.replicas):
@@ -213,8 +204,6 @@ def _listed_models(
 
 
 def _steps(overview: lines.FleetOverview) -> list[str]:
-    """Next steps of an operator whose fleet is empty, by name; empty: nothing is missing. The first
-    key, request and people are steps of another card: ``fleet.dashboard.first_steps``."""
     steps = [] if overview.neurons else ["neuron"]
     if not overview.models:
         steps.append("model")
@@ -224,7 +213,6 @@ def _steps(overview: lines.FleetOverview) -> list[str]:
 
 
 def _tiles(overview: lines.FleetOverview) -> list[rows.Row]:
-    """Counts with their titles, and the pages of the counted rows."""
     online = [neuron for neuron in overview.neurons if neuron.status != rows.AWAY]
     replicas = [replica for neuron in online for replica in neuron.replicas]
     last = overview.minutes[-2] if len(overview.minutes) > 1 else None
@@ -273,7 +261,6 @@ def _tiles(overview: lines.FleetOverview) -> list[rows.Row]:
 def outdated_rows(
     overview: lines.FleetOverview,
 ) -> tuple[tuple[lines.ModelLine, tuple[rows.ProgressRow, ...]], ...]:
-    """The models with an outdated replica, and the progress of their jobs."""
     return tuple(
         (model, rows.progress_of_model([job for job in overview.jobs if job.model == model.name]))
         for model in overview.models
@@ -286,8 +273,7 @@ def download_rows(downloads: Iterable[lines.DownloadLine]) -> list[tuple[str, ro
 
 
 def model_context(model: CatalogueModel) -> rows.Row:
-    """``home.row`` is ``None`` where the model is not offered. ``home.neurons`` have replicas of
-    it, or of its base, and no devices. ``home.waits_for``: why no host can load it now."""
+    """``home.row``: ``None`` where it is not offered. ``home.neurons`` include its base's."""
     settings, overview = model.settings(), fleet_overview()
     name, base = model.name, settings.base
 

@@ -1,8 +1,5 @@
-"""The dashboard's card for a new operator: first answer, hosts, people. It shows which steps are
-done, refreshes, and has the buttons *make a key* and *hide*.
-
-Steps are derived from existing rows: nothing else is stored.
-"""
+"""The dashboard's card for a new operator: first answer, hosts, people. Steps are derived from
+existing rows."""
 
 from __future__ import annotations
 
@@ -36,7 +33,6 @@ from metering.selectors import without_playground_keys
 FIRST_ACCOUNT = "team"
 MAX_ACCOUNTS = 50
 HIDDEN = "first_steps_hidden"
-"""The session's flag of a reader who has hidden the card."""
 KEY_NAME = "first key"
 MAKES_KEYS = "metering.add_apikey"
 MAKES_ACCOUNTS = "metering.add_account"
@@ -58,13 +54,13 @@ print(answer.choices[0].message.content)
 class FirstSteps:
     has_key: bool
     request_id: str
-    """The id of the newest answered request; empty: none."""
+    """The newest answered request; empty: none."""
     request_at: datetime | None
     has_host: bool
-    """Whether there is a second host, or an invitation of one."""
+    """A second host, or an invitation of one."""
     has_person: bool
     accounts: tuple[str, ...]
-    """The accounts to make a key for. Empty: ``FIRST_ACCOUNT`` is made with the key."""
+    """Empty: ``FIRST_ACCOUNT`` is made with the key."""
 
     @property
     def is_done(self) -> bool:
@@ -127,7 +123,6 @@ def _python(target: Target) -> str:
 
 
 def steps_context(request: HttpRequest) -> dict[str, Any]:
-    """The context of ``fleet/first_steps.html``; empty where the card is hidden."""
     if request.session.get(HIDDEN):
         return {}
     steps = first_steps()
@@ -188,7 +183,6 @@ def hide(request: HttpRequest) -> HttpResponse:
 
 
 def first_model() -> str:
-    """A ready model, else any of the catalogue; empty: none."""
     ready = Replica.objects.filter(status="ready", model__enabled=True)
     name = ready.order_by("model_name").values_list("model_name", flat=True).first()
     if name is None:

@@ -40,12 +40,9 @@ PAGES_OF_OBJECTS: dict[str, Callable[[str], str]] = {
     "too_few_replicas": model_url,
     "no_host": model_url,
 }
-"""Give the address of the neuron or model that a finding names."""
 
 
 def linked_findings(attention: Iterable[Attention]) -> list[tuple[Attention, str, str]]:
-    """Each finding, and the address and the name of the page with details; both empty: there is
-    none."""
     return [(finding, *_page(finding)) for finding in attention]
 
 

@@ -1,5 +1,4 @@
-"""Rows of the board's templates: an overview's lines with finished texts, and numbers for bars; and
-the filters of those templates, which they load as ``dashboard``. Pure, but for the addresses."""
+"""Rows of the board's templates, and their filters, which they load as ``dashboard``."""
 
 from __future__ import annotations
 
@@ -35,13 +34,11 @@ TONES = {
 }
 Row = dict[str, Any]
 Explained = Mapping[tuple[str, str], str]
-"""The failures that the replicas' rows state, by model and neuron."""
+"""Failures that the replicas' rows state, by model and neuron."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgressRow:
-    """A job's progress. ``percent`` is ``None`` while unknown."""
-
     text: str
     percent: int | None = None
     tone: str = "info"
@@ -52,8 +49,7 @@ class ProgressRow:
 def job_progress(
     job: lines.JobLine, *, with_neuron: bool = False, with_failure: bool = True
 ) -> ProgressRow:
-    """``with_neuron``: name the neuron, where the surrounding row does not. ``with_failure``: give
-    the reason of a failure, where no other row does."""
+    """``with_failure``: give the reason, where no other row does."""
     where = f" on {job.neuron}" if with_neuron else ""
     match job.status:
         case "succeeded":
@@ -128,8 +124,7 @@ def neuron_rows(
     neurons: Iterable[lines.NeuronLine],
     is_unfolded: Callable[[lines.NeuronLine], bool] = lambda _: True,
 ) -> list[Row]:
-    """``neurons`` are those to show, by lines that may lack some replicas. A folded one has neither
-    devices nor replicas."""
+    """The lines may lack replicas. A folded neuron shows neither devices nor replicas."""
     newest = {(job.model, job.neuron): job for job in reversed(overview.jobs)}
     kept_loaded = {model.name for model in overview.models if model.min_replicas > 0}
     rows = []
@@ -221,8 +216,7 @@ def _device_row(device: lines.DeviceLine) -> Row:
 def _replica_row(
     replica: lines.ReplicaLine, job: lines.JobLine | None, *, is_away: bool, is_kept_loaded: bool
 ) -> Row:
-    """Figures are empty where the neuron is offline. ``is_kept_loaded``: the control would load or
-    wake it again at once, so unload and sleep are refused."""
+    """``is_kept_loaded``: the control would reload it at once, so unload and sleep are refused."""
     total = 0 if is_away else replica.kv_blocks_total
     return {
         "line": replica,
@@ -250,5 +244,4 @@ def tone_of(status: str) -> str:
 
 @register.filter("audited_url")
 def url_of_line(line: lines.AuditLine) -> str:
-    """Empty: it has no page."""
     return audited_url(line.action, line.object_id)

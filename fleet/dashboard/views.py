@@ -47,11 +47,10 @@ SHARES = "fleet.change_fleetpolicy"
 LEVELS = {"succeeded": messages.SUCCESS, "failed": messages.ERROR, "cancelled": messages.WARNING}
 GONE = Outcome(messages.WARNING, "That is not there any more")
 CHANGE_SETTINGS = frozenset({"pin", "unpin"})
-"""Verbs after which the whole page is loaded again."""
 
 
 def dashboard_context(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
-    """The context of the admin's index. unfold calls it."""
+    """unfold calls it for the admin's index."""
     board = board_of(fleet_overview(), BoardQuery.of(request.GET))
     return context | {"title": "Dashboard", "board": board} | steps_context(request)
 
@@ -66,8 +65,6 @@ def board(request: HttpRequest) -> HttpResponse:
 
 @require_GET
 def model(request: HttpRequest) -> HttpResponse:
-    """Redirects to the page of the model of that ``name`` or alias, or to replicas of that name if
-    the catalogue no longer has it."""
     name = request.GET.get("name", "")
     found = CatalogueModel.objects.filter(Q(name=name) | Q(aliases__name=name)).first()
     return _to_page(found, "replica" if found is None else "cataloguemodel", name)
@@ -75,8 +72,7 @@ def model(request: HttpRequest) -> HttpResponse:
 
 @require_GET
 def neuron(request: HttpRequest) -> HttpResponse:
-    """Redirects to the page of the neuron of that ``name``, as in records: ``upstream:NAME`` is an
-    upstream. To the list if it is gone."""
+    """``name``: as in records, where ``upstream:NAME`` is an upstream."""
     name = request.GET.get("name", "")
     if name.startswith(UPSTREAM_PREFIX):
         name = name.removeprefix(UPSTREAM_PREFIX)
@@ -107,19 +103,17 @@ def outdated(request: HttpRequest, outcomes: Sequence[Outcome] = ()) -> HttpResp
 
 
 PARTS = {"outdated": outdated, "model-home": model_part, "neuron-home": neuron_part}
-"""Parts of pages whose buttons are answered with the part alone, by their elements' ids."""
+"""By the ids of the elements that htmx replaces."""
 
 
 def _home(request: HttpRequest) -> str:
-    """The name of the page's model or neuron, in a refresh or beside a button."""
     return request.POST.get("home") or request.GET.get("name", "")
 
 
 @never_cache
 @require_GET
 def log(request: HttpRequest, neuron: str, model: str) -> HttpResponse:
-    """The last lines of a model's engines, read from their neuron. By name: a reload makes a new
-    row."""
+    """By name, since a reload makes a new row."""
     lines, problem = "", ""
     try:
         lines = "\n".join(engine_log(neuron, model).lines)
@@ -131,7 +125,6 @@ def log(request: HttpRequest, neuron: str, model: str) -> HttpResponse:
 
 @require_POST
 def do(request: HttpRequest) -> HttpResponse:
-    """A button of the board, or of a page that shows a part of it."""
     command = request.POST.get("do", "")
     outcomes = act(cast(AbstractUser, request.user), command)
     if command.partition(" ")[0] in CHANGE_SETTINGS:
@@ -169,7 +162,6 @@ def _part(
 @never_cache
 @require_http_methods(["GET", "POST"])
 def sharing(request: HttpRequest) -> HttpResponse:
-    """The page that opens and closes the private Redis to invited hosts."""
     if not request.user.has_perm(SHARES):
         raise PermissionDenied
     problem = ""

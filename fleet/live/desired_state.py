@@ -1,18 +1,13 @@
-"""The control plane's publications: the operator's desired state of each neuron, with the last
-known facts of the host, and time slices.
+"""The control's publications: each neuron's desired state with its host's facts, and time slices.
 
     rows in the database ─▶ hash helexa:neurons:wishes ─▶ every gateway's FleetSnapshot
                             neuron's name ─▶ DesiredState, POLICY_FIELD ─▶ AdmissionPolicy
-
-The rows are the truth. The control rewrites the hash with every whole tick, so a Redis that
-restarted empty has it some seconds later.
-
     control decides ─▶ helexa:turns ─▶ every gateway's snapshot ─▶ placement keeps the room
 
-A time slice is given when replicas in use begin to drain, on devices with requests for more models
-than fit. Its memory stays reserved until the waiting model is loaded there.
-
-Pure: knows no Redis and no database.
+The rows are the truth: the control rewrites the hash with every whole tick, so a Redis that
+restarted empty has it some seconds later. A time slice is given when replicas in use begin to
+drain, on devices with requests for more models than fit; its memory stays reserved until the
+waiting model is loaded there.
 """
 
 from __future__ import annotations
@@ -34,7 +29,6 @@ POLICY_FIELD = ""
 class Admission(StrEnum):
     ADMITTED = "admitted"
     WAITING = "waiting"
-    """The neuron waits for an operator's click."""
     REFUSED = "refused"
 
 
@@ -48,29 +42,25 @@ class AdmissionPolicy(StrEnum):
 
 
 class KnownDevice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A device by its host's last report."""
-
     kind: Literal["cpu", "cuda"]
     total_memory_bytes: int
     name: str = ""
 
 
 class KnownHost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The database's facts of a host that has reported: it belongs to the fleet while it is
-    offline, too. Durations are as of the last publication, so clocks need not agree."""
+    """Durations are as of the last publication, so clocks need not agree."""
 
     devices: tuple[KnownDevice, ...] = ()
     away_s: float | None = None
-    """How long it has been silent; ``None``: it reports."""
+    """``None``: it reports."""
     draining_s: float | None = None
-    """For how long the operator has drained it; ``None``: it is not drained."""
+    """``None``: it is not drained."""
 
 
 class DesiredState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     drain: bool = False
     admission: Admission = Admission.ADMITTED
     host: KnownHost | None = None
-    """``None``: it has never reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +76,6 @@ NO_DESIRED_STATES = DesiredStates()
 
 
 def encode_desired_states(desired_states: DesiredStates) -> dict[Any, Any]:
-    """The fields of the hash, as redis-py takes them: names to bytes."""
     policy = {POLICY_FIELD: desired_states.policy.value.encode()}
     return policy | {
         name: msgspec.json.encode(desired) for name, desired in desired_states.by_neuron.items()
@@ -123,10 +112,9 @@ class TimeSlice(msgspec.Struct, frozen=True, kw_only=True):
     device_bytes: int
     """Reserved on each of them, where ``stage_bytes`` has no other size."""
     stage_bytes: tuple[int, ...] = ()
-    """The bytes reserved on each, in their order, where the model is divided over them."""
+    """In the devices' order, where the model is divided over them."""
     evicted: tuple[str, ...] = msgspec.field(default=(), name="victims")
     age_s: float = 0.0
-    """Seconds since the slice was given."""
 
     def promised_on(self, device: str) -> int:
         if not self.stage_bytes:

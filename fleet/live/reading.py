@@ -1,15 +1,12 @@
 """Reads the neurons' reports and desired states from Redis, for asyncio and for threads.
 
     ZRANGE helexa:neurons, HGETALL helexa:neurons:wishes, GET helexa:turns
-        └─▶ GETRANGE of their heartbeats
+      └─▶ GETRANGE of their heartbeats
 
-Two round trips; the building is shared and pure. A heartbeat's key expires a few seconds after the
-neuron falls silent, so an existing one is alive by Redis' clock alone.
-
-A neuron may write values of any size and type under its own keys, so each is read with a limit in
-bytes. A text is read up to its limit; other values are measured in Redis by a script before they
-are read, so an oversized value costs its reader nothing. A value of another type is an error of
-that neuron alone.
+A heartbeat's key expires a few seconds after the neuron falls silent, so an existing one is alive
+by Redis' clock alone. A neuron may write values of any size and type under its own keys: a text is
+read up to a limit in bytes, and a script in Redis measures other values first, so an oversized one
+costs its reader nothing. A value of another type is an error of that neuron alone.
 """
 
 from __future__ import annotations
@@ -89,16 +86,13 @@ where that is too many."""
 
 @dataclass(frozen=True, slots=True)
 class Read(Generic[Value]):
-    """A command for a pipeline of either kind of client, with its reply's decoder."""
-
     command: tuple[bytes | str | int, ...]
     key: str
     max_bytes: int
     decode: Callable[[Any], Value]
 
     def value(self, reply: Any) -> Value:
-        """Decodes the command's reply. Raises ``NeuronValueError`` for the neuron's faults; errors
-        of Redis as they are."""
+        """Raises ``NeuronValueError`` for the neuron's faults; errors of Redis as they are."""
         if isinstance(reply, Exception):
             if "WRONGTYPE" in str(reply):
                 raise NeuronValueError(f"{self.key} is of another type") from reply
@@ -118,7 +112,6 @@ class Read(Generic[Value]):
 
 
 def text_read(key: str, *, max_bytes: int) -> Read[bytes | None]:
-    """``None`` where it does not exist."""
 
     def decode(reply: Any) -> bytes | None:
         data = reply.encode() if isinstance(reply, str) else bytes(reply)
@@ -130,12 +123,12 @@ def text_read(key: str, *, max_bytes: int) -> Read[bytes | None]:
 
 
 def fields_read(key: str, fields: Sequence[str], *, max_bytes: int) -> Read[list[bytes | None]]:
-    """Fields of a hash, of at most ``max_bytes`` each."""
+    """``max_bytes``: of each field."""
     return Read(("EVAL", READ_FIELDS, 1, key, max_bytes, *fields), key, max_bytes, list)
 
 
 def hash_read(key: str, *, max_bytes: int) -> Read[dict[bytes, bytes]]:
-    """Alternating names and values come as a dict. ``max_bytes``: of the whole hash."""
+    """``max_bytes``: of the whole hash."""
 
     def decode(reply: Any) -> dict[bytes, bytes]:
         return dict(zip(reply[::2], reply[1::2], strict=True))
@@ -144,13 +137,12 @@ def hash_read(key: str, *, max_bytes: int) -> Read[dict[bytes, bytes]]:
 
 
 def item_pop(key: str, *, max_bytes: int) -> Read[bytes | None]:
-    """Removes the first item of a list; ``max_bytes``: of the whole list."""
+    """``max_bytes``: of the whole list."""
     return Read(("EVAL", BOUNDED, 1, key, max_bytes, "LPOP"), key, max_bytes, lambda reply: reply)
 
 
 def run_reads(client: redis.Redis, reads: Sequence[Read[Value]]) -> list[Value | NeuronValueError]:
-    """Runs the reads in one round trip; a neuron's fault is returned in place of its value. Raises
-    ``redis.RedisError``."""
+    """A neuron's fault is returned in place of its value. Raises ``redis.RedisError``."""
     pipeline: Any = client.pipeline(transaction=False)
     for read in reads:
         pipeline.execute_command(*read.command)
@@ -160,7 +152,6 @@ def run_reads(client: redis.Redis, reads: Sequence[Read[Value]]) -> list[Value |
 async def run_reads_async(
     client: redis.asyncio.Redis, reads: Sequence[Read[Value]]
 ) -> list[Value | NeuronValueError]:
-    """``run_reads`` for an asynchronous client."""
     pipeline = client.pipeline(transaction=False)
     for read in reads:
         pipeline.execute_command(*read.command)
@@ -179,16 +170,12 @@ def _values(reads: Sequence[Read[Value]], replies: Sequence[Any]) -> list[Value 
 
 @dataclass(frozen=True, slots=True)
 class LiveFleet:
-    """The contents of Redis at one moment. ``desired_states`` is ``None`` where none are
-    published."""
-
     reports: tuple[Report, ...]
     desired_states: DesiredStates | None
     time_slices: tuple[TimeSlice, ...] = ()
 
     def snapshot(self, before: FleetSnapshot | None = None) -> FleetSnapshot:
-        """``before``: its desired states are used if Redis has lost them. Neurons with unreadable
-        reports count as offline."""
+        """``before``: its desired states replace lost ones. Unreadable reports count as offline."""
         known = NO_DESIRED_STATES if before is None else before.desired_states
         heartbeats = [report.heartbeat for report in self.reports if report.heartbeat is not None]
         return build_snapshot(heartbeats, self.desired_states or known, self.time_slices)
@@ -206,13 +193,11 @@ async def read_snapshot(
 
 
 def read_snapshot_sync(client: redis.Redis) -> FleetSnapshot:
-    """``read_snapshot`` for threads."""
     return read_live_fleet(client).snapshot()
 
 
 def read_live_fleet(client: redis.Redis) -> LiveFleet:
-    """Every neuron's whole report. Raises ``SnapshotUnavailableError`` when Redis does not
-    answer."""
+    """Raises ``SnapshotUnavailableError`` when Redis does not answer."""
     with redis_answers():
         names, desired_states, time_slices = _names_states_slices(_ask_for_names(client).execute())
         payloads = run_reads(client, _heartbeat_reads(names))
@@ -229,8 +214,7 @@ def redis_answers() -> Iterator[None]:
 
 
 def read_waiting(client: redis.Redis) -> dict[str, WaitingReport]:
-    """Waiting requests by gateway's id; dead gateways may be among them. Raises
-    ``SnapshotUnavailableError``."""
+    """Keys are gateways' ids, also of dead ones. Raises ``SnapshotUnavailableError``."""
     fields: dict[bytes | str, bytes]
     with redis_answers():
         fields = client.hgetall(keys.WAITING)  # type: ignore[assignment]
@@ -247,8 +231,7 @@ def read_waiting(client: redis.Redis) -> dict[str, WaitingReport]:
 def publish_time_slices(
     client: redis.Redis, time_slices: Sequence[TimeSlice], gone_gateways: Sequence[str] = ()
 ) -> None:
-    """Publishes the time slices to every gateway, and deletes the reports of dead gateways. Raises
-    ``SnapshotUnavailableError``."""
+    """Also deletes the reports of dead gateways. Raises ``SnapshotUnavailableError``."""
     encoded = encode_time_slices(tuple(time_slices))
     with redis_answers():
         pipeline = client.pipeline(transaction=False)
@@ -260,7 +243,7 @@ def publish_time_slices(
 
 @cache
 def redis_client() -> redis.Redis:
-    """This process' client for threads; connects on first use and again after a loss."""
+    """For threads; reconnects after a loss."""
     return redis.Redis.from_url(
         settings.CONFIG.redis_url,
         socket_timeout=REDIS_TIMEOUT_S,
@@ -280,7 +263,6 @@ def _ask_for_names(client: Any) -> Any:
 def _names_states_slices(
     replies: Sequence[Any],
 ) -> tuple[list[str], DesiredStates | None, tuple[TimeSlice, ...]]:
-    """The names of neurons that have reported or were invited."""
     spoken, fields, time_slices = replies
     desired_states = decode_desired_states(fields)
     names = {name.decode(errors="replace") if isinstance(name, bytes) else name for name in spoken}
@@ -311,7 +293,7 @@ def _reports(
 
 
 def is_reporting(neuron_name: str) -> bool:
-    """Whether its heartbeat exists; ``False`` while Redis does not answer."""
+    """``False`` while Redis does not answer."""
     try:
         return bool(redis_client().exists(keys.heartbeat_key(neuron_name)))
     except (redis.RedisError, OSError):
@@ -319,7 +301,7 @@ def is_reporting(neuron_name: str) -> bool:
 
 
 def held_request_ids(neuron_name: str) -> list[str]:
-    """The requests that it holds, by its last list. Empty where that cannot be read."""
+    """Reads the neuron's last list; empty where that cannot be read."""
     try:
         lists = hash_read(keys.held_key(neuron_name), max_bytes=MAX_HELD_BYTES).run(redis_client())
         held = [decode_held_requests(one) for one in lists.values()]
@@ -329,8 +311,7 @@ def held_request_ids(neuron_name: str) -> list[str]:
 
 
 def read_cache_reports(client: redis.Redis, neurons: Sequence[str]) -> dict[str, CacheReport]:
-    """The download report of each neuron that has one, by its name. A neuron writes it every few
-    seconds and on changes; a malformed one, or one of another neuron, is left out. Raises
+    """Keys are neurons. Leaves out malformed reports and those of another neuron. Raises
     ``SnapshotUnavailableError``."""
     reads = [text_read(keys.downloads_key(neuron), max_bytes=MAX_VALUE_BYTES) for neuron in neurons]
     with redis_answers():
@@ -358,20 +339,19 @@ def _cache_report(neuron: str, payload: bytes) -> CacheReport:
 
 
 def read_refusals(client: redis.Redis, *, hours: int) -> dict[Refused, int]:
-    """``only_refused`` of ``read_counts``. Raises ``redis.RedisError``."""
+    """Raises ``redis.RedisError``."""
     return only_refused(read_counts(client, hours=hours))
 
 
 def only_refused(counts: Mapping[Refused, int]) -> dict[Refused, int]:
-    """Sums counts by code, without requests that crashed a worker: those are counted beside the
-    refusals and have failed, see ``metering.ledger.entries``."""
+    """Requests that crashed a worker are left out: ``metering.ledger.entries`` has them as
+    failed."""
     plain = by_code(counts)
     return {one: number for one, number in plain.items() if one.code not in COUNTED_BY_KEY}
 
 
 def read_counts(client: redis.Redis, *, hours: int) -> dict[Refused, int]:
-    """Counts of the last ``hours``, the present one included; at most a day. Raises
-    ``redis.RedisError``."""
+    """Includes the present hour; reads a day at most. Raises ``redis.RedisError``."""
     pipeline = client.pipeline(transaction=False)
     for key in newest_keys(time.time(), hours):
         pipeline.hgetall(key)

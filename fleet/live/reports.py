@@ -1,10 +1,5 @@
-"""Parses one neuron's report, or refuses it with the reason.
-
-    control ─▶ LoadSpec(order) ─▶ neuron ─▶ ReplicaState(order) ─▶ gateway, control: is it ours?
-
-A neuron may be of another version, broken or hostile. Its report affects itself alone: a refused
-report is ignored, and its neuron's row has the reason.
-"""
+"""Parses one neuron's report, or refuses it with the reason. A neuron may be of another version,
+broken or hostile: its report affects itself alone."""
 
 from __future__ import annotations
 
@@ -31,12 +26,10 @@ class NeuronValueError(Exception):
 
 
 class LoadOrders:
-    """Orders of loads: requests are routed only to replicas with a valid one.
-
-    Without this check a false report would attract a model's requests, prompts included, and block
-    real loads. An order is a signature that only gateways and the control plane can make, for one
-    model on one neuron; the load spec contains it. Placement, pages and load jobs ignore a replica
-    without one. All processes of a fleet that sign share ``secret_key``, Django's."""
+    """Signs orders of loads: requests are routed only to replicas with a valid one. Otherwise a
+    false report would attract a model's requests, prompts included, and block real loads. An order
+    is for one model on one neuron, and its load spec contains it. Only gateways and the control can
+    make one: they share ``secret_key``, Django's."""
 
     def __init__(self, secret_key: str) -> None:
         self._secret = hmac.digest(secret_key.encode(), PURPOSE, "sha256")
@@ -46,8 +39,7 @@ class LoadOrders:
         return hmac.digest(self._secret, f"{neuron}\n{model}".encode(), "sha256").hex()[:NUM_HEX]
 
     def ordered(self, heartbeat: NeuronHeartbeat) -> tuple[NeuronHeartbeat, list[str]]:
-        """The heartbeat without replicas and held stages that lack a valid order, and their
-        models."""
+        """Returns also the models of the replicas and held stages that were left out."""
 
         others: list[str] = []
 
@@ -90,7 +82,7 @@ TEXT_LENGTHS = {
 }
 MAX_INTEGER = 2**63 - 1
 MAX_CONTEXT_TOKENS = 2**24
-"""Longer than any context. Without a cap, it bounds a neuron's bill for a request."""
+"""Longer than any context. Bounds a neuron's bill for a request without a cap."""
 INTEGERS = {
     "index": 2**15 - 1,
     "context_tokens": MAX_CONTEXT_TOKENS,
@@ -124,7 +116,6 @@ MAX_NAMED = 3
 
 
 def value_problem(report: msgspec.Struct) -> str | None:
-    """The first value that is out of bounds, in words."""
     for name, value in _values(report):
         if problem := _problem(name, value):
             return f"{name}: {problem}"
@@ -184,8 +175,6 @@ def _problem(name: str, value: Value) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """``heartbeat`` is ``None`` where it is refused; ``problem`` is the reason."""
-
     name: str
     heartbeat: NeuronHeartbeat | None
     problem: str = ""
@@ -194,8 +183,7 @@ class Report:
 def read_report(
     name: str, payload: bytes | NeuronValueError, orders: LoadOrders | None = None
 ) -> Report:
-    """The report of the neuron of that name, without replicas that lack a valid order. A refusal is
-    logged once."""
+    """Leaves out replicas that lack a valid order. A refusal is logged once."""
     last = _last_read.get(name)
     if last is not None and last[0] == payload:
         return last[1]
@@ -215,14 +203,12 @@ def read_report(
 
 
 def log_refusal(name: str, why: str) -> str:
-    """Logs the refusal once, and returns it as the neuron's problem."""
     problem = f"its report is refused: {why[:300]}"
     _log.log(name, f"neuron {name[:MAX_NAME_LENGTH]}: {problem}")
     return problem
 
 
 def _ordered(heartbeat: NeuronHeartbeat, orders: LoadOrders) -> NeuronHeartbeat:
-    """The heartbeat with ordered replicas only, and a problem that names the others."""
     ordered, others = orders.ordered(heartbeat)
     if not others:
         return heartbeat

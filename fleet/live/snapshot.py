@@ -1,9 +1,5 @@
-"""The live fleet at one moment, frozen: placement decides by it and /health shows it.
-
-    NeuronHeartbeat*, DesiredStates ──build_snapshot──▶ FleetSnapshot ▷ NeuronView* ▷ ReplicaView*
-
-Pure: no ORM, no Redis, no clock. A neuron that is missing here is offline.
-"""
+"""The live fleet at one moment, frozen: placement decides by it. A neuron that is missing here is
+offline. Pure: no ORM, no Redis, no clock."""
 
 from __future__ import annotations
 
@@ -35,14 +31,14 @@ EXPECTED_BACK = (ReplicaStatus.LOADING, ReplicaStatus.READY, ReplicaStatus.RECOV
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaView:
-    """One model on one neuron. Counters are 0 until its engine has reported any."""
+    """Counters are 0 until its engine has reported any."""
 
     neuron: str
     model: str
     job_id: str
     status: ReplicaStatus
     status_age_s: float
-    """Seconds in this status, by the neuron's own clock, so hosts need not agree on the time."""
+    """By the neuron's own clock, so hosts need not agree on the time."""
     num_restarts: int = 0
     num_failed_loads: int = 0
     """Consecutive failed loads there, the last one included."""
@@ -56,32 +52,28 @@ class ReplicaView:
     max_queue_depth: int | None = None
     num_preemptions: int = 0
     prefix_hit_tokens: int = 0
-    """Prompt tokens served from the prefix cache since its engine started."""
+    """Since its engine started."""
     num_drafted_tokens: int = 0
     num_accepted_drafts: int = 0
     decode_tokens_per_s: float = 0.0
     prefill_tokens_per_s: float = 0.0
     last_forward_age_s: float | None = None
-    """``None``: no forward pass yet."""
     engine_age_s: float | None = None
-    """Seconds since the engine of the current load was started."""
     stage_s: float | None = None
-    """Seconds since the current load's stage began; ``None``: not reported."""
+    """Since the current load's stage began; ``None``: not reported."""
     progress: LoadProgress | None = None
     report: LoadReport | None = None
     capabilities: tuple[Capability, ...] = ()
     max_output_tokens: int | None = None
     failure: LoadFailure | None = None
     spec_digest: str = ""
-    """The digest of its load's spec; empty where the neuron does not report it."""
+    """Empty where the neuron does not report it."""
     devices: tuple[str, ...] = ()
     memory_bytes: int | None = None
-    """Most device memory that the model may allocate; ``None`` where it was not measured. For a
-    sleeping model: the memory it still uses."""
+    """The most that it may allocate; asleep: what it still uses. ``None``: not measured."""
     host_memory_bytes: int = 0
-    """Host memory of a sleeping model's weights, beside that."""
+    """Used by a sleeping model's weights, beside ``memory_bytes``."""
     last_used_age_s: float | None = None
-    """``None``: unused since it was loaded."""
     sleep_refused_age_s: float | None = None
     """Seconds since it last refused to sleep; ``None``: never."""
 
@@ -91,7 +83,6 @@ class ReplicaView:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it has no running or waiting request, by its neuron's last report."""
         return self.num_requests == 0
 
     @property
@@ -101,15 +92,15 @@ class ReplicaView:
 
     @property
     def eta_s(self) -> float | None:
-        """Estimated seconds until the present load stage ends; ``None`` without an estimate."""
+        """Until the present load stage ends; ``None``: no estimate."""
         if self.progress is None:
             return None
         return remaining_s(self.stage_age_s, self.progress.done, self.progress.total)
 
     @property
     def stage_age_s(self) -> float:
-        """The load stage's duration so far, where it is not reported an upper bound: stages before
-        the engine's, such as a download, do not count."""
+        """An upper bound where it is not reported. Stages before the engine's, as downloads, do not
+        count."""
         if self.stage_s is not None:
             return self.stage_s
         return self.status_age_s if self.engine_age_s is None else self.engine_age_s
@@ -136,23 +127,19 @@ class NeuronView:
     devices: tuple[DeviceInfo, ...]
     replicas: tuple[ReplicaView, ...]
     num_cores: int | None = None
-    """``None``: unknown."""
     problems: tuple[str, ...] = ()
     cuda_unavailable: str = ""
     """Why its cards cannot be used; empty where they can, or where it has none."""
     is_draining: bool = False
-    """The operator drains it, or it is shutting down: no new loads, and requests only for models
-    that are moving to another neuron."""
+    """Drained or shutting down: no new loads, and requests only for models that are moving away."""
     is_leaving: bool = False
     """The neuron is shutting down and refuses new requests."""
     thread_problems: tuple[str, ...] = ()
-    """Recent failures and hanging threads of its process, in words."""
     is_ready: bool = True
     """``False``: it lacks threads that requests need. Nothing is placed or routed there."""
     is_admitted: bool = True
     speaks_our_protocol: bool = True
-    """``False``: its build is too old or too new for this one. Nothing is placed or routed
-    there."""
+    """``False``: its build is too old or too new. Nothing is placed or routed there."""
     stage_host: str = ""
     """The address of its stages for other neurons' engines; empty: it has none."""
     held_stages: tuple[HeldStageView, ...] = ()
@@ -176,13 +163,10 @@ class FleetSnapshot:
 
     neurons: tuple[NeuronView, ...]
     desired_states: DesiredStates = NO_DESIRED_STATES
-    """The desired states as last published, also of neurons that are not in the snapshot."""
+    """As last published, also of neurons that are not in the snapshot."""
 
     absent: tuple[NeuronView, ...] = ()
-    """Neurons that have just fallen silent, by their last reports: their replicas are expected
-    back."""
     time_slices: tuple[TimeSlice, ...] = ()
-    """Memory reserved for models that wait for it."""
 
     @cached_property
     def by_model(self) -> Mapping[str, tuple[ReplicaView, ...]]:
@@ -210,7 +194,6 @@ class FleetSnapshot:
         return self._by_name.get(name)
 
     def absent_holders(self, model: str) -> tuple[str, ...]:
-        """Absent neurons that held it, and are expected back."""
         return tuple(
             neuron.name
             for neuron in self.absent
@@ -229,7 +212,6 @@ def build_snapshot(
 
 
 def remaining_s(elapsed_s: float, done: int, total: int) -> float | None:
-    """A linear estimate of the remaining seconds; ``None`` without a rate."""
     if elapsed_s <= 0 or done <= 0 or total <= 0:
         return None
     return max(0.0, elapsed_s * (total - done) / done)
@@ -237,8 +219,6 @@ def remaining_s(elapsed_s: float, done: int, total: int) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadEstimate:
-    """Estimates of a load; ``None``: unknown."""
-
     share: float | None = None
     """The completed share of the whole load, 0 to 1."""
     left_s: float | None = None
@@ -257,10 +237,9 @@ def load_estimate(
     last_load_s: float | None,
 ) -> LoadEstimate:
     """``engine_elapsed_s``: since the load's engine started; ``last_load_s``: from an engine's
-    start to its end, when it was last loaded there.
-
-    An engine starts, reads headers and warms up without a rate: then only the last load's duration
-    is known. Once this load takes longer, the rate of its stage counts, if it has one."""
+    start to its end, when it was last loaded there. An engine starts, reads headers and warms up
+    without a rate: then the last load's duration counts, and once that is exceeded, the stage's
+    rate."""
     stage_left_s = None if stage_elapsed_s is None else remaining_s(stage_elapsed_s, done, total)
     if stage in BEFORE_ENGINE:
         left_s = None if stage_left_s is None else stage_left_s + (last_load_s or 0.0)
@@ -281,7 +260,6 @@ def load_estimate(
 
 
 def protocol_problems(heartbeat: NeuronHeartbeat) -> list[str]:
-    """Why a neuron of another build is sent nothing, in words."""
     if heartbeat.protocol == PROTOCOL:
         return []
     whom = "this host is" if heartbeat.protocol < PROTOCOL else "gateways and controls are"
@@ -326,7 +304,6 @@ def _neuron_view(heartbeat: NeuronHeartbeat, desired_states: DesiredStates) -> N
 VIEWED = {field.name for field in fields(ReplicaView)} - {"devices", "capabilities"}
 OF_STATE = VIEWED.intersection(ReplicaState.__struct_fields__)
 OF_STATS = VIEWED.intersection(EngineStats.__struct_fields__)
-"""The fields that a view has from its replica's report, and from the engine's."""
 
 
 def _replica_view(heartbeat: NeuronHeartbeat, state: ReplicaState) -> ReplicaView:
@@ -360,12 +337,8 @@ short network failure, and shorter than most loads."""
 
 
 class Absences:
-    """Neurons that have just fallen silent: their replicas are expected back for a while.
-
-        silent, not leaving ─▶ absent for GRACE_S ─▶ forgotten: its models are loaded elsewhere
-                                  └─▶ reports again: no action
-
-    A neuron that announced its shutdown is not waited for. The time is an argument."""
+    """Neurons that have just fallen silent: for ``GRACE_S`` their replicas are expected back, then
+    their models are loaded elsewhere. One that announced its shutdown is not waited for."""
 
     def __init__(self) -> None:
         self._last_seen: dict[str, tuple[float, NeuronView]] = {}

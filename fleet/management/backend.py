@@ -1,5 +1,4 @@
-"""The commands' access to the fleet: the REST API of a server, or the same views in this process;
-and the progress of jobs, which is printed until they have ended.
+"""The commands' access to the fleet, and following jobs until they have ended.
 
 --url, --key (HELEXA_URL, HELEXA_API_KEY) ─▶ RestBackend
 neither                                   ─▶ LocalBackend, with the database of this machine
@@ -52,8 +51,6 @@ class RefusedError(CommandError):
 
 
 class Server:
-    """Requests to one server, with a key. ``hint``: for the error where it does not answer."""
-
     def __init__(self, url: str, key: str | None, *, timeout_s: float, hint: str = "") -> None:
         self.url = url.rstrip("/")
         self._headers = {"content-type": "application/json"}
@@ -63,8 +60,7 @@ class Server:
         self._hint = hint
 
     def open(self, path: str, body: object = None, *, method: str | None = None) -> Any:
-        """The response to read: a GET, or a POST where there is a body. Raises
-        ``RefusedError``."""
+        """GET, or POST where there is a body. Raises ``RefusedError``."""
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(
             self.url + path, data=data, headers=self._headers, method=method
@@ -73,7 +69,7 @@ class Server:
             return proxies.open_url(request, timeout=self._timeout_s)
 
     def read(self, path: str, body: object = None, *, method: str | None = None) -> bytes:
-        """The whole response. Raises ``RefusedError``."""
+        """Raises ``RefusedError``."""
         with self.open(path, body, method=method) as response, self._refusals():
             content: bytes = response.read()
         return content
@@ -91,8 +87,7 @@ class Server:
 
 
 class RestBackend:
-    """``ask`` returns the JSON of ``/api/{path}``. Raises ``CommandError`` with the reason of a
-    refusal."""
+    """``ask`` returns the JSON of ``/api/{path}``. Raises ``CommandError``."""
 
     def __init__(self, url: str, key: str | None) -> None:
         self._server = Server(url, key, timeout_s=TIMEOUT_S)
@@ -107,8 +102,7 @@ class RestBackend:
 
 
 class LocalBackend:
-    """The same of the API's views in this process. An operator who can run ``manage.py`` here may
-    do everything."""
+    """The API's views in this process: an operator who can run ``manage.py`` may do everything."""
 
     def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         from fleet.api.access import command_answer  # a server's commands need no views
@@ -132,8 +126,7 @@ Show = Callable[[dict[str, Any]], None]
 
 @contextmanager
 def understood(url: str) -> Iterator[None]:
-    """Wraps the reading of that server's JSON. Raises ``CommandError`` where it is not this
-    version's answer."""
+    """Raises ``CommandError`` where that server's JSON is not as this version answers."""
     try:
         yield
     except (LookupError, TypeError, AttributeError, ValueError) as error:
@@ -185,7 +178,6 @@ def _json(content: bytes) -> Any:
 
 
 def refusal_of(error: urllib.error.HTTPError) -> str:
-    """The reason in a server's refusal, whose response may be incomplete."""
     try:
         content = error.read()
     except NO_ANSWER:
@@ -194,7 +186,6 @@ def refusal_of(error: urllib.error.HTTPError) -> str:
 
 
 def refusal_text(status: int, content: bytes) -> str:
-    """The reason, from the error of any of our APIs."""
     try:
         problem = json.loads(content)
         if isinstance(error := problem.get("error"), dict):
@@ -214,7 +205,7 @@ def follow(
     *,
     sleep: Callable[[float], None] = sleep,
 ) -> list[dict[str, Any]]:
-    """Returns the ended jobs. Raises ``CommandError`` when one did not succeed."""
+    """Raises ``CommandError`` when one did not succeed."""
     ended, reported = [], ""
     for job in jobs:
         while job["finished_at"] is None:
@@ -241,8 +232,7 @@ def job_line(job: dict[str, Any]) -> str:
 
 
 def follow_download(backend: Backend, download: dict[str, Any], stream: Any) -> dict[str, Any]:
-    """Returns the ended download; an interrupt cancels it. Raises ``CommandError`` when it did not
-    succeed."""
+    """An interrupt cancels the download. Raises ``CommandError`` when it did not succeed."""
     path = f"downloads/{download['id']}"
     with (_bar if stream.isatty() else _lines)(stream) as show:
         try:
@@ -297,7 +287,6 @@ def _bar(stream: Any) -> Iterator[Show]:
 
 @contextmanager
 def _lines(stream: Any) -> Iterator[Show]:
-    """Prints changes of status, and progress at each tenth."""
     printed: tuple[str, int] | None = None
 
     def show(download: dict[str, Any]) -> None:

@@ -1,9 +1,6 @@
-"""Each client's settings for a server (variables, settings file, command), and merging them into
-the client's own file, whose rest stays unchanged. Pure.
-
-docs/clients.md shows the same settings; a test compares the two. Sources: the clients' own
-documentation.
-"""
+"""Each client's settings for a server, and merging them into the client's own file, whose rest
+stays unchanged. docs/clients.md shows the same settings; a test compares the two. Source: the
+clients' own documentation."""
 
 from __future__ import annotations
 
@@ -23,14 +20,11 @@ KEY_VARIABLE = "HELEXA_API_KEY"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A model of a server, as in ``GET /v1/models``."""
-
     url: str
-    """The server's address, without a path and without a final slash."""
+    """It has no path and no final slash."""
     model: str
     key: str = ANY_KEY
     context_tokens: int | None = None
-    """``None``: not known before a load."""
     output_tokens: int | None = None
 
     @property
@@ -40,26 +34,21 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingsFile:
-    """``values`` are merged into the file: JSON, or TOML where its name ends in ``.toml``."""
-
     path: str
-    """The file's path below the home folder."""
+    """Below the home folder."""
     values: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSettings:
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables of the shell that starts the client."""
     file: SettingsFile | None = None
     is_file_alone_enough: bool = False
-    """The file works without the environment."""
     instead_of_file: Mapping[str, str] = field(default_factory=dict)
     pasted_text: str = ""
-    """Text for a file in a folder that only the client knows: ``pasted_into`` names it."""
+    """For a file in a folder that only the client knows: ``pasted_into`` names it."""
     pasted_into: str = ""
     command: tuple[str, ...] = ()
-    """Starts it with these settings. Empty: it has no command."""
     notes: tuple[str, ...] = ()
 
 
@@ -196,7 +185,6 @@ CLIENTS: Mapping[str, Callable[[Target], ClientSettings]] = {
     for one in (claude, opencode, codex, qwen, aider, llm, open_webui, zed)
 }
 NEED_TOOLS = frozenset({"claude", "opencode", "codex", "qwen"})
-"""They send tools with every request."""
 NEED_LIMITS = frozenset({"zed"})
 """Their settings must name the model's context."""
 
@@ -206,12 +194,11 @@ Card = Mapping[str, Any]
 
 
 class NoModelError(Exception):
-    """The message names a model that would do."""
+    pass
 
 
 def chosen_card(cards: Sequence[Card], wanted: str | None, client: str) -> Card:
-    """The card of ``wanted``, a name or an alias; else of a loaded model that the client can use,
-    else of any such model. Raises ``NoModelError``."""
+    """Prefers a loaded model if none is wanted. Raises ``NoModelError``."""
     writing = [card for card in cards if _writes(card)]
     usable = [card for card in writing if _lacks(card, client) is None]
     if wanted is None:
@@ -255,12 +242,11 @@ def _lacks(card: Card, client: str) -> str | None:
 
 
 class UnmergeableError(Exception):
-    """The file has other values, or cannot be read; the message is the reason, after its path."""
+    """The message is the reason, after the file's path."""
 
 
 def merged_json(text: str, values: Mapping[str, Any]) -> str:
-    """Objects are merged, everything else is replaced. Raises ``UnmergeableError`` for a file with
-    comments, which would be lost."""
+    """Merges objects, replaces all else. Raises ``UnmergeableError``, also for comments."""
     try:
         found = json.loads(text) if text.strip() else {}
     except ValueError as error:
@@ -278,8 +264,7 @@ def _merged(found: Any, values: Any) -> Any:
 
 
 def merged_toml(text: str, values: Mapping[str, Any]) -> str:
-    """New keys go above the text, new tables below it; the text keeps its comments. Raises
-    ``UnmergeableError`` where a key has another value."""
+    """New keys go above the text, new tables below it. Raises ``UnmergeableError``."""
     try:
         found = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -310,8 +295,7 @@ def _toml(value: object) -> str:
 
 
 def settings_text(client: str, settings: ClientSettings) -> str:
-    """``export`` lines, files and comments. A client without a file has ``export`` lines and
-    comments alone, which a shell may ``eval``."""
+    """A client without a file gets lines that a shell may ``eval``."""
     exports = [f"export {name}={shlex.quote(one)}" for name, one in settings.environment.items()]
     parts = ["\n".join(exports)]
     if settings.file is not None and not settings.is_file_alone_enough:

@@ -1,6 +1,4 @@
-"""``models search``, ``pull`` and ``cached``, and the choices that ``models add`` shows of a
-repository.
-"""
+"""``models search``, ``pull`` and ``cached``, and the choices of ``models add``."""
 
 from __future__ import annotations
 
@@ -62,8 +60,7 @@ def names_a_repository(given: str) -> bool:
 
 
 def chosen_of_repository(run: verbs.Run, source: str) -> tuple[str, verbs.Row]:
-    """The name and the settings of the model that ``--file`` names, or that the user chooses at the
-    terminal. Raises ``CommandError`` with the choices."""
+    """Takes ``--file``, or asks at the terminal. Raises ``CommandError`` with the choices."""
     scheme, _, repository = source.rpartition(":")
     owner, _, name = repository.partition("/")
     if not owner or not name or "/" in name:
@@ -101,7 +98,6 @@ def _named(file: str, choices: list[verbs.Row]) -> verbs.Row:
 
 
 def _with(choice: verbs.Row, projector: str) -> verbs.Row:
-    """``projector``: an mmproj file, or ``NO_PROJECTOR``."""
     settings = dict(choice["settings"])
     settings["file"] = JOINED_BY.join(filter(None, (settings["file"], projector)))
     if projector == NO_PROJECTOR:

@@ -23,15 +23,12 @@ from metering.output import errors_on_one_line, json_text, table_text
 
 Row = dict[str, Any]
 Columns = Mapping[str, Callable[[Row], object]]
-"""A table's columns: title, and the cell of a row."""
 FIELD = "field_"
 FILTER = "filter_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One call of a verb."""
-
     options: dict[str, Any]
     backend: Backend
     stdout: OutputWrapper
@@ -44,11 +41,9 @@ class Run:
         return rows_of(self.backend, path)
 
     def given(self, *names: str) -> Row:
-        """The options of these names that have a value."""
         return {name: self.options[name] for name in names if self.options[name] not in (None, "")}
 
     def show(self, value: Any, text: str) -> None:
-        """``value`` for programs, ``text`` for people."""
         self.stdout.write(json_text(value) if self.options["json"] else text)
 
 
@@ -62,8 +57,8 @@ def _no_body(_run: Run) -> Row:
 
 @dataclass(frozen=True)
 class Verb:
-    """Base of the verbs. ``arguments`` adds flags beside the noun's, ``body`` reads fields of the
-    request's body from them. ``aliases``: its names in earlier releases."""
+    """``arguments`` adds flags beside the noun's, and ``body`` reads the request's fields from
+    them. ``aliases``: names in earlier releases."""
 
     noun: Noun
     help: str
@@ -82,7 +77,7 @@ class Verb:
         self.arguments(parser)
 
     def add_flags(self, parser: ArgumentParser) -> None:
-        """Adds the noun's."""
+        pass
 
     def run(self, run: Run) -> None:
         """Raises ``CommandError``, ``FleetError``."""
@@ -92,7 +87,7 @@ class Verb:
         return self.noun.id_of_word(run.options["id"])
 
     def path(self, run: Run) -> str:
-        """The row's. Raises ``CommandError`` for an impossible name."""
+        """Raises ``CommandError`` for an impossible name."""
         row_id = self.row_id(run)
         if not re.fullmatch(self.noun.id_pattern, row_id):
             hint = f": give its {self.noun.id_field}, {self.noun.id_help}"
@@ -161,8 +156,7 @@ class List(Verb):
 
 @dataclass(frozen=True, kw_only=True)
 class Show(Verb):
-    """``tables``: fields of the row that are lists of rows themselves. ``hidden``: fields that only
-    JSON has. ``titles`` are of the table of the others."""
+    """``tables``: fields that are lists of rows. ``hidden``: fields that only JSON has."""
 
     tables: Mapping[str, Columns] = field(default_factory=dict)
     hidden: tuple[str, ...] = ()
@@ -186,8 +180,6 @@ class Show(Verb):
 
 @dataclass(frozen=True, kw_only=True)
 class Add(Verb):
-    """``positional``: fields given by their position."""
-
     positional: tuple[str, ...] = ()
     done: str = "Made the {word} {id}."
     name: str = "add"
@@ -252,8 +244,7 @@ class Remove(Verb):
 
 @dataclass(frozen=True, kw_only=True)
 class Do(Verb):
-    """``POST`` to the action of the verb's name below the row's path, or with another ``method``.
-    ``line``: its answer in words."""
+    """Calls the action of the verb's name below the row's path. ``line``: its answer in words."""
 
     line: Callable[[Row], str] = str
     method: str = "POST"
@@ -268,12 +259,10 @@ class Do(Verb):
 
 
 def quoted(name: str) -> str:
-    """As one part of a path, or in a query."""
     return quote(name, safe="")
 
 
 def cells(*names: str) -> Columns:
-    """Columns of a row's fields under their own names."""
     return {name: lambda row, name=name: cell_of(row[name]) for name in names}  # type: ignore[misc]
 
 
@@ -292,7 +281,7 @@ def pairs_text(row: Row, titles: Sequence[str] = ("", "")) -> str:
 def add_field_arguments(
     parser: ArgumentParser, fields: Iterable[Field], *, required: bool = False
 ) -> None:
-    """Adds a flag for each field. Flags that are not given are missing from the options."""
+    """Flags that are not given are missing from the options."""
     for one in fields:
         parser.add_argument(
             one.option,

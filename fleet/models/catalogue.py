@@ -1,7 +1,5 @@
-"""What is on offer: models with a column for each of their settings, which follow from the table in
-``fleet.catalogue.settings``; their aliases; and upstreams, endpoints of others, which serve models
-that no neuron holds.
-"""
+"""What is on offer: models, aliases and upstreams. A model's columns follow from the table in
+``fleet.catalogue.settings``."""
 
 from __future__ import annotations
 
@@ -51,7 +49,7 @@ POSITIVE_CONSTRAINTS = {
     "max_prefill_s": "catalogue_max_prefill_positive",
     "kv_memory_bytes": "catalogue_kv_memory_positive",
 }
-"""Names that databases have; others follow the field's name."""
+"""As databases have them; others follow the field's name."""
 
 
 def json_list(help_text: str = "", **options: Any) -> models.JSONField[Any, Any]:
@@ -78,8 +76,7 @@ def unique(*fields: str, name: str, condition: models.Q | None = None) -> models
 
 
 class CatalogueColumns(models.Model):
-    """One column for each setting. Empty text and ``None`` mean "not set". Read them through
-    ``settings()``, which has their types."""
+    """Empty text and ``None`` mean "not set". Read the columns through ``settings()``."""
 
     class Meta:
         abstract = True
@@ -88,7 +85,7 @@ class CatalogueColumns(models.Model):
         return CatalogueSettings(**self.setting_values())
 
     def assign(self, values: Mapping[str, SettingValue]) -> None:
-        """Sets columns without saving. Raises ``TypeError`` for an unknown setting."""
+        """Does not save. Raises ``TypeError`` for an unknown setting."""
         for name, value in values.items():
             if name not in SETTINGS:
                 raise TypeError(f"a catalogue model has no setting named {name!r}")
@@ -179,8 +176,6 @@ for described in fields(CatalogueSettings):
 
 
 class CatalogueModel(CatalogueColumns):
-    """A name and its settings. Written by ``fleet.services.catalogue``."""
-
     name = models.CharField(
         max_length=100,
         unique=True,
@@ -231,12 +226,10 @@ class CatalogueModel(CatalogueColumns):
         return self.name
 
     def validate_constraints(self, exclude: Collection[str] | None = None) -> None:
-        """Skipped: messages of constraints name neither the wrong field nor a right value.
-        ``fleet.services.catalogue_model_check`` does."""
+        """Skipped: ``fleet.services.catalogue_model_check`` names the field and a right value."""
 
     def entry(self) -> CatalogueEntry:
-        """Returns the row as a ``CatalogueEntry``; reads the aliases and the measurements with
-        their neurons (prefetch them when building many)."""
+        """Reads aliases and measurements with their neurons: prefetch them when building many."""
         return CatalogueEntry(
             name=self.name,
             aliases=tuple(alias.name for alias in self.aliases.all()),
@@ -254,7 +247,7 @@ def _costs(stored: Any) -> ModelCosts | None:
 
 
 class Alias(models.Model):
-    """Another name for a catalogue model. Never equal to a model's name."""
+    """Its name never equals a model's."""
 
     name = models.CharField(
         max_length=100, unique=True, help_text="Letters and digits joined by . _ - : @ or /"
@@ -273,8 +266,6 @@ class Alias(models.Model):
 
 
 class Upstream(models.Model):
-    """Written by ``fleet.services.upstreams`` only."""
-
     name = models.CharField(max_length=63, unique=True, help_text="A lower-case slug, as gpu-box.")
     url = models.CharField(
         max_length=500,
@@ -355,12 +346,10 @@ class Upstream(models.Model):
         return bool(self.sealed_secret)
 
     def prices_of(self, model: str) -> Prices | None:
-        """The prices that the upstream last reported for ``model``; ``None``: none."""
         for known in self.known_models:
             if known["id"] == model:
                 return KnownModel(**known).prices
         return None
 
     def entry(self) -> UpstreamEntry:
-        """The row as frozen data, for code without a database."""
         return UpstreamEntry(**{one.name: getattr(self, one.name) for one in fields(UpstreamEntry)})

@@ -25,8 +25,6 @@ ACTIVE = models.Q(status__in=ACTIVE_LOAD_JOB_STATUSES)
 
 
 class Job(models.Model):
-    """A job moves along the table in ``fleet.lifecycles``, by ``fleet.services``."""
-
     requested_by = models.CharField(max_length=150, blank=True)
     status = models.CharField(
         max_length=16, choices=LoadJobStatus.choices, default=LoadJobStatus.PENDING
@@ -47,7 +45,6 @@ class Job(models.Model):
 
 
 def status_constraints(table: str) -> list[models.BaseConstraint]:
-    """The constraints of a job's table: an ended job has an end, a failed one a reason."""
     return [
         models.CheckConstraint(
             condition=models.Q(status__in=LoadJobStatus.values), name=f"{table}_status_known"
@@ -68,11 +65,9 @@ LEAVING = models.Q(kind__in=LEAVING_KINDS)
 
 
 class LoadJob(Job):
-    """A load, reload, unload or sleep of a model on a neuron. At most one load or reload of a model
-    is active on a neuron, and at most one unload or sleep beside it: a running load ends when its
-    neuron has dropped it, not when that was requested. ``fleet.services`` moves jobs along the
-    table in ``fleet.lifecycles``. The id is a UUID because neurons remember it across restarts and
-    databases."""
+    """At most one load or reload of a model is active on a neuron, and at most one unload or sleep
+    beside it: a running load ends when its neuron has dropped it, not when that was requested. The
+    id is a UUID because neurons remember it across restarts and databases."""
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     kind = models.CharField(max_length=8, choices=LoadJobKind.choices, default=LoadJobKind.LOAD)
@@ -154,20 +149,17 @@ class LoadJob(Job):
 
     @property
     def stage_specs(self) -> list[StageSpec]:
-        """The load's stages, as its orders have them; empty: the model is whole."""
         return msgspec.convert(self.stages, list[StageSpec])
 
     @property
     def progress_fraction(self) -> float | None:
-        """The progress of the present stage, 0 to 1; ``None`` while its total is not known, 1 once
-        the job has succeeded."""
+        """The present stage's share, 0 to 1; ``None`` while its total is unknown."""
         if self.status == LoadJobStatus.SUCCEEDED:
             return 1.0
         return self.progress_done / self.progress_total if self.progress_total else None
 
     @property
     def estimate(self) -> LoadEstimate:
-        """Estimates the whole load by the last one there, else its stage by its rate."""
         if not self.is_active or self.stage_started_at is None or self.reported_at is None:
             return NO_ESTIMATE
         began_at, now = self.engine_started_at, self.reported_at
@@ -186,7 +178,6 @@ class LoadJob(Job):
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds that it still takes; ``None`` when unknown."""
         return self.estimate.left_s
 
 
@@ -194,9 +185,7 @@ PULLS = models.Q(kind=DownloadKind.PULL)
 
 
 class Download(Job):
-    """A pull of a model's files to a neuron, or their deletion there. On a neuron at most one pull
-    of the same files is active. It moves by the table of load jobs;
-    ``fleet.services.downloads`` moves it. Neurons know it by its id."""
+    """At most one pull of the same files is active on a neuron. Neurons know it by its id."""
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     kind = models.CharField(max_length=8, choices=DownloadKind.choices, default=DownloadKind.PULL)
@@ -242,7 +231,6 @@ class Download(Job):
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds that it still takes by its rate so far; ``None`` when unknown."""
         if not self.is_active or self.started_at is None or self.reported_at is None:
             return None
         elapsed_s = (self.reported_at - self.started_at).total_seconds()
@@ -250,9 +238,7 @@ class Download(Job):
 
 
 class LoadMeasurement(models.Model):
-    """The last load of one model on one neuron. Written by
-    ``fleet.services.load_measurements``; deleted when the model's files or their form change,
-    because it no longer holds then."""
+    """The last load on that neuron. Deleted when the model's files or their form change."""
 
     model = models.ForeignKey(
         CatalogueModel, on_delete=models.CASCADE, related_name="load_measurements"
@@ -300,8 +286,7 @@ class LoadMeasurement(models.Model):
         )
 
     def measured_load(self) -> MeasuredLoad:
-        """Returns the row as a ``MeasuredLoad``; reads the neuron (prefetch it when building
-        many)."""
+        """Reads the neuron: prefetch it when building many."""
         kind: DeviceKind = "cuda" if self.device_kind == "cuda" else "cpu"
         return MeasuredLoad(
             neuron=self.neuron.name,

@@ -1,8 +1,5 @@
-"""Hosts: neurons, their devices and replicas by their last heartbeats, and operators' decisions on
-them.
-
-Desired states and invitations are by name: a neuron may be expected before it has reported.
-"""
+"""Hosts: neurons, devices and replicas by their last heartbeats, and operators' decisions on them.
+Those are by name: a neuron may be expected before it has reported."""
 
 from __future__ import annotations
 
@@ -49,7 +46,7 @@ class Neuron(models.Model):
 
 
 class Device(models.Model):
-    """A device that models are loaded on: a CUDA device, or the host's CPUs together."""
+    """A CUDA device, or the host's CPUs together."""
 
     neuron = models.ForeignKey(Neuron, on_delete=models.CASCADE, related_name="devices")
     kind = models.CharField(max_length=8, choices=[("cpu", "CPU"), ("cuda", "CUDA")])
@@ -77,8 +74,7 @@ class Device(models.Model):
 
 
 class Replica(models.Model):
-    """A row exists while its neuron reports the replica. ``model_name`` is as reported; ``model``
-    is empty when the catalogue does not (or no longer) have it."""
+    """``model_name`` is as reported; ``model`` is empty when the catalogue does not have it."""
 
     neuron = models.ForeignKey(Neuron, on_delete=models.CASCADE, related_name="replicas")
     model_name = models.CharField(max_length=100)
@@ -132,8 +128,7 @@ class Replica(models.Model):
 
 
 class NeuronWish(models.Model):
-    """The state that the operator wants of a neuron, which may not have reported yet. Written by
-    ``fleet.services.neurons`` only."""
+    """The neuron may not have reported yet."""
 
     neuron_name = models.CharField(max_length=100, unique=True)
     admission = models.CharField(
@@ -165,7 +160,7 @@ class NeuronWish(models.Model):
 
 
 class FleetPolicy(models.Model):
-    """The fleet's policy: one row, of key 1."""
+    """One row, of key 1."""
 
     admission = models.CharField(
         max_length=16,
@@ -199,8 +194,7 @@ class FleetPolicy(models.Model):
 
 
 class Invitation(models.Model):
-    """Written by ``fleet.services.invitations`` only. The control makes the user in Redis
-    from it again wherever Redis has forgotten it."""
+    """The control makes the user in Redis from it again wherever Redis has forgotten it."""
 
     neuron_name = models.CharField(max_length=63, unique=True)
     secret_sha256 = models.CharField(
@@ -219,7 +213,7 @@ class Invitation(models.Model):
 
 
 class ControlTerm(models.Model):
-    """One row, of key 1. Written by ``fleet.leadership`` only."""
+    """One row, of key 1. Only ``fleet.leadership`` writes it."""
 
     number = models.PositiveBigIntegerField(default=0)
     control_id = models.CharField(max_length=255, blank=True)

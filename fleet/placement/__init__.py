@@ -1,10 +1,4 @@
-"""Places models and requests, and chooses evictions. Pure: snapshots in, decisions out.
-
-place        one request: Route | Load | Wait | Reject
-route        the same, for a model that is loaded
-place_on     one load on one neuron: its devices, and what leaves for it
-reconcile    what the control does in a tick (``fleet.placement.reconcile``)
-"""
+"""Places models and requests, and chooses evictions. Pure: snapshots in, decisions out."""
 
 from fleet.placement.capacity import Catalogue
 from fleet.placement.decisions import Decision, Load, Reject, Route, Wait

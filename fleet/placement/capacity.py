@@ -1,13 +1,6 @@
 """The devices of a snapshot: free memory, replicas that may be evicted or can sleep, and the
-evictions that make room. Pure.
-
-    FleetSnapshot, Catalogue ──FleetCapacity──▶ DeviceCapacity* ▷ EvictionCandidate*
-                                                   │                 least valuable first
-                                                   └──cleared──▶ the evictions for a need
-
-A sleeping replica uses almost no device memory, and keeps its weights in the host's memory. Waking
-it counts as a load of a fraction of the cost.
-"""
+evictions that make room. A sleeping replica keeps its weights in the host's memory; waking it
+counts as a load of a fraction of the cost."""
 
 from __future__ import annotations
 
@@ -24,7 +17,6 @@ from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus, device_name
 
 Catalogue = Mapping[str, CatalogueEntry]
-"""Every enabled model by its name, for the priorities of evictable models."""
 IDLE_TIME_SLICE_S = 5.0
 """How long a ready replica stays even if it is unused: the requests for its load are on their way.
 Two models that displace each other each stay at least this long."""
@@ -47,16 +39,14 @@ UNKNOWN_MODEL_PRIORITY = -1
 
 HELD = (ReplicaStatus.READY, ReplicaStatus.LOADING, ReplicaStatus.RECOVERING)
 REPLACEABLE = (ReplicaStatus.FAILED, ReplicaStatus.ASLEEP)
-"""Replicas that do not prevent a load or wake of their model on that neuron."""
+"""They do not prevent a load or wake of their model on that neuron."""
 RESTING = (ReplicaStatus.READY, ReplicaStatus.ASLEEP)
-"""Replicas in these states may be idle."""
 
 
 @dataclass(slots=True)
 class EvictionCandidate:
-    """A replica that may be evicted from its devices, now or later. ``freed_bytes`` is on one of
-    them; ``in_s`` is the time until that, 0: now; ``loss`` is the expected rate of requests for it,
-    times its cost."""
+    """``freed_bytes``: on one of its devices; ``in_s``: seconds until it may leave, 0: now;
+    ``loss``: the expected rate of requests for it, times its cost."""
 
     replica: ReplicaView
     priority: int
@@ -72,8 +62,8 @@ class EvictionCandidate:
 
 @dataclass(slots=True)
 class DeviceCapacity:
-    """``evictables`` are the evictable replicas, the least valuable first. ``claims`` are bytes
-    that are promised to a model for its time slice. Not to be changed."""
+    """Not to be changed. ``evictables``: the least valuable first. ``claims``: bytes promised to a
+    model for its time slice."""
 
     neuron: NeuronView
     info: DeviceInfo
@@ -87,19 +77,18 @@ class DeviceCapacity:
 
     @property
     def could_be_free(self) -> int:
-        """The device's bytes for models, if it were empty."""
+        """The bytes for models, if it were empty."""
         held = sum(freed_on(one, self.name, self.neuron) for one in self.neuron.replicas)
         return min(self.info.total_memory_bytes, self.info.free_memory_bytes + held)
 
 
 class FleetCapacity:
     def __init__(self, snapshot: FleetSnapshot, catalogue: Catalogue | None) -> None:
-        """``catalogue`` has the priorities of replicas. Without one no replica may be evicted."""
+        """No replica may be evicted if ``catalogue`` is ``None``."""
         self._catalogue = catalogue
         self._num_held = Counter(one.model for one in snapshot.replicas() if one.status in HELD)
         neurons = [neuron for neuron in snapshot.neurons if neuron.may_load]
         self._most_free: Counter[tuple[DeviceKind, str]] = Counter()
-        """The most free bytes on one device of a kind, by kind and neuron."""
         for neuron in neurons:
             for info in neuron.devices:
                 where = (info.kind, neuron.name)
@@ -110,7 +99,6 @@ class FleetCapacity:
                 claim = (time_slice.model, time_slice.promised_on(name))
                 claims[time_slice.neuron, name].append(claim)
         self.by_kind: dict[DeviceKind, dict[str, list[DeviceCapacity]]] = {"cuda": {}, "cpu": {}}
-        """The devices of each neuron that accepts loads, by its name."""
         for neuron in neurons:
             evictables = self._evictables(neuron)
             for info in neuron.devices:
@@ -128,14 +116,12 @@ class FleetCapacity:
         }
 
     def barred(self, entry: CatalogueEntry) -> Mapping[str, str]:
-        """Neurons whose processors the model may not use, with the reason: their cards are
-        unavailable, and it is not enabled for processors."""
+        """Neurons whose processors it may not use, and why: their cards are unavailable."""
         return {} if entry.device == "cpu" else self.without_cards
 
     def of_kind(
         self, entry: CatalogueEntry, kind: DeviceKind, excluded: Collection[str] = ()
     ) -> dict[str, list[DeviceCapacity]]:
-        """The devices that the model may use, by neuron."""
         barred = self.barred(entry) if kind == "cpu" else {}
         return {
             name: devices
@@ -144,7 +130,7 @@ class FleetCapacity:
         }
 
     def only(self, neuron: str) -> FleetCapacity:
-        """The candidates on that neuron alone. Models' values still follow from the whole fleet."""
+        """Models' values still follow from the whole fleet."""
         alone = copy(self)
         alone.by_kind = {
             kind: {name: here for name, here in by_name.items() if name == neuron}
@@ -156,7 +142,6 @@ class FleetCapacity:
         return alone
 
     def _evictables(self, neuron: NeuronView) -> defaultdict[str, list[EvictionCandidate]]:
-        """The neuron's evictable replicas, by device."""
         found: defaultdict[str, list[EvictionCandidate]] = defaultdict(list)
         for replica in neuron.replicas:
             if (evictable := self._evictable(replica, neuron)) is None:
@@ -169,7 +154,6 @@ class FleetCapacity:
         return found
 
     def _evictable(self, replica: ReplicaView, neuron: NeuronView) -> EvictionCandidate | None:
-        """``None``: it must not be evicted, or uses no memory."""
         if self._catalogue is None or replica.status is ReplicaStatus.FAILED:
             return None
         entry = self._catalogue.get(replica.model)
@@ -188,7 +172,7 @@ class FleetCapacity:
     def _cost(
         self, replica: ReplicaView, neuron: NeuronView, entry: CatalogueEntry | None
     ) -> float:
-        """The cost of restoring it, where a load from files is 1."""
+        """Restoring the replica costs this; a load from files costs 1."""
         if replica.status is ReplicaStatus.ASLEEP:
             return 1.0 - COST_OF_WAKING
         if may_sleep(replica, neuron):
@@ -216,8 +200,7 @@ def capacity_of(snapshot: FleetSnapshot, catalogue: Catalogue | None) -> FleetCa
 
 
 def devices_of(replica: ReplicaView, neuron: NeuronView) -> tuple[str, ...]:
-    """The replica's devices. If the neuron does not report them: its first device of the better
-    kind."""
+    """If the neuron does not report them: its first device of the better kind."""
     if replica.devices:
         return replica.devices
     names = sorted(device_name(info) for info in neuron.devices)
@@ -226,13 +209,12 @@ def devices_of(replica: ReplicaView, neuron: NeuronView) -> tuple[str, ...]:
 
 
 def stage_neurons(replica: ReplicaView) -> frozenset[str]:
-    """The other neurons that hold stages of it."""
     stages = () if replica.report is None else replica.report.stages
     return frozenset(stage.neuron for stage in stages if stage.neuron)
 
 
 def freed_on(replica: ReplicaView, device: str, neuron: NeuronView) -> int:
-    """Bytes freed on that device of its neuron by its eviction; 0 where unknown."""
+    """Bytes that its eviction frees; 0 where unknown."""
     report, total = replica.report, replica.memory_bytes
     if report is not None and report.stage_memory and total:
         if replica.status is ReplicaStatus.ASLEEP and report.asleep is not None:
@@ -246,13 +228,12 @@ def freed_on(replica: ReplicaView, device: str, neuron: NeuronView) -> int:
 
 
 def _awake_bytes_on(replica: ReplicaView, device: str) -> int:
-    """The bytes of a divided replica's stages there."""
     stages = replica.report.stage_memory if replica.report else ()
     return sum(one.actual_bytes + one.process_bytes for one in stages if one.device == device)
 
 
 def waking_bytes(replica: ReplicaView, device: str) -> int:
-    """The additional bytes of a sleeping replica on that device when it wakes."""
+    """Bytes that it uses there in addition once awake."""
     report = replica.report
     if report is None:
         return 0
@@ -305,8 +286,7 @@ Evicted = tuple[EvictionCandidate, ...]
 
 
 class Clearing(Enum):
-    """Which replicas leave for a model: none, idle ones now, or also those in use, after their time
-    slices. Replicas of a higher priority never do."""
+    """Those in use leave after their time slices. Replicas of a higher priority never leave."""
 
     NOTHING = auto()
     IDLE = auto()
@@ -316,7 +296,6 @@ class Clearing(Enum):
 def freed_by(
     clearing: Clearing, entry: CatalogueEntry, device: DeviceCapacity, *, leaves_itself: bool = True
 ) -> list[EvictionCandidate]:
-    """The replicas that may leave the device, the least valuable first."""
     return [
         one
         for one in device.evictables
@@ -335,8 +314,7 @@ def cleared(
     *,
     leaves_itself: bool = True,
 ) -> tuple[Evicted, bool] | None:
-    """The evictions that make room, and whether that room is promised to another model; ``None``:
-    all together are not enough."""
+    """Returns also whether that room is promised to another model; ``None``: not enough."""
     evictables = freed_by(clearing, entry, device, leaves_itself=leaves_itself)
     evicted = evictions_for(needed_bytes - device.free_bytes(entry.name), evictables)
     if evicted is not None or clearing is not Clearing.IN_USE:
@@ -346,7 +324,7 @@ def cleared(
 
 
 def evictions_for(lacking_bytes: int, evictables: Sequence[EvictionCandidate]) -> Evicted | None:
-    """The least valuable replicas that free enough, without superfluous ones."""
+    """The least valuable ones that free enough, without superfluous ones."""
     chosen: list[EvictionCandidate] = []
     freed = 0
     for evictable in evictables:

@@ -1,8 +1,5 @@
-"""Placement's decisions, on one request and on the whole fleet in a tick of the control, and the
-snapshot that is expected after one, before heartbeats show it.
-
-Callers apply each decision before making the next. Pure.
-"""
+"""Placement's decisions, and the snapshot that is expected after one, before heartbeats show it.
+Callers apply each decision before making the next."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ from inference.protocol.load import StageSpec
 
 
 def stage_evictions(stages: Sequence[StageSpec]) -> tuple[tuple[str, str], ...]:
-    """Neuron and model of each eviction for stages on other neurons; each once."""
+    """(neuron, model) for stages on other neurons, each once."""
     found = ((stage.neuron, model) for stage in stages for model in stage.evict)
     return tuple(dict.fromkeys(found))
 
@@ -37,16 +34,15 @@ class Route:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """``devices`` are on that neuron, ``evict`` names models to evict there first; ``stages`` have
-    those of other neurons."""
+    """``evict``: models that leave ``neuron`` first; ``stages`` name those of other neurons."""
 
     neuron: str
     model: str
     devices: tuple[str, ...] = ()
     stages: tuple[StageSpec, ...] = ()
-    """How the model's layers are divided over ``devices``; empty: undivided."""
+    """How the layers are divided over ``devices``; empty: undivided."""
     predicted_tokens_per_s: float | None = None
-    """The plan of ``stages`` predicts this rate for one request."""
+    """For one request, by the plan of ``stages``."""
     evict: tuple[str, ...] = ()
 
     @property
@@ -67,13 +63,11 @@ class PlacementCandidate:
     devices: tuple[str, ...]
     device_bytes: int | None
     evicted: Evicted = ()
-    """The evictions on ``neuron``; each of ``stages`` names its own."""
+    """They are on ``neuron``; each of ``stages`` names its own."""
     is_promised: bool = False
     """Another model has priority."""
     stages: tuple[StageSpec, ...] = ()
-    """The model's division over the devices; empty: undivided."""
     predicted_tokens_per_s: float | None = None
-    """The plan of ``stages`` predicts this rate for one request."""
 
     @property
     def evict(self) -> tuple[str, ...]:
@@ -87,8 +81,7 @@ class PlacementCandidate:
 
     @property
     def rank(self) -> tuple[bool, float, int, float]:
-        """Sort key, the best first: the soonest, then the lowest of the highest priorities that
-        leave, then the least total loss."""
+        """Best first: the soonest, the lowest priority that leaves, the least total loss."""
         priority = max((one.priority for one in self.evicted), default=UNTOUCHED)
         loss = sum(one.loss for one in self.evicted)
         return (self.is_promised, self.ready_in_s, priority, loss)
@@ -106,18 +99,17 @@ class PlacementCandidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """Place again shortly. ``reason`` is written for people; ``eta_s`` is None when unknown."""
+    """Place again shortly. ``reason`` is for people."""
 
     neuron: str
     model: str
     reason: str
     eta_s: float | None = None
     share: float | None = None
-    """The completed share of the awaited load, 0 to 1; ``None``: unknown."""
+    """The awaited load's completed share, 0 to 1; ``None``: unknown."""
     needs_time_slice: bool = False
-    """Whether only replicas in use could make room, so that the model needs a time slice."""
+    """Only replicas in use could make room."""
     is_for_drain: bool = False
-    """Whether the model waits for the end of its host's drain."""
 
     @property
     def words(self) -> str:
@@ -128,9 +120,9 @@ class Wait:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reject:
-    """``code`` is no_neuron, not_enough_memory, model_recovering, load_failed (each a 503), or the
-    code of a failure that no retry cures; ``message`` is for the client. ``retry_after_s`` is None
-    where only a change by the operator helps."""
+    """``code``: no_neuron, not_enough_memory, model_recovering, load_failed (each a 503), or that
+    of a failure that no retry cures. ``retry_after_s``: ``None`` where only an operator's change
+    helps."""
 
     code: str
     message: str
@@ -145,8 +137,7 @@ Decision = Route | Load | Wait | Reject
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unload:
-    """Drain and unload. ``reason`` is written for people. ``at_once``: its requests are
-    cancelled."""
+    """``reason`` is for people. ``at_once``: its requests are cancelled."""
 
     neuron: str
     model: str
@@ -156,7 +147,7 @@ class Unload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sleep:
-    """Drain, then release the device and keep the weights. ``reason`` is written for people."""
+    """Drain, then release the device and keep the weights. ``reason`` is for people."""
 
     neuron: str
     model: str
@@ -175,32 +166,32 @@ class Waiting:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Jobs:
     loading: frozenset[tuple[str, str]] = frozenset()
-    """(model, neuron) of active loads, which no heartbeat may show yet."""
+    """(model, neuron). No heartbeat may show them yet."""
     unloading: frozenset[tuple[str, str]] = frozenset()
-    """(model, neuron) of active unloads and sleeps."""
+    """(model, neuron), also of sleeps."""
     to_restore: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Keys are neurons. Values are models that were loaded there before a drain, or before they
-    were evicted for another model, and that are not loaded again yet; the last used first."""
+    """Models by neuron that were loaded there before a drain or an eviction and are not loaded
+    again yet; the last used first."""
     evicting: frozenset[tuple[str, str]] = frozenset()
     """(model, neuron) of replicas being evicted for active loads."""
     overdue: frozenset[str] = frozenset()
-    """Neurons whose drain should have ended: requests still running there are cancelled."""
+    """Requests still running on these neurons are cancelled."""
     num_failures: Mapping[str, int] = field(default_factory=dict)
     failed_age_s: Mapping[str, float] = field(default_factory=dict)
-    """Seconds since the last of them."""
+    """Seconds since the last failure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
     waiting: Mapping[str, Waiting] = field(default_factory=dict)
     queue_long_s: Mapping[str, float] = field(default_factory=dict)
-    """For how many seconds each model's queue has been long on all its replicas."""
+    """For how many seconds the model's queue has been long on all its replicas."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """``time_slices`` are all active ones, including new ones. ``restored`` are models, by neuron,
-    that are loaded there again after its drain, or that cannot be."""
+    """``time_slices``: all active. ``restored``: models by neuron, back after a drain or given
+    up."""
 
     actions: tuple[Action, ...] = ()
     time_slices: tuple[TimeSlice, ...] = ()
@@ -214,13 +205,12 @@ class Plan:
 class Assignment:
     model: str
     neurons: tuple[str, ...]
-    """The neurons that it may run on; empty: any."""
+    """Those that it may run on; empty: any."""
     min_replicas: int
     max_replicas: int
     priority: int
     idle_ttl_s: int | None
-    """Replicas beyond the least are removed after this long without a request; ``None``: they stay
-    until their memory is needed."""
+    """Limits replicas beyond the least; ``None``: they stay until their memory is needed."""
     idle_action: IdleAction = "unload"
 
 
@@ -238,7 +228,6 @@ def assignment_of(entry: CatalogueEntry) -> Assignment:
 
 
 def with_load(snapshot: FleetSnapshot, load: Load, entry: CatalogueEntry) -> FleetSnapshot:
-    """Removes its evictions, and adds its own memory."""
     neuron = snapshot.neuron(load.neuron)
     if neuron is None:
         return snapshot
@@ -285,7 +274,6 @@ def _with_neuron(snapshot: FleetSnapshot, changed: NeuronView) -> FleetSnapshot:
 def _changed(
     neuron: NeuronView, leaving: Collection[str], taken_bytes: Mapping[str, int]
 ) -> NeuronView:
-    """The neuron without the replicas of ``leaving``, and with memory taken on its devices."""
     more_bytes = Counter[str]()
     for replica in neuron.replicas:
         for name in devices_of(replica, neuron) if replica.model in leaving else ():
@@ -300,7 +288,6 @@ def _changed(
 
 
 def _taken_bytes(load: Load, entry: CatalogueEntry) -> dict[str, int]:
-    """The load's bytes on each device of its own neuron; 0 where unknown."""
     if load.stages:
         return {stage.device: stage.memory_bytes for stage in load.stages if not stage.neuron}
     kind: DeviceKind = "cpu" if "cpu" in load.devices else "cuda"

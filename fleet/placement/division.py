@@ -44,11 +44,9 @@ from inference.protocol.load import StageSpec
 
 Devices = Sequence[DeviceInfo | KnownDevice]
 NOT_OF_STAGES = ("draft_model", "mtp")
-"""Kinds of speculation that models of several stages do not have."""
 
 
 def why_not_divided(entry: CatalogueEntry) -> str | None:
-    """The setting that keeps it on one device, in words; ``None``: it may be divided."""
     if entry.spread == "device":
         return "spread is device"
     if entry.tensor_parallel > 1 or entry.min_devices > 1:
@@ -65,7 +63,6 @@ class Division:
     needs: Needs
     costs: ModelCosts
     devices: Sequence[DeviceCapacity]
-    """The devices for stages, by their neurons' names."""
     spread: Spread = "host"
     """``fleet`` where it may use several neurons, and none of them could hold it alone."""
 
@@ -88,9 +85,8 @@ class Division:
         return self._planned((), lambda one: one.free_bytes(entry.name), (self._least_tokens,))
 
     def candidate(self, excluded: Collection[str], clearing: Clearing) -> PlacementCandidate | None:
-        """A neuron, not in ``excluded``, whose devices have memory after these evictions, or
-        several that have it together. The engine is on the neuron of the first stage. No replica in
-        use is evicted for a model on several neurons."""
+        """The devices are on one neuron, or on several that have the memory together; the engine is
+        on the first stage's. No replica in use is evicted for a model on several neurons."""
         if clearing is not Clearing.IN_USE:
             return self._candidate(excluded, clearing, heeds_promises=True)
         if self.spread == "fleet":
@@ -104,7 +100,6 @@ class Division:
 
     @property
     def _asked_tokens(self) -> int | None:
-        """The tokens for which the operator's KV memory has room."""
         if self.needs.entry.kv_memory_bytes is None:
             return None
         token_bytes = sum(layer.kv_token_bytes.cuda for layer in self.costs.layers)
@@ -190,7 +185,7 @@ def stage_devices(
 
 
 def usable(needs: Needs, capacity: FleetCapacity) -> Iterator[DeviceCapacity]:
-    """The devices for stages. Processors that share memory with a card have none of their own."""
+    """Leaves out processors that share memory with a card: they have none of their own."""
     by_kind = [capacity.of_kind(needs.entry, kind) for kind in needs.kinds]
     for name in sorted({name for by_name in by_kind for name in by_name}):
         found = [
@@ -208,9 +203,8 @@ def could_be_whole(
     capacity: FleetCapacity,
     size_of: Callable[[DeviceCapacity], int] = could_be_free,
 ) -> bool:
-    """Whether a device that the model may use has room for all of it. ``size_of``: a device's
-    bytes, by default if no other model were there. ``False`` where neither the model's need nor its
-    layers are known."""
+    """``size_of``: a device's bytes, by default if no other model were there. ``False`` where
+    neither the model's need nor its layers are known."""
     return any(
         size_of(device) >= each and device.info.total_memory_bytes >= needs.least_total_bytes
         for kind in needs.kinds
@@ -221,8 +215,7 @@ def could_be_whole(
 
 
 def held_stages(entry: CatalogueEntry, replica: ReplicaView | None) -> tuple[StageSpec, ...]:
-    """The replica's division, for a reload of the same layers in place; empty: it is whole, or its
-    weights have changed."""
+    """For a reload of the same layers in place; empty: it is whole, or its weights have changed."""
     report = None if replica is None else replica.report
     if report is None or len(report.stage_memory) < 2 or why_not_divided(entry):
         return ()
@@ -238,8 +231,7 @@ def held_stages(entry: CatalogueEntry, replica: ReplicaView | None) -> tuple[Sta
 
 
 def is_large_enough(needs: Needs, neuron: str, devices: Devices) -> bool:
-    """Whether one neuron has enough large devices for the model, whole or divided over them,
-    ignoring their load. If the need is unknown, their number decides."""
+    """Whole or divided, ignoring their load. If the need is unknown, their number decides."""
     for kind in needs.kinds:
         least = max(needs.least_total_bytes, needs.device_bytes(neuron, kind) or 0)
         sizes = [device.total_memory_bytes for device in devices if device.kind == kind]
@@ -249,8 +241,7 @@ def is_large_enough(needs: Needs, neuron: str, devices: Devices) -> bool:
 
 
 def _are_large_enough_together(needs: Needs, neuron: str, devices: Devices) -> bool:
-    """Whether the model, divided over them, would fit on devices of one neuron, ignoring their
-    load. While its layers' costs are unknown, the devices' total size decides."""
+    """Ignores their load. While the layers' costs are unknown, the devices' total size decides."""
     entry = needs.entry
     usable = [
         one
@@ -278,9 +269,8 @@ def _are_large_enough_together(needs: Needs, neuron: str, devices: Devices) -> b
 def to_weigh(
     needs: Needs, capacity: FleetCapacity, excluded: Collection[str]
 ) -> PlacementCandidate | None:
-    """A neuron that tries the whole model, which fits no device by the operator's estimate and may
-    be divided: that neuron measures its layers. ``None`` where their costs are known, or a load has
-    shown the whole model's need."""
+    """A neuron that tries the whole model, which fits no device by the operator's estimate, to
+    measure its layers. ``None`` where their costs or the model's need are known."""
     entry = needs.entry
     if entry.costs is not None or entry.measured_loads or why_not_divided(entry):
         return None

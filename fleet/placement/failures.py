@@ -1,5 +1,4 @@
-"""Back-off after failed loads, and after stages that neurons could not hold: when one may be
-retried, and where. Pure."""
+"""Back-off after failed loads, and after stages that neurons could not hold."""
 
 from __future__ import annotations
 
@@ -17,12 +16,10 @@ from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load_report import TOO_LARGE, LoadFailure
 
 FAILED_LOAD_BACKOFF_S = 30.0
-"""A load that failed on a neuron is not retried there for this long; after each further consecutive
-failure for twice as long."""
+"""The same neuron does not retry for this long, twice as long after each further failure."""
 BACKOFF = Backoff(first_s=FAILED_LOAD_BACKOFF_S, max_s=600.0)
 UNFIT_BACKOFF_S = 5.0
-"""The same for the first load that did not fit and reported its need: by then that is recorded, and
-the next one goes where so much is free, or evicts."""
+"""For the first load that did not fit and reported its need: the next one is placed by it."""
 DOES_NOT_FIT = "does_not_fit"
 LOST_ITS_ROOM = "lost_its_room"
 """The replicas to evict were in use after all. No failure: the load is retried."""
@@ -40,8 +37,6 @@ LOCAL_FAILURES = frozenset({"exceeds_device", "repo_fetch_failed"})
 
 @dataclass(frozen=True, slots=True)
 class FailedLoads:
-    """The failed loads of one model, for the choice of neurons and the reasons of refusals."""
-
     recent: tuple[ReplicaView, ...] = ()
     unfit: tuple[ReplicaView, ...] = ()
     """Recent failures that reported their need and are retried soon."""
@@ -58,8 +53,7 @@ class FailedLoads:
 
     @property
     def neurons_as_stages(self) -> frozenset[str]:
-        """Neurons excluded for stages. A failure of the whole model that lacked memory on one of
-        them does not count."""
+        """Excluded for stages. The whole model's lack of memory on one of them does not count."""
         return frozenset(
             replica.neuron
             for replica in self._failed
@@ -75,8 +69,7 @@ NONE_FAILED = FailedLoads()
 
 
 def with_reported_costs(entry: CatalogueEntry, replicas: Sequence[ReplicaView]) -> CatalogueEntry:
-    """The entry, with the costs of its layers where a failed load has just reported them and the
-    catalogue does not have them yet. ``replicas`` are the model's own."""
+    """Adds the layers' costs that a failed load has just reported."""
     if entry.costs is not None:
         return entry
     for replica in replicas:
@@ -122,8 +115,7 @@ def retry_in_s(failed: ReplicaView, *, is_unfit: bool = False) -> float:
 
 
 def _is_placed_by_its_need(entry: CatalogueEntry, failed: ReplicaView) -> bool:
-    """Whether placement already knows the need: the failed load reported it, and no measurement of
-    the model there is smaller."""
+    """The failed load reported its need, and no measurement of the model there is smaller."""
     failure = failed.failure
     if len(failed.devices) > 1 and entry.tensor_parallel == 1 and entry.costs is not None:
         return False  # one stage's need

@@ -1,10 +1,8 @@
-"""Decides which replicas leave their neurons, and why. Pure.
+"""Decides which replicas leave their neurons, and why.
 
-    its neuron drains, or one that holds a stage of it ─▶ no new requests, but while it moves
-    its model's pinned_on names other neurons          ─▶ it serves until another one does
-    its model is not offered, or it is one too many, or idle for long ─▶ it is surplus
-
-The control moves these replicas; routing and operators' loads take it into account.
+its neuron drains, or one that holds a stage of it ─▶ no new requests, but while it moves
+its model's pinned_on names other neurons          ─▶ it serves until another one does
+its model is not offered, or it is one too many, or idle for long ─▶ it is surplus
 """
 
 from __future__ import annotations
@@ -31,15 +29,12 @@ UNKNOWN_GRACE_S = 30.0
 SETTLED_S = 10.0
 """How long each of several replicas must have been ready before one is surplus."""
 EXTRA_IDLE_S = 60.0
-"""A second replica is unloaded when it has been idle for this long, or for its model's idle
-time."""
+"""A second replica is unloaded when it has been idle for this long."""
 SLEEP_AGAIN_S = 60.0
-"""How long a model does not sleep by itself after its neuron refused. Until then an idle one is
-unloaded."""
+"""A model does not sleep for this long after its neuron refused; an idle one is unloaded."""
 
 
 def why_it_leaves(entry: CatalogueEntry, replica: ReplicaView, snapshot: FleetSnapshot) -> str:
-    """The reason, in words; empty: it stays."""
     if drains(replica, snapshot):
         return DRAINS
     if entry.pinned_on and replica.neuron not in entry.pinned_on:
@@ -48,7 +43,7 @@ def why_it_leaves(entry: CatalogueEntry, replica: ReplicaView, snapshot: FleetSn
 
 
 def drains(replica: ReplicaView, snapshot: FleetSnapshot) -> bool:
-    """Whether its neuron accepts no loads, or another one that holds a stage of it drains."""
+    """Its neuron accepts no loads, or another one that holds a stage of it drains."""
     own = snapshot.neuron(replica.neuron)
     others = (snapshot.neuron(name) for name in stage_neurons(replica))
     return (
@@ -69,8 +64,7 @@ def staying(entry: CatalogueEntry, snapshot: FleetSnapshot) -> list[ReplicaView]
 def why_not_loaded_on(
     entry: CatalogueEntry, neuron: NeuronView, snapshot: FleetSnapshot, loading: Collection[str]
 ) -> str:
-    """Why the control would undo a load there, in words; empty: it would not. ``loading``: neurons
-    where a load of the model has begun."""
+    """The control would undo a load there for this reason. ``loading``: neurons that load it."""
     if not neuron.may_load:
         return f"{neuron.name} {_state(neuron)}"
     if entry.pinned_on and neuron.name not in entry.pinned_on:
@@ -102,8 +96,8 @@ def _state(neuron: NeuronView) -> str:
 def taking_requests(
     entry: CatalogueEntry, ready: Sequence[ReplicaView], snapshot: FleetSnapshot
 ) -> Sequence[ReplicaView]:
-    """Those of ``ready`` that accept new requests. While a load elsewhere runs, draining replicas
-    serve; without one they accept none, or the drain would never end."""
+    """While a load elsewhere runs, draining replicas serve; without one they accept none, or the
+    drain would never end."""
     loaded = staying(entry, snapshot)
     if here := [replica for replica in ready if replica in loaded]:
         return here
@@ -125,14 +119,12 @@ def surplus_leaves(
     snapshot: FleetSnapshot,
     homes: Collection[str] = (),
 ) -> Unload | Sleep | None:
-    """``ready`` are the model's READY replicas on neurons that stay. ``homes`` are neurons to which
-    it has just come back after their drain: its substitutes leave at once."""
+    """``ready``: on neurons that stay. ``homes``: neurons that have it back after a drain."""
     if len(ready) <= assignment.min_replicas or not ready:
         return None
 
     def keeps(replica: ReplicaView) -> tuple[bool, bool, int, bool, float, str]:
-        """Sort key, least valuable first: an older spec, then a substitute for a neuron's own, then
-        the least memory, then the longest idle."""
+        """Least valuable first: an older spec, a substitute, the least memory, the longest idle."""
         idle_s = idle_age_s(replica)
         return (
             replica.spec_digest == digest,
@@ -162,7 +154,6 @@ def surplus_leaves(
 
 
 def _room_bytes(replica: ReplicaView, snapshot: FleetSnapshot) -> int:
-    """The replica's present and possible memory where it is."""
     neuron = snapshot.neuron(replica.neuron)
     assert neuron is not None, "it stays there"
     names = devices_of(replica, neuron)

@@ -42,7 +42,7 @@ class StageDevice:
 
 
 REACHED = 0.7
-"""The part of the maker's figures that decode steps reach."""
+"""The part of the makers' figures that decode steps reach."""
 BY_KIND: Mapping[Kind, Speed] = {
     "cuda": Speed(300 * GB, 60 * TERA),  # the L4's, the slowest of its generation
     "cpu": Speed(51.2 * GB, 0.77 * TERA),
@@ -74,7 +74,6 @@ LAYER_S: Mapping[Kind, float] = {"cuda": 10e-6, "cpu": 20e-6}
 
 
 def speed_of(info: DeviceInfo, num_cores: int | None) -> Speed:
-    """``num_cores`` of its host; ``None``: unknown."""
     words = f" {info.name if info.kind == 'cuda' else ''} "
     named = (speed for name, speed in BY_NAME.items() if f" {name} " in words)
     found = next(named, BY_KIND[info.kind])
@@ -94,14 +93,13 @@ WANTED_CONTEXTS = 4
 """Full contexts at once that a load wants memory for: more helps little, and large devices stay
 free for large models."""
 STAGE_BYTES: Mapping[Kind, int] = {"cpu": 512 * MIB, "cuda": 1024 * MIB}
-"""The memory of a stage's process and its libraries; on a card also the allocators' unused
-memory."""
+"""A stage's process and libraries; on a card also the allocators' unused memory."""
 CONTEXT_TOKENS = 512
 """The tokens whose keys and values each row of a step reads."""
 
 
 def beside_bytes(costs: ModelCosts, kind: Kind) -> int:
-    """The bytes beside weights and KV: a stage's process, and the activations of a step."""
+    """Beside weights and KV: a stage's process, and the activations of a step."""
     return STAGE_BYTES[kind] + costs.step_bytes.on(kind)
 
 
@@ -110,18 +108,14 @@ def kv_bytes(layer: LayerCost, kind: Kind, kv_tokens: int) -> int:
 
 
 def whole_bytes(costs: ModelCosts, kind: Kind) -> int:
-    """The bytes of the undivided model."""
     kv = sum(kv_bytes(layer, kind, LEAST_TOKENS) for layer in costs.layers)
     return costs.weight_bytes.on(kind) + kv + beside_bytes(costs, kind)
 
 
 class KindCosts:
-    """A model's memory and times on devices of one kind.
-
-    A decode step reads a stage's weights once and each row's keys and values; whichever takes
+    """A decode step reads a stage's weights once and each row's keys and values; whichever takes
     longer, reading or multiplying, decides. Every layer counts as the model's average one, so that
-    predictions do not depend on a stage's layer range.
-    """
+    predictions do not depend on a stage's layer range."""
 
     def __init__(self, costs: ModelCosts, kind: Kind, kv_tokens: int) -> None:
         def average(size_of: Callable[[LayerCost], int]) -> float:
@@ -173,8 +167,7 @@ USUAL_CONTEXT_TOKENS = 32 * 1024
 """The assumed context of a model whose catalogue entry has no limit."""
 UNKNOWN_SHARE = 0.25
 UNKNOWN_BYTES = 2 * 1024**3
-"""KV memory wanted while no load has measured the bytes per token: a part of the model's need, plus
-this."""
+"""KV memory wanted while no load has measured a token's bytes: a share of the need, plus this."""
 
 
 class Needs:
@@ -186,9 +179,8 @@ class Needs:
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """Best first. A CPU is one device: a model over several devices is on cards, except ranks
-        of an entry with ``device = cpu``, which share it. A CPU has no VRAM, so it never meets
-        ``min_device_vram_mb``."""
+        """Best first. Several devices are cards, but for ranks with ``device = cpu``, which share
+        one CPU. A CPU has no VRAM, so it never meets ``min_device_vram_mb``."""
         match self.entry.device:
             case "cuda":
                 return ("cuda",)
@@ -206,7 +198,7 @@ class Needs:
         return entry.needed_memory_bytes(neuron, kind)
 
     def least_device_bytes(self, kind: Kind) -> int | None:
-        """The smallest bytes per device over all neurons; ``None`` while unknown."""
+        """The smallest over all neurons; ``None`` while unknown."""
         neurons = {"", *(load.neuron for load in self.entry.measured_loads)}
         known = (self.device_bytes(neuron, kind) for neuron in neurons)
         return min((size for size in known if size is not None), default=None)
@@ -216,8 +208,7 @@ class Needs:
         return None if total is None else -(-total // self.num_devices)
 
     def wanted_bytes(self, device_bytes: int) -> int:
-        """Free bytes wanted on a device for a model that needs ``device_bytes``: enough for
-        ``WANTED_CONTEXTS`` contexts at once. The operator's KV size is part of the need."""
+        """Room for ``WANTED_CONTEXTS`` contexts. The operator's KV size is part of the need."""
         if self.entry.kv_memory_bytes is not None:
             return device_bytes
         token_bytes = max((one.kv_token_bytes for one in self.entry.measured_loads), default=0)

@@ -49,8 +49,7 @@ def place(
     catalogue: Catalogue | None = None,
     tries_again: bool = False,
 ) -> Decision:
-    """``catalogue`` has the priorities of other models; without it nothing is evicted.
-    ``tries_again``: an operator requested the load, so earlier failures are ignored."""
+    """Nothing is evicted without ``catalogue``. ``tries_again``: ignores earlier failures."""
     if routed := route(entry, snapshot):
         return routed
     replicas = reachable(snapshot, entry.name)
@@ -100,7 +99,7 @@ def place_on(
 
 
 def _stages_under_way(model: str, snapshot: FleetSnapshot) -> Wait | None:
-    """A wait, where neurons hold stages of a model that no replica uses yet, or any more."""
+    """No replica uses these stages yet, or any more."""
     held = [one for one in snapshot.held_stages() if one.stage.model == model and not one.is_failed]
     if not held:
         return None
@@ -149,7 +148,6 @@ def _wait(entry: CatalogueEntry, replica: ReplicaView) -> Wait:
 
 
 def _wait_for_room(entry: CatalogueEntry, room: Room) -> Wait | None:
-    """For the end of a time slice, or for another try at a load or at waking."""
     if (candidate := room.after_time_slices) is not None:
         where = f"{' and '.join(candidate.devices)} of {candidate.neuron}"
         users = ", ".join(candidate.evict) or "others"
@@ -190,9 +188,8 @@ def _wait_for_drain(
 
 
 def moves_for(load: Load, snapshot: FleetSnapshot, catalogue: Catalogue) -> tuple[Load, ...]:
-    """The loads elsewhere of models evicted for ``load``; each takes the earlier ones into account.
-    None evicts. One on the same neuron, on another device of it, begins once the model is
-    unloaded."""
+    """The loads elsewhere of models evicted for ``load``; each takes the earlier ones into account,
+    and none evicts. One on the same neuron begins once the model is unloaded."""
     entry = catalogue.get(load.model)
     if entry is None or snapshot.neuron(load.neuron) is None:
         return ()

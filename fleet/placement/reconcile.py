@@ -59,15 +59,13 @@ MAX_LOADS_A_TICK = 8
 BACKOFF = Backoff(first_s=10.0, max_s=600.0)
 """After consecutive failures of an assigned model."""
 QUEUE_LONG_S = 10.0
-"""A queue that has been long for this long gets another replica."""
 LONG_QUEUE = 4
 SERVES_SOON = {ReplicaStatus.LOADING, ReplicaStatus.READY, ReplicaStatus.RECOVERING}
 NONE_WAITING = Waiting(num_requests=0, oldest_s=0.0)
 MAX_PROMISE_S = 180.0
 """How long memory stays promised. Drains end within two minutes."""
 MOVE_IDLE_S = 2.0
-"""A replica that is not required leaves a draining neuron when it is idle for this long, and evicts
-nothing."""
+"""A replica that is not required leaves a draining neuron after this, and evicts nothing."""
 
 
 def reconcile(
@@ -97,7 +95,7 @@ class _Tick:
         self._actions: list[Action] = []
         self._num_loads = 0
         self._pending: defaultdict[str, set[str]] = defaultdict(set)
-        """The neurons where a load of each model has begun that the snapshot does not show."""
+        """Neurons by model where a load has begun that the snapshot does not show."""
         for model, neuron in jobs.loading:
             view = snapshot.neuron(neuron)
             if view is not None and view.replica_of(model) is None:
@@ -133,15 +131,13 @@ class _Tick:
         return not waits and len(self._snapshot.neurons) == 1 and all(map(self._stays, loaded))
 
     def _stays(self, model: str) -> bool:
-        """Whether it serves until somebody changes something."""
         entry = self._catalogue.get(model)
         (replica, *others) = self._snapshot.replicas_of(model)
         is_ready = replica.status is ReplicaStatus.READY and not others
         return is_ready and entry is not None and entry.idle_ttl_s is None
 
     def _restore_drained(self) -> dict[str, frozenset[str]]:
-        """Loads the models from before a drain, or from before an eviction. Returns, by neuron, the
-        models that are settled."""
+        """Returns by neuron the models that are back or given up."""
         restored = {}
         for name, models in self._jobs.to_restore.items():
             neuron = self._snapshot.neuron(name)
@@ -152,7 +148,7 @@ class _Tick:
         return restored
 
     def _is_restored(self, neuron_name: str, model: str) -> bool:
-        """Whether it is back, with all its substitutes gone, or cannot be. Begins its load if it is
+        """It is back with all its substitutes gone, or cannot be. Begins its load if that is
         due."""
         entry = self._catalogue.get(model)
         if entry is None:
@@ -198,7 +194,6 @@ class _Tick:
             self._load_one_more(entry, assignment)
 
     def _load_one_more(self, entry: CatalogueEntry, assignment: Assignment) -> None:
-        """Orders one load without an eviction; one at a time."""
         held = [r for r in self._snapshot.replicas_of(entry.name) if r.status in HELD]
         is_under_way = any(r.status is not ReplicaStatus.READY for r in held)
         if len(held) < assignment.max_replicas and not is_under_way:
@@ -217,8 +212,8 @@ class _Tick:
                     self._move(entry, replica, why)
 
     def _move(self, entry: CatalogueEntry, replica: ReplicaView, why: str) -> None:
-        """Moves it without a gap where there is room; it is unloaded once its requests are done. A
-        draining replica leaves without room elsewhere, too, unless it is to be kept loaded."""
+        """The move leaves no gap where there is room. A draining replica leaves without room
+        elsewhere, too, unless it is to be kept loaded."""
         elsewhere = staying(entry, self._snapshot)
         is_idle = (idle_age_s(replica) or 0.0) >= MOVE_IDLE_S
         if any(other.status is ReplicaStatus.READY for other in elsewhere):
@@ -232,7 +227,7 @@ class _Tick:
             self._load(entry, may_evict=not is_idle)
 
     def _end(self, replica: ReplicaView) -> None:
-        """Unloads it with its requests, also where an unload already waits for them."""
+        """Ends it also where an unload already waits for its requests."""
         if replica.status is not ReplicaStatus.FAILED:
             why = f"{DRAINS}, and the time for that is over"
             ends = Unload(neuron=replica.neuron, model=replica.model, reason=why, at_once=True)
@@ -242,7 +237,6 @@ class _Tick:
     def _kept(
         self, time_slices: Sequence[TimeSlice], wanted: Mapping[str, Waiting]
     ) -> tuple[TimeSlice, ...]:
-        """The time slices whose model still waits and is not placed yet."""
         return tuple(
             one
             for one in time_slices
@@ -253,12 +247,10 @@ class _Tick:
         )
 
     def _give_time_slices(self, wanted: Mapping[str, Waiting]) -> None:
-        """The model that has waited longest comes first."""
         for model in sorted(wanted, key=lambda name: (-wanted[name].oldest_s, name)):
             self._give_time_slice(model)
 
     def _give_time_slice(self, model: str) -> None:
-        """Promises the waiting model its memory, and unloads those there, once that is possible."""
         entry, active = self._catalogue.get(model), self._snapshot.time_slices
         if entry is None or any(time_slice.model == model for time_slice in active):
             return
@@ -281,7 +273,6 @@ class _Tick:
                 self._unload(unload_of(one.replica, f"{model} has waited for its time slice"))
 
     def _num_missing(self, entry: CatalogueEntry) -> int:
-        """Counts the replicas of briefly absent neurons as present."""
         held = {replica.neuron for replica in staying(entry, self._snapshot)}
         held |= self._pending[entry.name] | set(self._snapshot.absent_holders(entry.name))
         return entry.effective_min_replicas - len(held)

@@ -42,8 +42,7 @@ def refuse(
     returning: Sequence[UnavailableHost] = (),
     only: str | None = None,
 ) -> Reject:
-    """``returning`` are hosts that could hold it once they are back: while there are any, the
-    refusal is temporary. ``only`` is the neuron that counts, where not all do."""
+    """``returning``: hosts that could hold it later: the refusal is temporary."""
     entry, failed = room.entry, room.failed
     if failed.recent:
         oldest = min(failed.recent, key=lambda replica: (retry_in_s(replica), replica.neuron))
@@ -65,8 +64,7 @@ def refuse(
 
 
 def never_loads(entry: CatalogueEntry, failed: ReplicaView) -> Reject:
-    """A permanent failure: nothing is retried until its files or its entry change, or the hub
-    answers for it, so there is no Retry-After."""
+    """No Retry-After: nothing is retried until files or entry change, or the hub answers."""
     failure = failed.failure
     assert failure is not None, "a failure without a report is not permanent"
     again = (
@@ -85,7 +83,6 @@ def never_loads(entry: CatalogueEntry, failed: ReplicaView) -> Reject:
 
 
 def stage_failed(entry: CatalogueEntry, failing: Sequence[HeldStageView]) -> Reject:
-    """The refusal while only neurons that just failed have room, from the first to be retried."""
     first = min(failing, key=lambda one: (stage_retry_in_s(one), one.neuron))
     failure = first.stage.failure or UNKNOWN
     return Reject(
@@ -151,7 +148,6 @@ def _exceeds_device(
 
 
 def _short(room: Room) -> Reject | None:
-    """The refusal of the neuron that comes closest; those with large enough devices come first."""
     entry, needs = room.entry, Needs(room.entry)
     division = room.division or Division.of(needs, room.capacity)
     if division is not None:
@@ -182,8 +178,7 @@ def _short(room: Room) -> Reject | None:
 
 
 def _lacking(room: Room, needs: Needs) -> Iterator[tuple[bool, int, str, str, int, DeviceCapacity]]:
-    """The missing bytes on the decisive device of each neuron: whether it is too small, the bytes,
-    its neuron and name, and the bytes needed on it. Nothing where these are unknown."""
+    """Decisive devices: is too small, bytes lacking, neuron, name, bytes needed, device."""
     for kind in needs.kinds:
         for neuron, devices in room.capacity.of_kind(room.entry, kind, room.failed.neurons).items():
             needed = needs.device_bytes(neuron, kind)
@@ -224,7 +219,7 @@ def _short_divided(entry: CatalogueEntry, division: Division) -> Reject:
 
 
 def _nowhere(entry: CatalogueEntry, snapshot: FleetSnapshot) -> Reject:
-    """No host accepts loads of it. Refused or revoked hosts are not waited for."""
+    """Refused or revoked hosts are not waited for."""
     states = snapshot.desired_states.by_neuron
     hosts = entry.pinned_on or tuple(sorted(states))
     refused = [
@@ -249,8 +244,7 @@ def _nowhere(entry: CatalogueEntry, snapshot: FleetSnapshot) -> Reject:
 def unmet_devices(
     entry: CatalogueEntry, snapshot: FleetSnapshot, only: str | None = None
 ) -> Reject | None:
-    """Refuses a model permanently whose required devices no host of the fleet has. ``None``: a host
-    has such devices, or hosts' devices are unknown."""
+    """Permanent: no host of the fleet has the devices. ``None``: one has, or they are unknown."""
     known: dict[str, Devices] = {
         neuron.name: neuron.devices for neuron in snapshot.neurons if neuron.is_admitted
     }

@@ -1,9 +1,6 @@
-"""Hosts of the fleet that could hold a model but accept no loads now.
-
-A host that drains, restarts or is silent still belongs to the fleet, with its last reported
-devices: a model that only such a host can hold is refused with a time to retry, never permanently.
-Pure.
-"""
+"""Hosts that could hold a model but accept no loads now. A host that drains, restarts or is silent
+belongs to the fleet with its last reported devices: a model that only it can hold is refused with a
+time to retry, never permanently."""
 
 from __future__ import annotations
 
@@ -24,14 +21,12 @@ MIN_RETURN_S = 5.0
 MAX_RETURN_S = 300.0
 """A host is expected back after as long again as it has been offline, within these bounds."""
 DRAIN_WAIT_S = 600.0
-"""Requests wait for a host that drains, restarts meanwhile and is resumed. A longer drain is not
-expected to end soon."""
+"""Requests wait for a host that drains, restarts and is resumed, but not for a longer drain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnavailableHost:
-    """``state`` is for the client's message; ``since_s``: seconds in that state, ``None`` if
-    unknown. ``is_awaited``: an operator has drained it recently: requests wait for it."""
+    """``since_s``: in ``state``. ``is_awaited``: drained lately, so requests wait for it."""
 
     name: str
     devices: Devices
@@ -41,7 +36,6 @@ class UnavailableHost:
 
     @property
     def how_long(self) -> str:
-        """The state as a predicate: "has been away for 70 s"."""
         if self.since_s is None:
             return f"is {self.state}"
         return f"has been {self.state} for {self.since_s:.0f} s"
@@ -52,7 +46,6 @@ class UnavailableHost:
 
 
 def unavailable_hosts(snapshot: FleetSnapshot) -> Iterator[UnavailableHost]:
-    """The admitted hosts that accept no loads now, with their last reported devices."""
     for neuron in snapshot.neurons:
         if neuron.is_admitted and not neuron.may_load:
             desired = snapshot.desired_states.of(neuron.name)
@@ -83,8 +76,7 @@ def _is_awaited(desired: DesiredState) -> bool:
 def returning_hosts(
     entry: CatalogueEntry, snapshot: FleetSnapshot, *, excluded: Collection[str] = ()
 ) -> list[UnavailableHost]:
-    """Hosts that may hold the model and have the required devices, the first to return first.
-    ``excluded`` are hosts that have refused it permanently."""
+    """The first to return first. ``excluded``: hosts that have refused it permanently."""
     needs = Needs(entry)
     found = [
         host
@@ -99,15 +91,13 @@ def returning_hosts(
 def awaited_host(
     returning: Sequence[UnavailableHost], replicas: Sequence[ReplicaView], snapshot: FleetSnapshot
 ) -> UnavailableHost | None:
-    """The host that requests wait for: a draining one with ``replicas`` of the model or a part of
-    one, else one of ``returning``."""
+    """A draining host with a replica or a stage of the model, else one of ``returning``."""
     holders = {name for one in replicas for name in (one.neuron, *stage_neurons(one))}
     holding = (host for host in unavailable_hosts(snapshot) if host.name in holders)
     return next((host for host in (*holding, *returning) if host.is_awaited), None)
 
 
 def why_unmet(needs: Needs, hosts: Mapping[str, Devices]) -> str:
-    """Why none of these hosts could ever hold the model, in words; empty: one could."""
     if any(is_large_enough(needs, name, devices) for name, devices in hosts.items()):
         return ""
     return f"needs {_wanted(needs)}, and {_closest(needs, hosts)}"
@@ -124,7 +114,6 @@ def _wanted(needs: Needs) -> str:
 
 
 def _closest(needs: Needs, hosts: Mapping[str, Devices]) -> str:
-    """Bytes of the closest host's devices, as many as needed."""
     found = [
         (sorted(((one.total_memory_bytes, one.name) for one in of_kind), reverse=True), name)
         for name, devices in hosts.items()

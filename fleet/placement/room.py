@@ -1,13 +1,11 @@
-"""Finds where a model could be loaded now, or after time slices: with free memory, or with memory
-that evictions free. Pure.
+"""Finds where a model could be loaded now, or after time slices.
 
 sleeping ─▶ it wakes where it sleeps                                      ─┐
 else     ─▶ whole: cards before processors, so that a model that a card    ├─▶ on free memory,
             could hold after a wait does not go to a processor at once     │   on that of idle
 else     ─▶ divided, where no device could hold it (``division``)         ─┘   ones, on later
 
-A replica that spans devices needs its part on each, all on one neuron. One that sleeps wakes on its
-own devices only.
+A replica that spans devices needs its part on each, all on one neuron.
 """
 
 from __future__ import annotations
@@ -47,20 +45,19 @@ WAKE_AGAIN_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """``candidate`` has memory now or after evictions; else ``after_time_slices`` has it once the
-    time slices of replicas in use are over. The rest is what a refusal is made of."""
+    """``candidate``: memory now or after evictions; else ``after_time_slices``."""
 
     entry: CatalogueEntry
-    """With the costs that failed loads have reported."""
+    """Includes the costs that failed loads have reported."""
     capacity: FleetCapacity
     failed: FailedLoads
     failing: tuple[HeldStageView, ...]
     asleep: tuple[ReplicaView, ...]
-    """The replicas that sleep by the present spec: there it is woken, never loaded from files."""
+    """By the present spec: these are woken, never loaded from files."""
     candidate: PlacementCandidate | None = None
     after_time_slices: PlacementCandidate | None = None
     division: Division | None = None
-    """The model's division, where one was tried and does not fit."""
+    """A division that was tried and does not fit."""
 
 
 def find_room(
@@ -73,9 +70,8 @@ def find_room(
     may_evict: bool = True,
     tries_again: bool = False,
 ) -> Room:
-    """``catalogue`` has the priorities of other models; without it nothing is evicted. ``excluded``
-    are neurons besides those where its load failed, and ``only`` is the one that counts, where not
-    all do. ``tries_again``: earlier failures are ignored."""
+    """Nothing is evicted without ``catalogue``. ``excluded``: besides neurons where its load
+    failed. ``only``: on this neuron alone. ``tries_again``: ignores earlier failures."""
     replicas = [one for one in reachable(snapshot, entry.name) if only in (None, one.neuron)]
     entry = with_reported_costs(entry, replicas)
     capacity = capacity_of(snapshot, catalogue)
@@ -129,8 +125,8 @@ def whole_candidate(
     by_neuron: Mapping[str, Sequence[DeviceCapacity]],
     clearing: Clearing,
 ) -> PlacementCandidate | None:
-    """The neuron where it is soonest and least is lost; of free ones, the fullest devices with all
-    the wanted memory (context and sequences), else those with most."""
+    """The soonest, then the least loss; of free ones the fullest devices with all the wanted memory
+    (context and sequences), else those with most."""
     found = [
         one
         for neuron, devices in by_neuron.items()
@@ -147,8 +143,7 @@ def _on_neuron(
     devices: Sequence[DeviceCapacity],
     clearing: Clearing,
 ) -> tuple[PlacementCandidate, tuple[bool, int]] | None:
-    """The candidate on the neuron's best devices, and the snugness of the worst of these. A model
-    of unknown size evicts no replica: whether that makes room would be unknown."""
+    """A model of unknown size evicts nothing: whether that makes room would be unknown."""
     each = needs.device_bytes(neuron, kind)
     if each is None and clearing is not Clearing.NOTHING:
         return None
@@ -175,9 +170,8 @@ def _on_neuron(
 
 
 def _snugness(needs: Needs, free_bytes: int, needed_bytes: int | None) -> tuple[bool, int]:
-    """Orders devices; less is better. Those with all the wanted memory come first, the fullest
-    before the others, so that large ones stay free for large models; of those with less, the one
-    with most. A model of unknown size tries that first."""
+    """Less is better: first devices with all the wanted memory, the fullest of them before the
+    others, so that large ones stay free for large models; then the one with most."""
     if needed_bytes is None:
         return (False, -free_bytes)
     is_tight = free_bytes < needs.wanted_bytes(needed_bytes)
@@ -191,8 +185,7 @@ def waking_candidate(
     kind: DeviceKind,
     clearing: Clearing,
 ) -> PlacementCandidate | None:
-    """The neuron on which the sleeping model could wake soonest. One divided over cards and
-    processors counts as one on cards."""
+    """One divided over cards and processors counts as one on cards."""
     found = (_waking_on(entry, replica, capacity, kind, clearing) for replica in sleeping)
     fitting = [one for one in found if one is not None]
     return min(fitting, key=lambda one: (one.rank, one.neuron), default=None)
@@ -254,8 +247,6 @@ def has_just_failed(replica: ReplicaView) -> bool:
 
 
 def feasible_on(entry: CatalogueEntry, snapshot: FleetSnapshot) -> tuple[str, ...]:
-    """The neurons that accept loads and have the required number and size of devices, ignoring
-    their load."""
     needs = Needs(entry)
     return tuple(
         neuron.name

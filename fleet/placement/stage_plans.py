@@ -7,9 +7,6 @@ else            ─▶ how many layers each device could hold, and the missing b
 The fastest device is filled first, and has the outer tensors: no other division over the same
 devices reads its weights faster. Tokens per second, by the groups of requests in flight: as many as
 keep all stages busy, and as few as read the weights seldom.
-
-    stage 1   A B A B A …
-    stage 2     A B A B …
 """
 
 from __future__ import annotations
@@ -36,18 +33,18 @@ Spread = Literal["device", "host", "fleet"]
 """The widest extent of one replica."""
 MANY = 16
 TOKENS_PER_REQUEST = 1024
-"""The assumed tokens of keys and values of a request."""
+"""Assumed keys and values of a request."""
 KV_TOKENS = MANY * TOKENS_PER_REQUEST
 KV_TOKENS_TRIED = (KV_TOKENS, 4096, LEAST_TOKENS)
-"""Numbers of tokens of keys and values to plan for, in order of preference."""
+"""Keys and values to plan for, in order of preference."""
 ROW_BYTES = 2
 """The bytes of one feature of a hidden row on a link: bfloat16."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """Layers ``[first_layer, last_layer)`` on one device. The first stage has the table of tokens
-    and the output head beside its layers."""
+    """Layers ``[first_layer, last_layer)``; the first stage also has the token table and the
+    head."""
 
     neuron: str
     device: str
@@ -79,7 +76,7 @@ class StagePlan:
     tokens_per_s_of_many: float
     """The rate of ``MANY`` requests together."""
     num_running: int
-    """The number of those requests whose blocks fit at once."""
+    """So many of the ``MANY`` have their blocks at once."""
 
     @property
     def neurons(self) -> tuple[str, ...]:
@@ -98,7 +95,7 @@ class StagePlan:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageRefusal:
     needed_bytes: int
-    """The bytes that cards must have for weights, and for the KV of the planned tokens."""
+    """Cards need these for weights and the KV of the planned tokens."""
     words: str
 
 
@@ -124,8 +121,7 @@ def plan_stages(
     spread: Spread = "fleet",
     kv_tokens: int = KV_TOKENS,
 ) -> StagePlan | StageRefusal:
-    """``kv_tokens``: the room on every stage. The plan does not depend on the order of
-    ``devices``."""
+    """``kv_tokens``: the room on every stage. The order of ``devices`` does not matter."""
     kinds: dict[Kind, KindCosts] = {
         kind: KindCosts(costs, kind, kv_tokens) for kind in {one.kind for one in devices}
     }
@@ -165,14 +161,12 @@ def _groups(candidates: Sequence[Candidate], spread: Spread) -> list[list[Candid
 
 
 def _shortest(costs: ModelCosts, tried: Sequence[Sequence[Candidate]]) -> Shares | None:
-    """The stages with the shortest step; of equals the first. ``None``: nothing fits."""
     found = (_filled(len(costs.layers), among) for among in tried)
     fitting = (shares for shares in found if shares)
     return min(fitting, key=lambda shares: 1 / tokens_per_s(costs, shares, 1), default=None)
 
 
 def _filled(num_layers: int, candidates: Sequence[Candidate]) -> Shares:
-    """Fills each device before the next one; empty: the layers do not fit."""
     left, shares = num_layers, list[tuple[Candidate, int]]()
     for one in candidates:
         if most := min(left, one.most if shares else one.most_as_first):
@@ -235,7 +229,6 @@ def _plan(costs: ModelCosts, least_kv_tokens: int, shares: Shares) -> StagePlan:
 
 
 def _stage(costs: ModelCosts, device: StageDevice, first: int, num_layers: int) -> Stage:
-    """The stage without blocks."""
     kind = device.kind
     layers = costs.layers[first : first + num_layers]
     layers_bytes = sum(one.weight_bytes.on(kind) + one.expert_bytes.on(kind) for one in layers)
@@ -260,7 +253,6 @@ def _token_bytes(costs: ModelCosts, stage: Stage) -> int:
 def _refusal(
     costs: ModelCosts, kv_tokens: int, candidates: Sequence[Candidate], spread: Spread
 ) -> StageRefusal:
-    """Names the devices that could hold most together; the most layers first."""
     together = [candidates] if spread == "fleet" and candidates else _groups(candidates, spread)
     closest = max(map(_rooms, together), key=_num_layers, default=[])
     num_layers = len(costs.layers)
@@ -303,9 +295,8 @@ def divided(
     tokens: Sequence[int],
     spread: Spread = "host",
 ) -> StagePlan | StageRefusal:
-    """The plan over devices of one neuron, or with ``spread`` fleet of several. ``tokens`` are
-    numbers of tokens of keys and values, in order of preference. A plan of one stage, on a device
-    that cannot hold the model though its layers' estimate fits, is divided as well."""
+    """``tokens``: keys and values, in order of preference. A plan of one stage, on a device that
+    cannot hold the model though its layers' estimate fits, is divided as well."""
     *preferred, least = tokens
     for kv_tokens in preferred:
         plan = _divided(costs, devices, kv_tokens, spread)
@@ -315,7 +306,6 @@ def divided(
 
 
 def least_bytes(costs: ModelCosts, stage: Stage, kv_tokens: int) -> int:
-    """The stage's bytes on its device with keys and values of so many tokens."""
     states_bytes = NUM_STATES * sum(
         layer.state_bytes for layer in costs.layers[stage.first_layer : stage.last_layer]
     )

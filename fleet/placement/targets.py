@@ -54,13 +54,11 @@ UNACCEPTED = frozenset(
         "model_load_failed",
     }
 )
-"""Codes that neurons send before they submit a request to an engine, and that the gateway sets for
-neurons that went offline."""
+"""Neurons send them before an engine has the request; gateways set them for lost neurons."""
 
 
 def may_place_again(code: str, *, is_accepted: bool, num_attempts: int) -> bool:
-    """Whether a failed request is retried on another replica. An accepted one never runs twice, and
-    neither does one whose state is unknown (``events_lost``, ``request_lost``)."""
+    """Accepted requests, and those of unknown state (``events_lost``), never run twice."""
     return not is_accepted and code in UNACCEPTED and num_attempts < MAX_ATTEMPTS
 
 
@@ -76,10 +74,9 @@ class TargetState:
 class Chosen:
     index: int
     wait_s: float | None
-    """How long it may have waited for a place there, from the request's start; ``None``: no limit
-    of its own."""
+    """From the request's start; ``None``: no limit of its own."""
     gives_way: bool = False
-    """Another target is due then, and this one may be chosen again after it."""
+    """Another target is due then; this one may be chosen again after it."""
 
 
 def choose_target(
@@ -118,7 +115,6 @@ def _share(target: Target, state: TargetState) -> float:
 
 
 def _groups(targets: Sequence[Target]) -> list[list[int]]:
-    """Indices of equals; one without a weight is alone."""
 
     def key(index: int) -> tuple[object, ...]:
         target = targets[index]
@@ -142,8 +138,7 @@ def _holds(target: Target, state: TargetState, queues: Sequence[int], waited_s: 
 def _wait_s(
     targets: Sequence[Target], index: int, waited_s: float, left_out: Collection[int]
 ) -> float | None:
-    """The waiting time in seconds at which the first target behind ``index`` opens; ``None`` where
-    longer waiting opens none."""
+    """Seconds of waiting at which the first target behind ``index`` opens."""
     limits = [
         target.limit
         for i, target in enumerate(targets)
@@ -167,8 +162,7 @@ def route(
     hint: RoutingHint | None = None,
     sent: Mapping[str, int] | None = None,
 ) -> Route | None:
-    """``None``: no replica serves it now. ``sent`` counts, by neuron, requests sent there that no
-    heartbeat shows yet."""
+    """``None``: no replica serves it now. ``sent``: requests by neuron, not in heartbeats yet."""
     ready = serving(entry, snapshot)
     if not ready:
         return None
@@ -181,8 +175,7 @@ def route(
 
 
 def serving(entry: CatalogueEntry, snapshot: FleetSnapshot) -> Sequence[ReplicaView]:
-    """The READY replicas for new requests (``fleet.placement.leaving``): those of an older spec
-    only while none of the present one serves."""
+    """READY replicas; those of an older spec only while none of the present one serves."""
     replicas = reachable(snapshot, entry.name)
     ready = [replica for replica in replicas if replica.status is ReplicaStatus.READY]
     serving = taking_requests(entry, ready, snapshot)
@@ -209,8 +202,7 @@ def choose_replica(ready: Sequence[ReplicaView], hint: RoutingHint | None) -> Re
 
 
 def rendezvous(prefix: bytes, neuron: str) -> bytes:
-    """The neuron with the highest score owns the prefix; when one leaves, only its prefixes
-    move."""
+    """The highest score owns the prefix; when its neuron leaves, only its prefixes move."""
     return hashlib.blake2b(neuron.encode(), key=prefix[:64], digest_size=8).digest()
 
 
@@ -226,8 +218,7 @@ def own_state(
     sent: Mapping[str, int],
     num_waiting: int,
 ) -> TargetState:
-    """The state of this fleet's replicas. ``sent``: by neuron, requests that no heartbeat shows
-    yet; ``num_waiting``: those that wait until the model is loaded."""
+    """``sent``: by neuron, not in heartbeats yet. ``num_waiting``: until the model is loaded."""
     ready = serving(entry, snapshot)
     num_sent = sum(sent.get(replica.neuron, 0) for replica in ready)
     return TargetState(
@@ -247,7 +238,7 @@ def _queue(replica: ReplicaView, sent: Mapping[str, int]) -> int:
 
 CALLERS_OWN = frozenset({400, 401, 403, 404, 413, 429})
 NEVER_RAN = UNACCEPTED | {"queue_full", "queue_timeout", "vision_unsupported"}
-"""Codes of engines and neurons that have not begun a request."""
+"""Engines and neurons with these codes have not begun the request."""
 OF_UPSTREAMS = frozenset(
     {
         "upstream_unavailable",
@@ -258,13 +249,11 @@ OF_UPSTREAMS = frozenset(
         "unsupported_parameter",
     }
 )
-"""Codes of an upstream that may answer later, does not answer as it should, or has no such
-field."""
+"""The upstream may answer later, does not answer as it should, or has no such field."""
 
 
 def may_fail_over(code: str, status: int, *, is_own: bool, is_sent: bool) -> bool:
-    """Whether a request that failed with ``code``, before its first token, may be sent to its next
-    target. ``is_sent``: to an engine or an upstream, which may have begun it."""
+    """No token was sent yet. ``is_sent``: to an engine or an upstream, which may have begun it."""
     if not is_own:
         return code in OF_UPSTREAMS
     if code in NEVER_RAN:

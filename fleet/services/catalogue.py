@@ -1,8 +1,5 @@
-"""Writes to the catalogue: models and their aliases.
-
-The ``*_check`` functions hold the rules that span fields and tables; the admin's forms call them
-to show an error beside its field, and the writes call them again.
-"""
+"""Writes to the catalogue. The admin's forms call the ``*_check`` functions to show an error beside
+its field, and the writes call them again."""
 
 from __future__ import annotations
 
@@ -53,8 +50,7 @@ ROOM_FOR_A_NUMBER = 4
 
 
 def catalogue_model_create(*, actor: Actor, name: str, **values: SettingValue) -> CatalogueModel:
-    """``values`` are settings by name (``fleet.catalogue.settings``); the others have their
-    defaults. Raises ``CatalogueValueError`` naming the invalid field."""
+    """``values``: settings by name. Raises ``CatalogueValueError``."""
     model = CatalogueModel(name=name)
     model.assign(values)
     with transaction.atomic():
@@ -73,8 +69,7 @@ def catalogue_model_create(*, actor: Actor, name: str, **values: SettingValue) -
 def catalogue_model_update(
     *, actor: Actor, model: CatalogueModel, changed_fields: list[str]
 ) -> None:
-    """Writes the named fields of an edited row. Other files, another dtype, quantization or
-    kv_dtype invalidate the measured size, so it is deleted. Raises ``CatalogueValueError``."""
+    """Deletes measurements that the change makes invalid. Raises ``CatalogueValueError``."""
     update_fields = [*changed_fields, "updated_at"]
     is_another = bool(DECIDE_WEIGHTS & set(changed_fields))
     if is_another:
@@ -96,9 +91,8 @@ def catalogue_model_update(
 
 
 def catalogue_model_delete(*, actor: Actor, model: CatalogueModel) -> None:
-    """Deletes the model with its aliases, and unloads it everywhere; its jobs stay. If a neuron
-    misses the message, the control plane unloads the model later, since it is no longer offered.
-    Raises ``ModelHasAdaptersError``."""
+    """Unloads it everywhere; its jobs stay. If a neuron misses the message, the control unloads the
+    model later. Raises ``ModelHasAdaptersError``."""
     with transaction.atomic():
         if adapters := selectors.adapter_names(model.name):
             raise ModelHasAdaptersError(
@@ -116,8 +110,7 @@ def catalogue_model_delete(*, actor: Actor, model: CatalogueModel) -> None:
 
 
 def catalogue_model_check(*, model: CatalogueModel) -> None:
-    """Completes sources that are a bare ``org/name``. Raises ``CatalogueValueError`` when the row
-    breaks a rule of the catalogue."""
+    """Completes sources that are a bare ``org/name``. Raises ``CatalogueValueError``."""
     settings = model.settings()
     given = {"source": settings.source, "draft_model": settings.draft_model}
     model.assign({name: catalogue.whole_source(value) for name, value in given.items() if value})
@@ -130,7 +123,6 @@ def catalogue_model_check(*, model: CatalogueModel) -> None:
 
 
 def _name_check(name: str, *, model_pk: Any = None, alias_pk: Any = None) -> None:
-    """``model_pk``, ``alias_pk``: of the row that is to have the name."""
     if CatalogueModel.objects.filter(name=name).exclude(pk=model_pk).exists():
         raise CatalogueValueError("name", f"There is a model named {name!r} already")
     if Alias.objects.filter(name=name).exclude(pk=alias_pk).exists():
@@ -189,7 +181,6 @@ def _upstream_check(model: CatalogueModel) -> None:
 
 
 def _named_upstream_check(name: str, settings: CatalogueSettings, field: str) -> None:
-    """``field``: the field that names it. Raises ``CatalogueValueError``."""
     upstream = Upstream.objects.filter(name=name).first()
     if upstream is None:
         raise CatalogueValueError(field, f"There is no upstream named {name!r}")
@@ -248,13 +239,12 @@ def alias_delete(*, actor: Actor, alias: Alias) -> None:
 
 
 def alias_check(*, alias: Alias) -> None:
-    """Raises ``CatalogueValueError`` when the row breaks a rule of the catalogue."""
+    """Raises ``CatalogueValueError``."""
     check_alias_name(alias.name)
     _name_check(alias.name, alias_pk=alias.pk)
 
 
 def default_model_ensure(*, actor: Actor) -> CatalogueModel:
-    """The small model of a fresh installation. An existing row is left as it is."""
     existing = CatalogueModel.objects.filter(name=DEFAULT_MODEL_NAME).first()
     return existing or catalogue_model_create(
         actor=actor,
@@ -269,8 +259,7 @@ def default_model_ensure(*, actor: Actor) -> CatalogueModel:
 
 
 def default_model_offer(*, actor: Actor) -> CatalogueModel | None:
-    """``default_model_ensure`` for each start: ``None`` where an operator deleted the model, which
-    otherwise would be back in the catalogue and in memory."""
+    """Called at each start. ``None``: an operator deleted the model, and it stays deleted."""
     deletions = AuditEntry.objects.filter(action=DELETION, object_id=DEFAULT_MODEL_NAME)
     is_there = CatalogueModel.objects.filter(name=DEFAULT_MODEL_NAME).exists()
     if not is_there and deletions.exists():
@@ -281,9 +270,9 @@ def default_model_offer(*, actor: Actor) -> CatalogueModel | None:
 def pulled_model_offer(
     *, actor: Actor, source: str, file: str | None, called: str, num_bytes: int
 ) -> CatalogueModel:
-    """The model of the catalogue that has these files, a new one where none has. ``called`` becomes
-    an alias of it, if that name is free and valid. ``num_bytes``: size of the files; 0: unknown. A
-    disabled one stays so. Raises ``CatalogueValueError``."""
+    """The model that has these files, or a new one. ``called`` becomes its alias, if free and
+    valid. ``num_bytes``: of the files; 0: unknown. Raises ``CatalogueValueError``, also for a
+    disabled model."""
     same = CatalogueModel.objects.filter(source=source, file=file or "", revision="", base="")
     with transaction.atomic():
         model = same.order_by("-enabled", "created_at").first()
@@ -306,7 +295,7 @@ def pulled_model_offer(
 
 
 def _free_name(source: str, file: str | None) -> str:
-    """``qwen3-0.6b-q8_0``: the repository's with the quant, and a number where that is taken."""
+    """``qwen3-0.6b-q8_0``, with a number where that is taken."""
     name = name_of_id(source.partition(":")[2]).removesuffix("-gguf")
     if file:
         name = name_of_id(f"{name}-{file.rpartition('/')[2]}")

@@ -1,7 +1,4 @@
-"""Imports a models.toml: the plan that the operator confirmed, in one transaction.
-
-Each change calls the service for single changes, so rules and audit are the same.
-"""
+"""Imports a models.toml in one transaction, by the services for single changes."""
 
 from __future__ import annotations
 
@@ -27,12 +24,9 @@ from metering.audit import Actor
 def catalogue_import(
     *, actor: Actor, document: Document, prune: bool = False, seen: str | None = None
 ) -> Plan:
-    """Makes the catalogue match the document. Returns the changes: none, the second time. ``seen``
-    is the digest of the confirmed plan.
-
-    Raises ``ModelsTomlError``, ``CatalogueValueError``; ``CatalogueChangedError`` where the plan
-    differs from the confirmed one. Then nothing has changed.
-    """
+    """``seen``: the digest of the confirmed plan. Raises ``ModelsTomlError``,
+    ``CatalogueValueError``, and ``CatalogueChangedError`` where the plan differs from the confirmed
+    one; then nothing has changed."""
     with transaction.atomic():
         plan = plan_import(document, selectors.catalogue_state(), prune=prune)
         if seen not in (None, plan.digest):

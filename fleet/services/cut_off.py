@@ -1,9 +1,5 @@
-"""Shuts out an invited neuron that misbehaves.
-
-    gateway: too many faults in what it answers ─┬─▶ neuron_cut_off ─▶ its Redis user and keys go
-    control: too many bytes or keys in Redis, ───┘                     its page has the reason
-             written by it, sent to it and left
-             there, or held by its connections
+"""Shuts out an invited neuron that misbehaves: a gateway for faults in its answers, the control for
+too many bytes or keys in Redis.
 
 Redis has no limit of bytes for a user, so the control measures the keys of each invited neuron, the
 gateways' messages to it, and its connections' buffers. A neuron with the fleet's own password
@@ -45,25 +41,24 @@ MAX_NEURON_KEYS = 1000
 MAX_SCANNED_KEYS = 20_000
 """The most keys of one scan; the next one, without the neuron with too many keys, sees the rest."""
 MAX_UNTAKEN_BYTES = 1024 * 1024 * 1024
-"""The most bytes of unread frames and images for one neuron."""
+"""Limits one neuron's unread frames and images."""
 MAX_CONNECTION_BYTES = 16 * 1024 * 1024
-"""The most bytes in all connections of one neuron: incomplete commands, and unread replies. An
-honest one reads and writes 4 MiB at once."""
+"""In all connections of one neuron: incomplete commands, and unread replies. An honest one reads
+and writes 4 MiB at once."""
 MAX_CONNECTIONS = 500
-"""The most connections of one neuron. An honest one has some twenty; Redis has 10,000 for all,
-unless it is set."""
+"""An honest neuron has some twenty. Redis has 10,000 for all by default."""
 EXCESS_FOR_S = 10.0
 """How long there may be more of both: an honest neuron reads frames within a second, and images
 while it prepares their requests."""
 KEYS_A_READ = 500
 
 _excess_since_s: dict[tuple[str, str], float] = {}
-"""Since when this process has seen more than that, by neuron and kind of excess."""
+"""By neuron and kind of excess."""
 KeysByNeuron = defaultdict[str, list[bytes]]
 
 
 def neuron_cut_off(*, actor: Actor, neuron_name: str, reason: str) -> bool:
-    """Whether this call shut it out: it was invited, and had not been shut out before."""
+    """``False``: it is not invited, or was shut out before."""
     reason = reason[:300]
     _end_connections(neuron_name)
     with transaction.atomic():
@@ -83,8 +78,7 @@ def neuron_cut_off(*, actor: Actor, neuron_name: str, reason: str) -> bool:
 
 
 def oversized_neurons_cut_off(*, client: redis.Redis, now_s: float) -> int:
-    """Cuts off the invited neurons with too much data in Redis; returns their number. ``now_s`` is
-    on a clock that never goes back."""
+    """Returns their number. ``now_s``: on a clock that never goes back."""
     invited = _invited()
     if not invited:
         return 0
@@ -104,8 +98,7 @@ def oversized_neurons_cut_off(*, client: redis.Redis, now_s: float) -> int:
 
 
 def flooding_neurons_cut_off(*, client: redis.Redis) -> int:
-    """Cuts off invited neurons for their own keys alone, without a grace period; returns their
-    number. Raises ``redis.RedisError``."""
+    """Measures their own keys alone, without grace. Raises ``redis.RedisError``."""
     invited = _invited()
     if not invited:
         return 0
@@ -126,7 +119,7 @@ def _all_cut_off(reasons: Mapping[str, str]) -> int:
 
 
 def _keys_by_neuron(client: redis.Redis, invited: set[str]) -> tuple[KeysByNeuron, KeysByNeuron]:
-    """The keys that each has written, and those with what gateways have sent to it."""
+    """Keys that each has written, and keys that gateways have written for it."""
     written, sent = KeysByNeuron(list), KeysByNeuron(list)
     for name in invited:
         written[name] += (key.encode() for key in queue_keys(name))
@@ -175,7 +168,6 @@ def _connection_excess(name: str, sizes: Sequence[int], now_s: float) -> str:
 
 
 def _lasts(name: str, what: str, is_excess: bool, now_s: float) -> bool:
-    """Whether the excess has lasted for ``EXCESS_FOR_S``; then counting restarts."""
     if not is_excess:
         _excess_since_s.pop((name, what), None)
         return False
@@ -202,9 +194,8 @@ def _num_bytes(client: redis.Redis, names: Sequence[bytes]) -> int:
 
 
 def _end_connections(neuron_name: str) -> None:
-    """Removes the neuron's Redis user at once: until the database has recorded the cut-off, a host
-    that floods Redis writes as fast as it can. If recording fails, the control's next tick makes
-    the user again."""
+    """Removes its Redis user at once: until the database has recorded the cut-off, a flooding host
+    writes on. If recording fails, the control's next tick makes the user again."""
     try:
         live.redis_client().acl_deluser(user_name(neuron_name))
     except (redis.RedisError, OSError) as error:
@@ -212,8 +203,7 @@ def _end_connections(neuron_name: str) -> None:
 
 
 def _shut_out(neuron_name: str) -> None:
-    """Removes the neuron's Redis user, then its keys: in that order nothing is written
-    afterwards."""
+    """The Redis user goes first, then the keys, so that nothing is written afterwards."""
     redis_users_apply()
     client = live.redis_client()
     try:

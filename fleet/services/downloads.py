@@ -1,9 +1,7 @@
-"""Downloads: fetches a model's files to a neuron, cancels that, and deletes files.
+"""Fetches a model's files to a neuron, cancels that, and deletes files.
 
-    download_start ─▶ PENDING ─▶ the neuron's report moves it ─▶ SUCCEEDED | FAILED | CANCELLED
-    download_cancel ─────────────▶ the neuron ends it; its files stay, and the next pull resumes it
-
-The neuron checks the disk's free space once it knows the size, before it fetches anything.
+download_start ─▶ PENDING ─▶ the neuron's report moves it ─▶ SUCCEEDED | FAILED | CANCELLED
+download_cancel ─────────────▶ the neuron ends it; its files stay, and the next pull resumes it
 """
 
 from __future__ import annotations
@@ -80,11 +78,9 @@ def download_start(
     pinned_on: Sequence[str] = (),
 ) -> Download:
     """The active pull of these files on that neuron, new or existing. With no neuron named: one of
-    ``pinned_on``, or any, by cached files and free space.
-
-    Raises ``CatalogueValueError``, ``UnknownNeuronError``, ``NeuronAwayError``,
-    ``PlacementRefusedError``, ``SnapshotUnavailableError``.
-    """
+    ``pinned_on``, or any, by cached files and free space. Raises ``CatalogueValueError``,
+    ``UnknownNeuronError``, ``NeuronAwayError``, ``PlacementRefusedError``,
+    ``SnapshotUnavailableError``."""
     source = whole_source(source)
     check_source(source)
     if not is_downloaded(source):
@@ -114,8 +110,7 @@ def download_start(
 def model_download_start(
     *, actor: Actor, model_name: str, neuron_name: str | None = None
 ) -> Download:
-    """Downloads the files for a load of this model. Raises ``UnknownModelError``, and as
-    ``download_start``."""
+    """Raises ``UnknownModelError``, ``ServedByUpstreamError``, and as ``download_start``."""
     alias = Alias.objects.select_related("model").filter(name=model_name).first()
     model = selectors.model_known(model_name) if alias is None else alias.model
     entry = model.settings()
@@ -140,7 +135,7 @@ def download_delete_start(
     revision: str = "",
     files: Sequence[str] = (),
 ) -> Download:
-    """Deletes cached files of a neuron, named as in its report. Raises ``UnknownNeuronError``,
+    """Files are named as in its report. Raises ``UnknownNeuronError``,
     ``CachedModelNotFoundError``, ``CachedModelInUseError``, ``SnapshotUnavailableError``."""
     neuron = selectors.neuron_known(neuron_name)
     report = read_cache_reports(live.redis_client(), [neuron.name]).get(neuron.name)
@@ -203,8 +198,7 @@ def download_neuron(
     reports: Mapping[str, CacheReport],
     wanted: Collection[str] = (),
 ) -> str | None:
-    """A neuron with files of ``source``, else the one with most free space. Pure. ``wanted``: the
-    neurons that the model is for; empty: any. ``None``: no such neuron accepts downloads now."""
+    """``wanted``: empty: any neuron. ``None``: none accepts downloads now."""
 
     def worth(name: str) -> tuple[bool, int]:
         report = reports.get(name)
@@ -220,8 +214,7 @@ def download_neuron(
 def _create(
     actor: Actor, download: Download, send: Callable[[Download], None], **detail: Any
 ) -> Download:
-    """``detail``: of its audit entry, beside the row's fields. Raises ``IntegrityError`` where the
-    same pull was started meanwhile."""
+    """Raises ``IntegrityError`` where the same pull was started meanwhile."""
     download.requested_by = str(actor)[:150]
     detail |= {"neuron": download.neuron.name, "download": str(download.pk)}
     for name in ("file", "revision", "files"):
@@ -268,7 +261,7 @@ def downloads_record(*, reports: Mapping[str, CacheReport]) -> None:
 
 
 def downloads_expire(*, now: datetime | None = None) -> int:
-    """Fails the active downloads that no neuron works on. Returns their number."""
+    """Fails downloads that no neuron works on. Returns their number."""
     now = now or timezone.now()
     return jobs_fail(
         (

@@ -1,9 +1,6 @@
-"""Records the neurons' heartbeats in the database: rows follow heartbeats, never the other way.
-
-Runs each second for every neuron, so an idle fleet costs reads only: a row is written on changes,
-and otherwise about every ten seconds for ``last_seen_at`` and the free memory. Each write is
-idempotent and independent; the next tick repairs a missed one.
-"""
+"""Records the neurons' heartbeats in the database. Runs each second for every neuron, so an idle
+fleet costs reads only: a row is written on changes, and otherwise about every ten seconds. Each
+write is idempotent and independent; the next tick repairs a missed one."""
 
 from __future__ import annotations
 
@@ -53,8 +50,7 @@ DRAIN_SETTLES_AFTER = timedelta(seconds=3)
 
 
 def report_record(*, report: Report) -> bool:
-    """Whether it was recorded. A faulty report is its neuron's problem alone; an offline database
-    is everybody's, and raised."""
+    """A faulty report is its neuron's problem alone; an offline database is raised."""
     problem = report.problem
     if report.heartbeat is not None:
         try:
@@ -73,8 +69,7 @@ def report_record(*, report: Report) -> bool:
 
 
 def report_refresh(*, report: Report) -> None:
-    """Updates what differs each second on a host where nothing happens: its free memory, and that
-    it was seen."""
+    """Records the free memory, and that the host was seen, where nothing else happens."""
     heartbeat = report.heartbeat
     neuron = Neuron.objects.filter(name=report.name).first()
     if heartbeat is None or neuron is None:
@@ -85,8 +80,6 @@ def report_refresh(*, report: Report) -> None:
 
 
 def heartbeat_record(*, heartbeat: NeuronHeartbeat) -> None:
-    """Updates the neuron, its devices and its replicas, advances its load jobs and stores its
-    prefill speed."""
     now = timezone.now()
     desired = desired_state_of_first_sight(heartbeat.name)
     earlier = Neuron.objects.filter(name=heartbeat.name).first()
@@ -101,15 +94,13 @@ def heartbeat_record(*, heartbeat: NeuronHeartbeat) -> None:
 
 
 def silent_neurons_mark_away(*, snapshot: FleetSnapshot) -> int:
-    """Marks every neuron that is not in the snapshot; returns how many."""
     alive = [neuron.name for neuron in snapshot.neurons]
     silent = Neuron.objects.exclude(status=NeuronStatus.AWAY).exclude(name__in=alive)
     return sum(neuron_mark_away(neuron=neuron) for neuron in silent)
 
 
 def neuron_mark_away(*, neuron: Neuron) -> bool:
-    """Marks the neuron and its replicas offline: their state is unknown. Returns whether this call
-    marked it."""
+    """Its replicas' state is unknown then. Returns whether this call marked it."""
     now = timezone.now()
     marked = Neuron.objects.filter(pk=neuron.pk, status=neuron.status).update(
         status=NeuronStatus.AWAY,
@@ -127,8 +118,7 @@ def neuron_mark_away(*, neuron: Neuron) -> bool:
 
 
 def problem_record(name: str, problem: str) -> None:
-    """Records the problem on the row of a neuron whose report is refused. Creates a missing row, so
-    that the operator finds it. An invalid name gets none."""
+    """Creates a missing row, so that the operator finds it; an invalid name gets none."""
     if not NEURON_NAME.fullmatch(name):
         return
     now = timezone.now()
@@ -216,9 +206,8 @@ def _status(heartbeat: NeuronHeartbeat, desired: NeuronWish) -> NeuronStatus:
 def _drained_at(
     neuron: Neuron, heartbeat: NeuronHeartbeat, desired: NeuronWish, now: datetime
 ) -> datetime | None:
-    """Since when a draining neuron has been idle; ``None``: it does not drain, or is busy. Not
-    before ``DRAIN_SETTLES_AFTER``: gateways must have read the drain, and requests sent until then
-    must show in a report."""
+    """The moment since which it is idle. Not before ``DRAIN_SETTLES_AFTER``: gateways must have
+    read the drain, and requests sent until then must show in a report."""
     if desired.drain_wanted_at is None or now - desired.drain_wanted_at < DRAIN_SETTLES_AFTER:
         return None
     is_busy = any(_is_busy(state) for state in heartbeat.replicas)
@@ -282,7 +271,7 @@ COUNTS = (
     "num_drafted_tokens",
     "num_accepted_drafts",
 )
-"""The columns of a replica's row that are fields of its ``EngineStats``."""
+"""Fields of ``EngineStats``."""
 NO_WORK: dict[str, Any] = {**dict.fromkeys(COUNTS, 0), "decode_tokens_per_s": 0.0}
 
 

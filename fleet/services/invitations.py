@@ -1,9 +1,6 @@
-"""Invites hosts: a row, its Redis user, and a line to paste on the host. Also opens the private
-Redis of a running ``serve`` to them.
-
-Only ``serve``'s own Redis is opened; operators open theirs themselves. The address is stored in the
-data directory, so that the next ``serve`` opens it again.
-"""
+"""Invites hosts: a row, its Redis user, and a line to paste on the host. Opens ``serve``'s private
+Redis to them; operators open their own themselves. The address is in the data directory, so that
+the next ``serve`` opens it again."""
 
 from __future__ import annotations
 
@@ -46,8 +43,7 @@ LET_IT_LISTEN = (
 """The packages run no ``serve``: their Redis is Debian's."""
 
 _applied: dict[str, str] | None = None
-"""The hashes applied by this process, by neuron: an upgrade may bring other rules. ``None``: none
-yet, and invitations may have been revoked before it started."""
+"""Hashes by neuron; an upgrade may bring other rules. ``None``: not applied by this process yet."""
 DEFAULT_SHARE_PORT = 31315
 LEAST_SHARE_PORT, MAX_SHARE_PORT = 1024, 65535
 
@@ -97,7 +93,7 @@ def neuron_invite(
 
 
 def invitation_check(*, address: str | None = None) -> str | None:
-    """Why no host could use an invitation now; ``None``: one could."""
+    """``None``: a host could use an invitation now."""
     try:
         _redis_url(_policy(), address, "", "")
         _ensure_redis_can()
@@ -107,8 +103,7 @@ def invitation_check(*, address: str | None = None) -> str | None:
 
 
 def neuron_revoke(*, actor: Actor, neuron_name: str) -> None:
-    """Cuts the host off: removes its Redis user and its connections, and the fleet does not expect
-    it back. Raises ``UnknownNeuronError``."""
+    """Removes its Redis user and its connections. Raises ``UnknownNeuronError``."""
     with transaction.atomic():
         num_deleted, _ = Invitation.objects.filter(neuron_name=neuron_name).delete()
         if not num_deleted:
@@ -139,7 +134,7 @@ def redis_users_apply() -> bool:
 
 
 def share_record(*, actor: Actor, address: str, is_tls: bool, certificate: str) -> None:
-    """Records the address of the private Redis for invited hosts; empty: none."""
+    """``address``: of the private Redis for invited hosts; empty: none."""
     values = {
         "share_address": address,
         "share_is_tls": is_tls,
@@ -182,7 +177,7 @@ def _is_this_machine(host: str | None) -> bool:
 
 
 def _ensure_redis_can() -> None:
-    """Refuses a Redis that is too old. If it does not answer, the control logs that."""
+    """If Redis does not answer, the control logs that."""
     try:
         problem = version_problem(live.redis_client())
     except (redis.RedisError, OSError):
@@ -194,10 +189,8 @@ def _ensure_redis_can() -> None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharing:
     problem: str | None
-    """Why no host could use an invitation; ``None``: one could."""
     address: str
-    """The address of the private Redis for invited hosts; empty: it is not open, or Redis is
-    another one."""
+    """Where invited hosts reach the private Redis; empty: it is closed, or Redis is another one."""
     can_open: bool
     can_close: bool
     addresses: tuple[str, ...]
@@ -219,8 +212,7 @@ def sharing_state() -> Sharing:
 
 
 def redis_share(*, actor: Actor, host: str, port: int) -> None:
-    """Opens the private Redis at one of this machine's addresses, without TLS. Raises
-    ``InvitationError``."""
+    """Opens it on one of this machine's addresses, without TLS. Raises ``InvitationError``."""
     _ensure_private()
     if host not in reached_at(""):
         raise InvitationError(f"{host!r} is none of this machine's addresses")
@@ -242,8 +234,7 @@ def redis_share(*, actor: Actor, host: str, port: int) -> None:
 
 
 def redis_unshare(*, actor: Actor) -> None:
-    """Closes it again; connected hosts stay until their connection ends. Raises
-    ``InvitationError``."""
+    """Connected hosts stay until their connection ends. Raises ``InvitationError``."""
     _ensure_private()
     if find_share(settings.CONFIG.data_dir) is None:
         raise InvitationError("it was not opened from here: start serve without --share")

@@ -68,8 +68,7 @@ OLD_HEARTBEAT = timedelta(seconds=HEARTBEAT_EXPIRY_S + 1)
 def load_job_advance(
     *, job: LoadJob, state: ReplicaState | None, now: datetime, snapshot: Snapshot
 ) -> None:
-    """Moves an active job to the status that its neuron reports. ``state``: the replica of the
-    job's model there; ``None``: there is none. ``snapshot``: of the neuron, as it reports it."""
+    """``state``: of the job's model; ``None``: no replica. ``snapshot``: of the neuron alone."""
     if job.kind in LEAVING_KINDS:
         _leaving_advance(job, state, now)
     elif job.replacement is not None:
@@ -79,8 +78,7 @@ def load_job_advance(
 
 
 def load_job_lose(*, job: LoadJob) -> None:
-    """Fails a load on which the neuron's previous process worked, and that this one does not
-    report."""
+    """Fails a load of the neuron's previous process that this one does not report."""
     is_load = job.kind not in LEAVING_KINDS and job.replacement is None
     if is_load and job.status == LoadJobStatus.RUNNING:
         message = f"{job.neuron.name} was started anew during the load"
@@ -89,7 +87,7 @@ def load_job_lose(*, job: LoadJob) -> None:
 
 
 def adapter_unload_advance(*, job: LoadJob, base: ReplicaState | None, now: datetime) -> None:
-    """``base``: of the model with the job's adapter; ``None``: it is gone."""
+    """``base``: the replica of its base; ``None``: it is gone."""
     stats = None if base is None else base.stats
     if stats is None or job.model_name not in stats.adapters:
         job_end(job=job, status=LoadJobStatus.SUCCEEDED)
@@ -120,8 +118,7 @@ def _load_advance(job: LoadJob, state: ReplicaState, now: datetime, snapshot: Sn
 
 
 def _load_divide(job: LoadJob, costs: PackedCosts, snapshot: Snapshot, now: datetime) -> bool:
-    """Whether the load continues, divided over devices of its neuron with free memory: its model
-    turned out too large for the chosen one."""
+    """Divides a load that turned out too large over devices of its neuron with free memory."""
     if job.stages:
         return True  # its neuron has not received the division yet
     model, neuron = job.model, job.neuron.name
@@ -163,8 +160,7 @@ def _record_need(job: LoadJob, state: ReplicaState, failure: LoadFailure) -> Non
 
 
 def _is_by_same_spec(job: LoadJob, state: ReplicaState) -> bool:
-    """Another job loaded it, by this job's spec. Not while it is being unloaded, and never for a
-    reload."""
+    """No replica that is being unloaded counts, and none counts for a reload."""
     return (
         job.kind == LoadJobKind.LOAD
         and job.spec_digest != ""
@@ -174,8 +170,8 @@ def _is_by_same_spec(job: LoadJob, state: ReplicaState) -> bool:
 
 
 def _was_ready(job: LoadJob, state: ReplicaState) -> bool:
-    """Whether the job's own replica became READY and fell asleep between two heartbeats. A job that
-    waited for READY would stay active, and would be the answer to every request to wake it."""
+    """It became READY and fell asleep between two heartbeats. A job that waited for READY would
+    stay active, and would be the answer to every request to wake it."""
     if state.status is ReplicaStatus.DRAINING:  # only a READY one can sleep
         return state.report is not None and not selectors.unload_job_is_active(
             job.model_name, job.neuron
@@ -261,8 +257,7 @@ def _replacing_advance(
 
 
 def _begin(job: LoadJob, now: datetime, send: Send, **values: None) -> None:
-    """The caller that claims the move to RUNNING sends the message, once. ``values``: other
-    columns."""
+    """The caller that claims the move to RUNNING sends the message, once."""
     claimed = {"started_at": now, "reported_at": now, **values}
     if job_claim(job=job, status=LoadJobStatus.RUNNING, values=claimed):
         job_send(job=job, send=send)

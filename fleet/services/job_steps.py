@@ -3,11 +3,7 @@
     job_create ─▶ PENDING ─▶ RUNNING ─▶ SUCCEEDED, FAILED, CANCELLED
        └─▶ message, once the transaction commits
 
-The table of steps is ``LOAD_JOB_TRANSITIONS``; ``job_reports`` decides on them by what neurons
-report. One conditional UPDATE on the old status claims a step; a caller that changes no row does
-nothing.
-
-The database holds one active load or reload for a model and neuron, and one active unload or sleep.
+One conditional UPDATE on the old status claims a step; a caller that changes no row does nothing.
 A request for an active job returns that job; a load with another spec replaces it.
 """
 
@@ -64,8 +60,7 @@ NOT_SENT = LoadFailure(
 def job_abandoned(
     job: Job, neuron: Neuron, what: str, *, now: datetime, silence: timedelta, lost: LoadFailure
 ) -> LoadFailure | None:
-    """Why no neuron works on an active job; ``None``: one does. A reported job is ``lost`` after
-    ``silence``."""
+    """``None``: a neuron works on the job. A reported job is ``lost`` after ``silence``."""
     if neuron.status == NeuronStatus.AWAY and neuron.status_since < now - AWAY_TIMEOUT:
         was_away = neuron.status_since < job.created_at
         when = f"was away when the {what} began" if was_away else f"went away during the {what}"
@@ -78,7 +73,6 @@ def job_abandoned(
 
 
 def jobs_fail(failures: Iterable[tuple[Job, LoadFailure | None]]) -> int:
-    """Fails jobs that have a failure. Returns their number."""
     return sum(
         job_end(job=job, status=LoadJobStatus.FAILED, failure=failure)
         for job, failure in failures
@@ -100,7 +94,6 @@ def job_claim(*, job: Job, status: LoadJobStatus, values: Mapping[str, Any]) -> 
 def job_report(
     *, job: Job, values: Mapping[str, Any], now: datetime, is_running: bool = True
 ) -> None:
-    """Records that the job's neuron reported it: ``values`` are the columns that changed."""
     if is_running and job.status == LoadJobStatus.PENDING:
         values = {**values, "started_at": now, "reported_at": now}
         job_claim(job=job, status=LoadJobStatus.RUNNING, values=values)
@@ -119,8 +112,7 @@ def send_unload(job: LoadJob, *, at_once: bool = False) -> None:
 
 
 def send_reload(job: LoadJob) -> None:
-    """Sends a reload. A neuron replaces only a replica with another spec, so one with the same spec
-    is unloaded first."""
+    """A neuron replaces only a replica with another spec: one with the same is unloaded first."""
     replica = Replica.objects.filter(model_name=job.model_name, neuron=job.neuron).first()
     if replica is None or replica.spec_digest in ("", job.spec_digest):
         send_unload(job)
@@ -142,9 +134,8 @@ def spec_of(job: LoadJob) -> LoadSpec:
 
 
 def job_create(*, actor: Actor, job: LoadJob, send: Send | None) -> LoadJob:
-    """The active job that does the same, or ``job``, saved; ``send`` runs once the transaction
-    commits. Raises ``UnknownNeuronError`` or ``UnknownModelError`` where one was removed
-    meanwhile."""
+    """The active job that does the same, or ``job``, saved. Raises ``UnknownNeuronError`` or
+    ``UnknownModelError`` where one was removed meanwhile."""
     if job.kind not in LEAVING_KINDS:
         job.spec_digest = spec_digest(spec_of(job))
         if job.model is not None:
@@ -179,15 +170,13 @@ def job_create(*, actor: Actor, job: LoadJob, send: Send | None) -> LoadJob:
 
 
 def _active_beside(job: LoadJob) -> LoadJob | None:
-    """The active job that excludes a second one."""
     active = selectors.load_jobs_active().filter(model_name=job.model_name, neuron=job.neuron)
     leaving = Q(kind__in=LEAVING_KINDS)
     return active.filter(leaving if job.kind in LEAVING_KINDS else ~leaving).first()
 
 
 def _does_the_same(active: LoadJob, job: LoadJob) -> bool:
-    """Whether the active job does the same. Not a load that was cancelled since or has another
-    spec; not a sleep in place of an unload, or the reverse."""
+    """A load that was cancelled since does not count, nor a sleep for an unload, or the reverse."""
     if job.kind in LEAVING_KINDS:
         return active.kind in (job.kind, LoadJobKind.UNLOAD)
     return active.spec_digest == job.spec_digest and not selectors.unload_job_is_active(
@@ -214,8 +203,7 @@ def job_end(
     failure: LoadFailure | None = None,
     values: Mapping[str, Any] | None = None,
 ) -> bool:
-    """Whether this call ended it; ``False`` when it had moved on meanwhile. ``values``: other
-    columns. Raises ``IllegalTransitionError``."""
+    """``False``: it had moved on meanwhile. Raises ``IllegalTransitionError``."""
     now = timezone.now()
     changes: dict[str, Any] = {**(values or {}), "finished_at": now}
     if isinstance(job, LoadJob):
@@ -233,8 +221,8 @@ def job_end(
 
 
 def job_send(*, job: AnyJob, send: Callable[[AnyJob], None]) -> None:
-    """Sends the job's message once the transaction commits: a control that is deposed, or whose
-    database fails, has sent nothing. A job whose message the broker does not accept has failed."""
+    """Sends once the transaction commits: a control that is deposed, or whose database fails, has
+    sent nothing. A job whose message the broker does not accept has failed."""
     transaction.on_commit(partial(_send_or_fail, job, send), robust=True)
 
 
@@ -249,7 +237,7 @@ def _send_or_fail(job: AnyJob, send: Callable[[AnyJob], None]) -> None:
 def load_job_progress(
     *, job: LoadJob, progress: LoadProgress | None, now: datetime, detail: str = ""
 ) -> None:
-    """Records its progress; ``detail``, in words, where its neuron reports none."""
+    """``detail``: in words, where its neuron reports none."""
     values = {} if progress is None else _progress_values(job, progress, now)
     if detail and detail != job.progress_detail:
         values["progress_detail"] = detail
@@ -281,7 +269,7 @@ def wait_for_job(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> bool:
-    """Whether it has ended by then; ``job`` is refreshed."""
+    """Refreshes ``job``. ``False``: it has not ended by then."""
     deadline_s = clock() + timeout_s
     while job.is_active:
         if clock() >= deadline_s:

@@ -1,8 +1,6 @@
 """Load jobs: load, unload and reload a model on a neuron, cancel a job, expire abandoned ones.
 
-``job_steps`` has their rows, ``job_reports`` their progress, ``model_loads`` the loads decided by
-placement. A neuron holds one replica of a model, so the second one of a reload without a gap is on
-another neuron:
+A neuron holds one replica of a model, so a reload without a gap loads another one elsewhere:
 
     others serve it ────────────────▶ in place        they serve meanwhile
     another neuron has free room ───▶ elsewhere first  then it is unloaded here
@@ -79,16 +77,11 @@ def load_job_start(
     may_divide: bool = False,
     evict: Sequence[str] = (),
 ) -> LoadJob:
-    """The active job for this model on this neuron: a new one, or one that loads the same.
-    ``stages``: its layers' division over the devices; ``predicted_tokens_per_s``: of one request,
-    by their plan; stages on other neurons are ordered first. ``may_divide``: placement chose the
-    devices, so a model that turns out too large for one may lie on several. ``evict``: models to
-    unload there first.
-
-    The message is sent once the transaction commits; the neuron replaces a replica with another
-    spec. Raises ``UnknownModelError``, ``ModelDisabledError``, ``UnknownNeuronError``,
-    ``PlacementRefusedError``, ``ServedByUpstreamError``.
-    """
+    """The active job for this model on this neuron, new or existing. ``stages`` on other neurons
+    are ordered first. ``predicted_tokens_per_s``: of one request. ``may_divide``: a model that
+    turns out too large for one device may lie on several. ``evict``: models to unload there first.
+    Raises ``UnknownModelError``, ``ModelDisabledError``, ``UnknownNeuronError``,
+    ``PlacementRefusedError``, ``ServedByUpstreamError``."""
     model, neuron = selectors.model_enabled(model_name), selectors.neuron_known(neuron_name)
     if (base := model.settings().base) is not None:
         raise PlacementRefusedError(f"{model.name} is an adapter: it is loaded beside {base}")
@@ -111,7 +104,7 @@ def load_job_start(
 
 
 def decided_load_start(*, actor: Actor, load: Load, may_divide: bool = False) -> LoadJob:
-    """The job of a load that placement decided. Raises as ``load_job_start``."""
+    """Raises as ``load_job_start``."""
     return load_job_start(
         actor=actor,
         model_name=load.model,
@@ -132,15 +125,11 @@ def unload_job_start(
     is_planned: bool = False,
     at_once: bool = False,
 ) -> LoadJob:
-    """The active unload of this model on this neuron, new or existing. The neuron drains the
-    replica, or cancels its load; that load's job ends with it, or at once where it waits for stages
-    of other neurons. Works for models that the catalogue no longer has. An adapter is removed from
-    its base's engine once no request uses it. ``is_planned``: by the control, which may unload a
-    pinned model's surplus replica, or one outside ``pinned_on``. ``at_once``: cancels its requests,
-    also those that an active unload waits for.
-
-    Raises ``UnknownNeuronError``, ``ReplicaNotFoundError``, ``ModelPinnedError``.
-    """
+    """The active unload, new or existing, also of a model that the catalogue no longer has. The
+    neuron drains the replica, or cancels its load. An adapter is removed from its base's engine
+    once no request uses it. ``is_planned``: by the control, which may unload a pinned model's
+    surplus replica. ``at_once``: cancels its requests, also those that an active unload waits for.
+    Raises ``UnknownNeuronError``, ``ReplicaNotFoundError``, ``ModelPinnedError``."""
     model = CatalogueModel.objects.filter(name=model_name).first()
     if not is_planned:
         check_not_kept(model, "loaded", neuron_name)
@@ -162,8 +151,8 @@ def unload_job_start(
 
 
 def model_unload_to_stay(*, actor: Actor, model_name: str, neuron_name: str) -> LoadJob:
-    """Also unloads a model that is kept loaded, which stays unloaded until it is wanted again.
-    Raises ``UnknownNeuronError``, ``ReplicaNotFoundError``."""
+    """Unloads also a model that is kept loaded, until it is wanted again. Raises
+    ``UnknownNeuronError``, ``ReplicaNotFoundError``."""
     with transaction.atomic():
         job = unload_job_start(
             actor=actor, model_name=model_name, neuron_name=neuron_name, is_planned=True
@@ -173,8 +162,7 @@ def model_unload_to_stay(*, actor: Actor, model_name: str, neuron_name: str) -> 
 
 
 def model_unload_everywhere(*, actor: Actor, model_name: str) -> list[LoadJob]:
-    """Unloads on each neuron that has or is loading the model, also after its removal from the
-    catalogue. Raises ``ModelPinnedError``."""
+    """Includes loads under way and removed models. Raises ``ModelPinnedError``."""
     return [
         unload_job_start(actor=actor, model_name=model_name, neuron_name=neuron.name)
         for neuron in _neurons_with(model_name)
@@ -192,7 +180,7 @@ def check_not_kept(model: CatalogueModel | None, word: str, neuron_name: str = "
 
 
 def _neurons_with(model_name: str) -> list[Neuron]:
-    """The neurons that have or are loading it; of an adapter those whose base has it."""
+    """Includes neurons that are loading it; an adapter is where its base has it."""
     model = CatalogueModel.objects.filter(name=model_name).first()
     if model is not None and (base := model.settings().base) is not None:
         bases = Replica.objects.filter(model_name=base).select_related("neuron")
@@ -205,9 +193,8 @@ def _neurons_with(model_name: str) -> list[Neuron]:
 
 
 def load_job_cancel(*, actor: Actor, job: LoadJob) -> LoadJob:
-    """The unload that ends it, there or of its replacement elsewhere. A reload that waits for its
-    turn ends at once, and is itself returned. Raises ``JobCannotBeCancelledError``,
-    ``ModelPinnedError``."""
+    """Returns the unload that ends it, there or of its replacement elsewhere, or a reload that
+    waited and has ended. Raises ``JobCannotBeCancelledError``, ``ModelPinnedError``."""
     if not job.is_active:
         raise JobCannotBeCancelledError(f"{job} has ended: it {job.status}")
     if job.kind in LEAVING_KINDS:
@@ -229,7 +216,7 @@ def load_job_cancel(*, actor: Actor, job: LoadJob) -> LoadJob:
 
 
 def load_jobs_expire(*, now: datetime | None = None) -> int:
-    """Fails the active jobs that no neuron works on. Returns their number."""
+    """Fails jobs that no neuron works on. Returns their number."""
     now = now or timezone.now()
     return jobs_fail((job, _abandoned(job, now)) for job in selectors.load_jobs_active())
 
@@ -242,13 +229,10 @@ def _abandoned(job: LoadJob, now: datetime) -> LoadFailure | None:
 
 
 def reload_job_start(*, actor: Actor, model_name: str, neuron_name: str) -> LoadJob:
-    """The active load or reload of this model on this neuron by the catalogue's present spec, new
-    or existing. Its ``note`` names the way.
-
-    Raises ``UnknownModelError``, ``ModelDisabledError``, ``UnknownNeuronError``,
+    """The active load or reload by the catalogue's present spec, new or existing; ``note`` names
+    the way. Raises ``UnknownModelError``, ``ModelDisabledError``, ``UnknownNeuronError``,
     ``NeuronAwayError``, ``ReplicaNotFoundError``, ``PlacementRefusedError``,
-    ``SnapshotUnavailableError``.
-    """
+    ``SnapshotUnavailableError``."""
     model, neuron = selectors.model_enabled(model_name), selectors.neuron_known(neuron_name)
     replica = Replica.objects.filter(model_name=model_name, neuron=neuron).first()
     if replica is None:
@@ -290,7 +274,7 @@ def model_reload_everywhere(*, actor: Actor, model_name: str) -> list[LoadJob]:
 
 
 def reload_plan(entry: CatalogueEntry, neuron_name: str, snapshot: FleetSnapshot) -> Load | str:
-    """Returns the load that comes first, or why the model is reloaded in place. Pure."""
+    """Returns the load that comes first, or why the model is reloaded in place."""
     replica = _replica_on(neuron_name, entry.name, snapshot)
     if replica is None or replica.status is not ReplicaStatus.READY:
         return "In place: it serves no requests now"
@@ -317,8 +301,7 @@ def _replica_on(neuron_name: str, model_name: str, snapshot: FleetSnapshot) -> R
 
 
 def _check_one_host(snapshot: FleetSnapshot, neuron_name: str, model_name: str) -> None:
-    """Raises ``PlacementRefusedError`` for a replica with stages on several hosts: those end with
-    its engine, and are placed anew by the memory that is free then."""
+    """Stages on several hosts end with their engine, and are placed anew by free memory."""
     replica = _replica_on(neuron_name, model_name, snapshot)
     if replica is not None and (others := stage_neurons(replica)):
         raise PlacementRefusedError(

@@ -1,9 +1,6 @@
-"""Records of a model beside its settings: its loads' memory, its prefill speed on each neuron, and
-where it is to stay unloaded.
-
-The memory is written when a load job succeeds. The speed is the engine's running average; its row
-is written when it has changed by a tenth, so requests cost few writes and an idle fleet none.
-"""
+"""Records of a model beside its settings: its loads' memory, its prefill speed by neuron, where it
+stays unloaded. A speed is written when it has changed by a tenth, so requests cost few writes and
+an idle fleet none."""
 
 from __future__ import annotations
 
@@ -34,8 +31,7 @@ def load_measurement_record(
     report: LoadReport,
     capabilities: Sequence[str] = (),
 ) -> None:
-    """Does nothing for an engine that did not measure its memory, or a model of several stages,
-    whose parts are no measure of a load of one."""
+    """Skips engines that did not measure their memory, and models of several stages."""
     if report.actual_bytes == 0 or report.stages:
         return
     kv_slots = report.num_kv_blocks * report.kv_block_tokens
@@ -59,8 +55,7 @@ def load_measurement_record(
 def load_need_record(
     *, model: CatalogueModel, neuron: Neuron, device: str, needed_bytes: int
 ) -> None:
-    """Records the need of a load that did not fit, if no load has measured it yet, so that
-    placement knows how much to evict. A later, larger need replaces it."""
+    """Records a need that no load has measured yet. A later, larger need replaces it."""
     load_bytes = max(0, needed_bytes - (model.entry().kv_memory_bytes or 0))
     reported: dict[str, Any] = {
         "device_kind": device.partition(":")[0],
@@ -83,8 +78,7 @@ def weight_bytes_record(*, model: CatalogueModel, weight_bytes: int) -> None:
 
 
 def layer_costs_record(*, model: CatalogueModel, costs: PackedCosts) -> None:
-    """Records the layers' costs of a model that did not fit on one device, so that placement can
-    plan stages. Impossible costs are logged and ignored: neurons report them."""
+    """Impossible costs are logged and ignored: neurons report them."""
     try:
         unpacked(costs)
     except ValueError as error:
@@ -97,8 +91,7 @@ def layer_costs_record(*, model: CatalogueModel, costs: PackedCosts) -> None:
 
 
 def prefill_averages_record(*, neuron: Neuron, states: list[ReplicaState]) -> None:
-    """A speed is compared with the stored one, or, while none is, with the load's own measurement,
-    where the average began."""
+    """A speed is compared with the stored one, else with the load's, where the average began."""
     live = {state.model: state for state in states if state.status is ReplicaStatus.READY}
     rows = LoadMeasurement.objects.filter(neuron=neuron, model__name__in=live)
     for row in rows.select_related("model"):
@@ -122,7 +115,6 @@ def load_measurements_forget(*, model: CatalogueModel) -> None:
 
 
 def model_keep_unloaded(*, model_name: str, neuron_name: str) -> None:
-    """The control does not load the model again by itself."""
     model = CatalogueModel.objects.filter(name=model_name).first()
     if model is None or not model.settings().is_kept_loaded:
         return
@@ -131,7 +123,6 @@ def model_keep_unloaded(*, model_name: str, neuron_name: str) -> None:
 
 
 def kept_unloaded_forget(*, model_name: str) -> None:
-    """The model is wanted again, or stayed loaded."""
     for model in CatalogueModel.objects.filter(name=model_name).exclude(unloaded_from=[]):
         _write(model, [])
 

@@ -1,11 +1,6 @@
-"""Loads a model, puts it to sleep and wakes it: on request, on a named neuron or by placement; or
-as placement decided in a gateway or in the control plane.
-
-Loads are started one at a time for each model: two gateways may decide on snapshots that differ by
-a heartbeat, and choose different neurons. So the model's row is locked while its active loads are
-read. Evicted models move to free memory (``fleet.placement.place``); both jobs' notes name
-it.
-"""
+"""Loads a model, puts it to sleep and wakes it, on request or as placement decided. Loads of a
+model are started one at a time: two gateways may decide on snapshots that differ by a heartbeat,
+and choose different neurons. So the model's row is locked while its active loads are read."""
 
 from __future__ import annotations
 
@@ -68,15 +63,12 @@ def model_load_start(
     neuron_name: str | None = None,
     devices: Sequence[str] = (),
 ) -> LoadJob:
-    """A load on that neuron, or else where it fits, which wakes it where it sleeps; the active
-    load; or the reload of a replica with an earlier spec. An adapter's base is loaded: the adapter
-    follows with its first request. A load on named ``devices`` evicts nothing. Earlier failures are
-    ignored.
-
-    Raises ``UnknownModelError``, ``ModelDisabledError``, ``UnknownNeuronError``,
-    ``NeuronAwayError``, ``ModelRecoveringError``, ``ModelAlreadyLoadedError``,
-    ``PlacementRefusedError``, ``ServedByUpstreamError``, ``SnapshotUnavailableError``.
-    """
+    """A load on that neuron, or else where the model fits or sleeps; the active load; or the reload
+    of a replica with an earlier spec. An adapter's base is loaded. Named ``devices`` evict nothing.
+    Ignores earlier failures. Raises ``UnknownModelError``, ``ModelDisabledError``,
+    ``UnknownNeuronError``, ``NeuronAwayError``, ``ModelRecoveringError``,
+    ``ModelAlreadyLoadedError``, ``PlacementRefusedError``, ``ServedByUpstreamError``,
+    ``SnapshotUnavailableError``."""
     entry = selectors.model_enabled(model_name).entry()
     if entry.base is not None:
         entry = selectors.model_enabled(entry.base).entry()
@@ -114,8 +106,7 @@ def _loads_of(model_name: str) -> QuerySet[LoadJob]:
 
 
 def _weighed(entry: CatalogueEntry, snapshot: FleetSnapshot, rejected: Reject) -> CatalogueEntry:
-    """The entry, with the costs of its layers where no device could hold it and they are unknown:
-    it may be divided. The entry itself where its files cannot be read from here."""
+    """Adds its layers' costs where its files can be read from here: it may be divided."""
     if rejected.code != "exceeds_device" or entry.costs is not None or why_not_divided(entry):
         return entry
     devices = [one for neuron in snapshot.neurons for one in neuron.devices]
@@ -136,8 +127,7 @@ def _load_on(
     snapshot: FleetSnapshot,
     devices: Sequence[str],
 ) -> LoadJob:
-    """Evicts idle models where that makes room. A neuron that holds the model already chooses the
-    devices itself."""
+    """A neuron that holds the model already chooses the devices itself."""
     neuron = reporting_neuron(neuron_name, snapshot)
     on_its_way = _loads_of(entry.name).values_list("neuron__name", flat=True)
     if why_not := why_not_loaded_on(entry, neuron, snapshot, on_its_way):
@@ -160,8 +150,7 @@ def _load_on(
 
 
 def _check_one_host(entry: CatalogueEntry, held: ReplicaView | None) -> None:
-    """Raises ``PlacementRefusedError`` where another spec would replace a replica with stages on
-    several hosts."""
+    """Another spec may not replace a replica with stages on several hosts."""
     if held is None or held.spec_digest in ("", entry.spec_digest()) or not stage_neurons(held):
         return
     raise PlacementRefusedError(
@@ -192,8 +181,7 @@ def _check_device_sizes(entry: CatalogueEntry, neuron: NeuronView, devices: Sequ
 
 
 def placed_load_start(*, actor: Actor, load: Load, may_be_one_more: bool = False) -> LoadJob:
-    """The job of ``load``, or an active load of the model anywhere, unless it ``may_be_one_more``.
-    Raises as ``load_job_start``."""
+    """``may_be_one_more``: also beside an active load elsewhere. Raises as ``load_job_start``."""
     moves = _moves_of(load)
     with transaction.atomic():
         CatalogueModel.objects.select_for_update().filter(name=load.model).first()
@@ -207,8 +195,7 @@ def placed_load_start(*, actor: Actor, load: Load, may_be_one_more: bool = False
 
 
 def _moves_of(load: Load) -> tuple[Load, ...]:
-    """Decided before the load is sent: models evicted by it may begin to unload at once, and no
-    longer count as idle."""
+    """Call it before the load is sent: evicted models may unload then, and are no longer idle."""
     if not load.evictions:
         return ()
     try:
@@ -220,7 +207,7 @@ def _moves_of(load: Load) -> tuple[Load, ...]:
 
 
 def _start_moves(actor: Actor, moves: tuple[Load, ...], load: Load, job: LoadJob) -> None:
-    """Starts them. A refused move is skipped: the model is loaded again at its next request."""
+    """A refused move is skipped: the model is loaded again at its next request."""
     try:
         for move in moves:
             left = [neuron for neuron, model in load.evictions if model == move.model]
@@ -244,12 +231,9 @@ def _note(job: LoadJob, words: str) -> None:
 def sleep_job_start(
     *, actor: Actor, model_name: str, neuron_name: str, is_planned: bool = False
 ) -> LoadJob:
-    """The active sleep of this model on this neuron, new or existing. The neuron waits for its
-    requests first. ``is_planned``: by the control.
-
-    Raises ``UnknownNeuronError``, ``ReplicaNotFoundError``, ``CannotSleepError``,
-    ``ModelPinnedError``, ``SnapshotUnavailableError``.
-    """
+    """The active sleep, new or existing. The neuron waits for its requests first. ``is_planned``:
+    by the control. Raises ``UnknownNeuronError``, ``ReplicaNotFoundError``, ``CannotSleepError``,
+    ``ModelPinnedError``, ``SnapshotUnavailableError``."""
     model = CatalogueModel.objects.filter(name=model_name).first()
     if not is_planned:
         check_not_kept(model, "woken")
@@ -264,8 +248,7 @@ def sleep_job_start(
 
 
 def model_sleep_everywhere(*, actor: Actor, model_name: str) -> list[LoadJob]:
-    """Puts it to sleep on each neuron where it is ready. Raises as ``sleep_job_start``, and
-    ``ReplicaNotFoundError``."""
+    """Raises as ``sleep_job_start``."""
     return [
         sleep_job_start(actor=actor, model_name=model_name, neuron_name=name)
         for name in _neurons(model_name, ReplicaStatus.READY, "is ready")
@@ -273,8 +256,7 @@ def model_sleep_everywhere(*, actor: Actor, model_name: str) -> list[LoadJob]:
 
 
 def model_wake_everywhere(*, actor: Actor, model_name: str) -> list[LoadJob]:
-    """Wakes it on each neuron where it sleeps. Raises as ``model_load_start``, and
-    ``ReplicaNotFoundError``, ``SnapshotUnavailableError``."""
+    """Raises as ``model_load_start``, and ``ReplicaNotFoundError``."""
     return [
         model_load_start(actor=actor, model_name=model_name, neuron_name=name)
         for name in _neurons(model_name, ReplicaStatus.ASLEEP, "sleeps")
@@ -327,8 +309,7 @@ def check_may_sleep(model_name: str, neuron_name: str, snapshot: FleetSnapshot) 
 
 
 def _neurons(model_name: str, status: ReplicaStatus, word: str) -> list[str]:
-    """The neurons whose replica has this status by their last heartbeats, which are newer than its
-    rows: a client whose request was just answered expects the model to be ready."""
+    """By heartbeats, newer than rows: after an answer, a client expects the model to be ready."""
     snapshot = live.read_snapshot_sync(live.redis_client())
     names = [one.neuron for one in snapshot.replicas_of(model_name) if one.status is status]
     if not names:

@@ -1,5 +1,5 @@
-"""The operator's actions on neurons: drain, admit, refuse, remove. Each desired state is a row,
-audited, and published in Redis on commit."""
+"""The operator's actions on neurons. Each desired state is a row, audited, and published on
+commit."""
 
 from __future__ import annotations
 
@@ -45,8 +45,7 @@ RESTORED_STATUSES = (
 
 
 def neuron_drain(*, actor: Actor, neuron_name: str, within_s: int | None = None) -> NeuronWish:
-    """Places no new loads or requests there; running ones finish, or are cancelled after
-    ``within_s``. A second drain sets that anew. Raises ``UnknownNeuronError``."""
+    """Running requests are cancelled after ``within_s``. Raises ``UnknownNeuronError``."""
     now = timezone.now()
     wanted = NeuronWish.objects.filter(neuron_name=neuron_name).exclude(drain_wanted_at=None)
     since = wanted.values_list("drain_wanted_at", flat=True).first()
@@ -67,16 +66,14 @@ def neurons_overdue(*, now: datetime) -> frozenset[str]:
 
 
 def neuron_resume(*, actor: Actor, neuron_name: str) -> NeuronWish:
-    """Ends a drain: the control plane loads the models from before it again. Raises
-    ``UnknownNeuronError``."""
+    """The control loads the models from before the drain again. Raises ``UnknownNeuronError``."""
     return _set_desired(
         actor, "neuron.resume", neuron_name, drain_wanted_at=None, drain_ends_at=None
     )
 
 
 def neuron_models_restored(*, neuron_name: str, model_names: Collection[str]) -> None:
-    """These are back, or cannot be: they are no longer to be loaded there. Does nothing where the
-    neuron drains again meanwhile."""
+    """These are back, or cannot be. Does nothing where the neuron drains again meanwhile."""
     resumed = NeuronWish.objects.select_for_update().filter(drain_wanted_at=None)
     with transaction.atomic():
         desired = resumed.filter(neuron_name=neuron_name).first()
@@ -99,15 +96,13 @@ def neuron_models_to_restore_add(*, neuron_name: str, model_names: Collection[st
 
 
 def models_to_restore() -> dict[str, tuple[str, ...]]:
-    """Neuron -> models still to be loaded there after a drain or an eviction, the last used first.
-    Without draining neurons."""
+    """Keys are neurons that do not drain; the last used models come first."""
     resumed = NeuronWish.objects.filter(drain_wanted_at=None).exclude(models_before_drain=[])
     return {desired.neuron_name: tuple(desired.models_before_drain) for desired in resumed}
 
 
 def _models_to_restore(neuron_name: str) -> list[str]:
-    """The models loaded there now, without substitutes for another neuron, and those still missing
-    there since the last drain."""
+    """Leaves out substitutes for another neuron; adds models missing since the last drain."""
     loaded = Replica.objects.filter(neuron__name=neuron_name, status__in=RESTORED_STATUSES)
     loaded = loaded.exclude(model_name__in=_restored_elsewhere(neuron_name))
     by_use = loaded.order_by(F("last_used_at").desc(nulls_last=True), "model_name")
@@ -144,8 +139,7 @@ def neuron_expect(*, actor: Actor, neuron_name: str) -> NeuronWish:
 
 
 def neuron_remove(*, actor: Actor, neuron_name: str) -> None:
-    """Forgets an offline neuron: its rows, its load jobs, and its keys in Redis. An invited one may
-    come back. Raises ``UnknownNeuronError``, ``NeuronAliveError``."""
+    """Forgets its jobs and Redis keys, too. Raises ``UnknownNeuronError``, ``NeuronAliveError``."""
     if live.is_reporting(neuron_name):
         raise NeuronAliveError(f"{neuron_name} reports: stop it before it is removed")
     with transaction.atomic():
@@ -166,7 +160,7 @@ def neuron_remove(*, actor: Actor, neuron_name: str) -> None:
 
 
 def admission_policy_set(*, actor: Actor, policy: AdmissionPolicy) -> None:
-    """Sets the policy for new neurons; the others keep their admission."""
+    """Other neurons keep their admission."""
     with transaction.atomic():
         known = set(NeuronWish.objects.values_list("neuron_name", flat=True))
         NeuronWish.objects.bulk_create(
@@ -185,7 +179,7 @@ def admission_policy_set(*, actor: Actor, policy: AdmissionPolicy) -> None:
 
 
 def desired_state_of_first_sight(neuron_name: str) -> NeuronWish:
-    """The desired state of a neuron that reports, created by the policy if there is none."""
+    """Created by the policy if there is none."""
     desired = NeuronWish.objects.filter(neuron_name=neuron_name).first()
     if desired is None:
         admission = _policy().first_admission.value
@@ -196,7 +190,7 @@ def desired_state_of_first_sight(neuron_name: str) -> NeuronWish:
 
 
 def desired_states_publish() -> None:
-    """Writes all desired states to Redis. If Redis is offline, the control's next tick does."""
+    """If Redis is offline, the control's next tick does it."""
     fields = encode_desired_states(desired_states_read())
     try:
         pipeline = live.redis_client().pipeline(transaction=True)

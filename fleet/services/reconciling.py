@@ -1,8 +1,5 @@
-"""Carries out the control's decisions: loads, unloads and time slices.
-
-``fleet.placement.reconcile`` decides. Here are the database's jobs, and the effects. Each action is
-independent: a refused one is decided again at the next tick.
-"""
+"""Carries out the decisions of ``fleet.placement.reconcile``. Each action is independent: a refused
+one is decided again at the next tick."""
 
 from __future__ import annotations
 
@@ -38,8 +35,7 @@ FAILURES_SINCE = timedelta(seconds=2 * BACKOFF.max_s)
 
 
 def fleet_plan(*, watched: Watched, time_slices: tuple[TimeSlice, ...]) -> Plan:
-    """The decisions of one tick. Writes nothing and holds no lock: deciding on a large fleet takes
-    tens of milliseconds. ``time_slices`` are the active ones."""
+    """Holds no lock: deciding on a large fleet takes tens of milliseconds."""
     # Read again: an older read lacks a model that was just unloaded to stay so.
     selectors.catalogue_cache_clear()
     return reconcile(

@@ -1,5 +1,4 @@
-"""Loads with stages on several neurons: orders the stages, then the engine, and releases unused
-stages.
+"""Loads with stages on several neurons: orders stages, then the engine; releases unused stages.
 
     load_job_start ─▶ identities, an order for each other neuron ─▶ their heartbeats: it listens
     each tick      ─▶ all listen: the engine's load, with their addresses and certificates
@@ -7,8 +6,8 @@ stages.
                    ─▶ stages whose load has ended, or whose engine is gone: they are released
     unload, cancel ─▶ the engine was not ordered yet: the job ends, and all are released
 
-Identities are made for one load. Each secret goes to its
-own neuron alone; the engine's waits in the job's row, encrypted, until its stages listen.
+Identities are made for one load. Each secret goes to its own neuron alone; the engine's waits in
+the job's row, encrypted, until its stages listen.
 """
 
 from __future__ import annotations
@@ -64,8 +63,7 @@ def spans_neurons(stages: Sequence[StageSpec]) -> bool:
 
 
 def stage_orders(job: LoadJob) -> Send:
-    """Makes the identities of the job's links, and returns a function that sends the orders of its
-    stages on other neurons. Save the job before calling that."""
+    """Sets the job's links. Save the job before calling the function that it returns."""
     far = _far_stages(job)
     identities = {index: new_identity() for index in far}
     links = StageLinks(
@@ -95,7 +93,6 @@ def stage_orders(job: LoadJob) -> Send:
 
 
 def stage_loads_advance(*, snapshot: FleetSnapshot) -> None:
-    """Orders the engines of loads whose stages all listen, and fails loads of which one cannot."""
     now = timezone.now()
     for job in selectors.load_jobs_active().exclude(stage_links=""):
         if job.model is None:
@@ -112,8 +109,7 @@ def stage_loads_advance(*, snapshot: FleetSnapshot) -> None:
 
 
 def stage_load_call_off(*, job: LoadJob) -> bool:
-    """Ends a load whose engine has not been ordered yet; the control's next tick releases its
-    stages. ``False``: its neuron has the engine's order, or the load has ended."""
+    """The next tick releases its stages. ``False``: its engine is ordered, or it has ended."""
     with transaction.atomic():
         unordered = LoadJob.objects.filter(pk=job.pk).exclude(stage_links="")
         if not unordered.update(stage_links=""):
@@ -123,8 +119,7 @@ def stage_load_call_off(*, job: LoadJob) -> bool:
 
 
 def held_stages_release(*, snapshot: FleetSnapshot) -> None:
-    """Orders neurons to end the stages without a load or an engine. A lost message is repeated at
-    the next tick."""
+    """A lost message is repeated at the next tick."""
     if not any(True for _ in snapshot.held_stages()):
         return
     jobs = selectors.load_jobs_active().exclude(kind__in=LEAVING_KINDS)
@@ -160,8 +155,7 @@ def _order_engine(job: LoadJob, addresses: Mapping[int, str], now: datetime) -> 
 def _linked(
     spec: LoadSpec, links: StageLinks, addresses: Mapping[int, str] | None = None
 ) -> LoadSpec:
-    """The spec, with the certificate and address of each stage of another neuron, and without that
-    neuron's evictions: its own order has those."""
+    """Drops the evictions on other neurons: their own orders have those."""
     stages = [
         msgspec.structs.replace(
             stage,
@@ -175,7 +169,6 @@ def _linked(
 
 
 def _far_stages(job: LoadJob) -> dict[int, StageSpec]:
-    """The job's stages on other neurons than its engine's, by their index."""
     return {index: stage for index, stage in enumerate(job.stage_specs) if stage.neuron}
 
 
@@ -198,7 +191,6 @@ def _load_failure(
     snapshot: FleetSnapshot,
     now: datetime,
 ) -> LoadFailure | None:
-    """Why the load cannot continue; ``None``: it can."""
     is_late = job.created_at < now - PICKUP_TIMEOUT
     for index, stage in far.items():
         if failure := _stage_failure(stage, held.get(index), snapshot, is_late=is_late):
@@ -260,8 +252,7 @@ def _where(stage: StageSpec) -> str:
 def _unwanted_stages(
     snapshot: FleetSnapshot, active_jobs: Collection[str]
 ) -> Iterator[tuple[str, str, str]]:
-    """Neuron, model and job id of stages to release. ``active_jobs``: ids of the active loads, read
-    after the snapshot."""
+    """(neuron, model, job id). ``active_jobs``: read after the snapshot."""
     for one in snapshot.held_stages():
         stage = one.stage
         if not one.is_failed and stage.job_id not in active_jobs and not _is_used(one, snapshot):
@@ -269,8 +260,7 @@ def _unwanted_stages(
 
 
 def _is_used(one: HeldStageView, snapshot: FleetSnapshot) -> bool:
-    """Whether an engine uses it, or will. A stage that has its layers ends with its engine by
-    itself; a silent neuron is left to that."""
+    """A READY stage ends with its engine by itself, also where the engine's neuron is silent."""
     stage = one.stage
     engine = snapshot.neuron(stage.engine_neuron)
     replica = None if engine is None else engine.replica_of(stage.model)

@@ -46,9 +46,8 @@ def upstream_create(*, actor: Actor, name: str, url: str, key: str = "", **value
 def upstream_update(
     *, actor: Actor, upstream: Upstream, changed_fields: Sequence[str], key: str | None = None
 ) -> None:
-    """Writes the named columns of an edited row. ``key``: ``None`` keeps it, empty removes it. A
-    URL of another host needs the key again, so that no other host ever gets it. Raises
-    ``UpstreamValueError``."""
+    """``key``: ``None`` keeps it, empty removes it. A URL of another host needs the key again, so
+    that no other host ever gets it. Raises ``UpstreamValueError``."""
     upstream.url = upstream.url.rstrip("/")
     with transaction.atomic():
         before = Upstream.objects.select_for_update().get(pk=upstream.pk)
@@ -147,8 +146,7 @@ def _key_set(upstream: Upstream, key: str) -> None:
 def upstream_test(
     *, actor: Actor, upstream: Upstream, model: str = "", tries_paid: bool = False
 ) -> Probed:
-    """Takes up to ``TIME_LIMIT_S``, without a lock. ``model``, ``tries_paid``: see ``probe``.
-    Raises ``UpstreamSecretError``."""
+    """Takes up to ``TIME_LIMIT_S``, without a lock. Raises ``UpstreamSecretError``."""
     entry = upstream.entry()
     secret = unseal(entry.sealed_secret, settings.SECRET_KEY) if entry.sealed_secret else ""
     probed = probe(entry, secret, model=model, tries_paid=tries_paid)

@@ -1,5 +1,3 @@
-"""``manage.py aliases``."""
-
 from __future__ import annotations
 
 from fleet.management import verbs

@@ -1,5 +1,3 @@
-"""``manage.py audit``."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""``manage.py backup FILE``: database, files, secrets and settings, while everything runs."""
-
 from __future__ import annotations
 
 import time

@@ -1,5 +1,3 @@
-"""``manage.py chat [MODEL]``: talk to a model in the terminal; piped input is one question."""
-
 from __future__ import annotations
 
 import json
@@ -22,9 +20,8 @@ from helexa_site.program import program
 TIMEOUT_S = 660.0
 """A first request may wait for its model; the server gives up before this."""
 NO_SAMPLING: Mapping[str, float] = MappingProxyType({})
-"""The model's own."""
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""Control characters, which move a terminal's cursor or forge lines; not line feeds and tabs."""
+"""They move a terminal's cursor or forge lines. Line feeds and tabs are left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +29,7 @@ class Answer:
     text: str
     completion_tokens: int
     seconds: float
-    """Seconds since the first token."""
+    """Since the first token."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -40,15 +37,12 @@ class Answer:
 
 
 class ChatClient:
-    """A streamed chat over ``/v1/chat/completions``."""
-
     def __init__(self, url: str, key: str | None) -> None:
         hint = f"; is {program()} serve running?"
         self._server = Server(url, key, timeout_s=TIMEOUT_S, hint=hint)
 
     def model_to_ask(self) -> str:
-        """A loaded model, else the first on offer, among those that may chat: capabilities are
-        unknown before a first load. Raises ``CommandError``."""
+        """A loaded one first. Capabilities are unknown before a load. Raises ``CommandError``."""
         cards = self.model_cards()
         if not cards:
             raise CommandError(f"No model is offered yet: {program()} models add offers one")
@@ -59,7 +53,7 @@ class ChatClient:
         return str((loaded or talking)[0]["id"])
 
     def model_cards(self) -> list[dict[str, Any]]:
-        """Returns the models of ``GET /v1/models``. Raises ``CommandError``."""
+        """Raises ``CommandError``."""
         with self._server.open("/v1/models") as response:
             try:
                 cards: list[dict[str, Any]] = json.load(response)["data"]
@@ -76,8 +70,7 @@ class ChatClient:
         sampling: Mapping[str, float] = NO_SAMPLING,
         clock: Callable[[], float] = time.monotonic,
     ) -> Answer:
-        """Writes the answer as it comes. ``sampling`` are fields of the request. Raises
-        ``CommandError``."""
+        """``sampling``: fields of the request. Raises ``CommandError``."""
         body: dict[str, Any] = {
             "model": model,
             "messages": messages,
@@ -101,7 +94,6 @@ class ChatClient:
         return Answer("".join(parts), num_tokens, clock() - first_s)
 
     def _events(self, lines: Iterator[bytes]) -> Iterator[dict[str, Any]]:
-        """Raises ``CommandError`` where the server disconnects meanwhile."""
         try:
             for line in lines:
                 if line.startswith(b"data: ") and not line.startswith(b"data: [DONE]"):
@@ -163,8 +155,7 @@ class Command(QuickCommand):
                 self.stderr.write(f"\n[{str(error) or 'stopped'}]")
 
     def _write(self, text: str) -> None:
-        """Escapes control characters for a terminal, since a model or its host may send any. Piped
-        output is unchanged."""
+        """Escapes control characters for a terminal, since a model or its host may send any."""
         if self.stdout.isatty():
             text = CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
         self.stdout.write(text, ending="")

@@ -1,6 +1,3 @@
-"""``manage.py connect CLIENT``: a client's settings for a running server, printed, written, or used
-to start it."""
-
 from __future__ import annotations
 
 import os
@@ -89,7 +86,6 @@ def _target(client: str, options: dict[str, Any]) -> Target:
 
 
 def _write(client: str, found: ClientSettings) -> str:
-    """The outcome in words. Raises ``CommandError``, and leaves the file unchanged then."""
     if found.file is None:
         raise CommandError(
             f"{client} has no settings file to write: paste what {program()} connect {client} "
@@ -112,15 +108,13 @@ def _write(client: str, found: ClientSettings) -> str:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Writes a client's settings, which hold a key: only the owner may read a new file, and an
-    existing one keeps its mode."""
+    """The text holds a key: only the owner may read a new file. An existing one keeps its mode."""
     path.parent.mkdir(parents=True, exist_ok=True)
     mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else OWNER_ALONE
     write_whole(path, text, mode=mode)
 
 
 def _run(client: str, found: ClientSettings, arguments: list[str]) -> None:
-    """Does not return. Raises ``CommandError``."""
     if not found.command:
         raise CommandError(f"{client} is not started from a terminal: use --write, or paste")
     if shutil.which(found.command[0]) is None:

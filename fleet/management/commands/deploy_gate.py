@@ -1,6 +1,3 @@
-"""``manage.py deploy_gate``: checks that the models from before are loaded again and answer; exit
-code 1 if not."""
-
 from __future__ import annotations
 
 import json
@@ -28,23 +25,19 @@ QUESTION = "Reply with exactly one word: pineapple"
 WORD = "pineapple"
 MAX_TOKENS = 512
 NO_PENALTIES = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
-"""A model's own penalties lower the probability of words in the question, and the answer is one of
-them."""
+"""Penalties lower the probability of the question's words, and the answer is one of them."""
 MAX_REASON = 200
 REQUEST_TIMEOUT_S = 600.0
 BUSY_STATUSES = (429, 503)
 BUSY_RETRY_S = 5.0
 BUSY_LIMIT_S = 360.0
-"""How long a busy model is retried."""
 POLL_INTERVAL_S = 2.0
 ABSENT_LIMIT_S = 30.0
-"""How long to wait for a server that has never answered. One that has is waited for as loads
-are."""
+"""For a server that has never answered; one that has is waited for as loads are."""
 NO_SERVER = (0, 502, 503, 504)
-"""Statuses of an offline server, or of a proxy before it."""
+"""Sent by a proxy before an offline server; 0: nothing answered."""
 NOTHING_KNOWN: Mapping[str, Any] = {"is_live": False, "neurons": [], "jobs": []}
 MAX_TRIES = 12
-"""Questions to a model of several neurons until one of them reached the neuron in question."""
 ACTIVE = ("pending", "running")
 
 
@@ -58,8 +51,7 @@ class Loaded:
 
 
 class GatewayFleet:
-    """The gate's view of the fleet. Every method raises ``RefusedError``, and ``ValueError`` for a
-    body that is not JSON."""
+    """Methods raise ``RefusedError``, and ``ValueError`` for a body that is not JSON."""
 
     def __init__(self, url: str, key: str | None) -> None:
         self._server = Server(url, key, timeout_s=REQUEST_TIMEOUT_S)
@@ -68,7 +60,6 @@ class GatewayFleet:
         return json.loads(self._server.read(path, body))
 
     def last_used(self, one: Loaded) -> str | None:
-        """When that replica last had work; changes with each request."""
         query = f"neuron={quote(one.neuron)}&model={quote(one.model)}"
         rows = self.ask(f"/api/replicas?{query}")["data"]
         return str(rows[0]["last_used_at"]) if rows else None
@@ -82,14 +73,12 @@ class Gate:
     ready_limit_s: float
     report: Callable[[str], object]
     model: str | None = None
-    """``None``: all loaded models."""
     question: str = QUESTION
     word: str = WORD
     clock: Callable[[], float] = field(default=time.monotonic)
     sleep: Callable[[float], object] = field(default=time.sleep)
 
     def problems(self, expected: Sequence[Loaded]) -> list[str]:
-        """Empty: all are well."""
         if closed := self._wait(expected):
             return closed
         ready = ready_now(self.fleet.ask(OVERVIEW), self.neuron)
@@ -110,7 +99,6 @@ class Gate:
         return [f"{shown}: {problem}" for shown, problem in found if problem]
 
     def _wait(self, expected: Sequence[Loaded]) -> list[str]:
-        """Why the gate stays closed; empty once all expected models are ready."""
         deadline_s = self.clock() + self.ready_limit_s
         absent_at_s = self.clock() + min(ABSENT_LIMIT_S, self.ready_limit_s)
         reported: list[str] = []
@@ -133,7 +121,7 @@ class Gate:
             self.sleep(POLL_INTERVAL_S)
 
     def _poll(self) -> tuple[Mapping[str, Any], str | None]:
-        """The fleet, and why the server does not answer: it may be restarting itself."""
+        """A server that does not answer may be restarting."""
         try:
             return self.fleet.ask(OVERVIEW), None
         except RefusedError as error:
@@ -142,7 +130,6 @@ class Gate:
             return NOTHING_KNOWN, str(error)
 
     def _problem(self, one: Loaded, *, is_embedding: bool) -> str | None:
-        """The model's problem; ``None``: it answers, on that neuron where one is named."""
         before = None if self.neuron is None else self.fleet.last_used(one)
         question = self.question
         for number in range(1, MAX_TRIES + 1):
@@ -154,7 +141,7 @@ class Gate:
         return f"{MAX_TRIES} questions were answered, and none of them there"
 
     def _was_used(self, one: Loaded, before: str | None) -> bool:
-        """Whether the model's last use changed; a neuron reports it with its next heartbeat."""
+        """A neuron reports a use with its next heartbeat."""
         for _ in range(3):
             if self.fleet.last_used(one) != before:
                 return True
@@ -162,7 +149,6 @@ class Gate:
         return False
 
     def _unless_busy(self, model: str, question: str, is_embedding: bool) -> str | None:
-        """The problem of one answer; a busy model is retried."""
         deadline_s = self.clock() + BUSY_LIMIT_S
         while True:
             try:
@@ -207,8 +193,7 @@ class Gate:
 
 
 def ready_now(overview: Mapping[str, Any], neuron: str | None = None) -> list[Loaded]:
-    """The ready replicas, on that neuron or on all, without stand-ins for a model that is moving
-    back."""
+    """Leaves out stand-ins for a model that is moving back."""
     home = {
         model: line["name"]
         for line in overview["neurons"]
@@ -228,7 +213,6 @@ def ready_now(overview: Mapping[str, Any], neuron: str | None = None) -> list[Lo
 def missing(
     overview: Mapping[str, Any], expected: Sequence[Loaded], neuron: str | None = None
 ) -> list[str]:
-    """Why the gate is still closed, in words; empty: it may test."""
     ready = set(ready_now(overview))
     reasons = [f"{one} is not ready" for one in expected if one not in ready]
     if not overview["is_live"]:

@@ -1,5 +1,3 @@
-"""``manage.py downloads``."""
-
 from __future__ import annotations
 
 from fleet.management import verbs

@@ -1,5 +1,3 @@
-"""``manage.py ensure_default_model``: put the small default model into the catalogue."""
-
 from __future__ import annotations
 
 from typing import Any

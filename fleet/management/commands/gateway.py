@@ -1,5 +1,3 @@
-"""``manage.py gateway``: the API and the admin on one port, under Daphne."""
-
 from __future__ import annotations
 
 from argparse import ArgumentParser

@@ -1,5 +1,3 @@
-"""``manage.py jobs``."""
-
 from __future__ import annotations
 
 from fleet.management import verbs

@@ -1,5 +1,3 @@
-"""``manage.py logs NEURON MODEL``: the last lines of an engine's log."""
-
 from __future__ import annotations
 
 from argparse import ArgumentParser

@@ -1,5 +1,3 @@
-"""``manage.py models``: the catalogue's models, and loading them."""
-
 from __future__ import annotations
 
 import sys
@@ -201,8 +199,7 @@ PLANNED: verbs.Columns = {
 
 
 def setting_of(words: str) -> tuple[str, Any]:
-    """Reads ``SETTING=VALUE``: the setting's name, and its value by its kind. An empty value unsets
-    it, or restores its default. Raises ``CommandError``."""
+    """An empty value unsets the setting, or restores its default. Raises ``CommandError``."""
     name, equals, text = words.partition("=")
     if not equals or name not in SETTINGS:
         raise CommandError(f"{words!r} is not SETTING=VALUE with one of {', '.join(SETTINGS)}")

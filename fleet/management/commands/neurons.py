@@ -1,5 +1,3 @@
-"""``manage.py neurons``: the hosts that models are loaded on."""
-
 from __future__ import annotations
 
 from argparse import ArgumentParser
@@ -16,7 +14,6 @@ EFFECTS = {
     "refuse": "is refused: it gets no more loads and requests",
 }
 MAX_NAMED = 8
-"""Requests that are named by their ids."""
 
 
 class SetDesiredState(verbs.Do):
@@ -43,8 +40,6 @@ def add_drain_arguments(parser: ArgumentParser) -> None:
 
 
 def what_runs(neuron: verbs.Row) -> str:
-    """The end of the sentence: the models still running there and their requests, or that the
-    neuron is offline."""
     if neuron["status"] == "away":
         return ", once it is back: it is away now"
     at_work = ", ".join(map(_at_work, neuron["at_work"]))

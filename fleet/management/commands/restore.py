@@ -1,5 +1,3 @@
-"""``manage.py restore FILE``: a backup into a database that is empty, or put aside."""
-
 from __future__ import annotations
 
 from argparse import ArgumentParser

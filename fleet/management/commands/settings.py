@@ -1,5 +1,3 @@
-"""``manage.py settings``."""
-
 from __future__ import annotations
 
 from fleet.management import verbs
@@ -8,8 +6,6 @@ from fleet.nouns import SETTINGS
 
 
 class ListSettings(verbs.List):
-    """Reads this process' own environment where no server is named."""
-
     def run(self, run: verbs.Run) -> None:
         super().run(run)
         if isinstance(run.backend, LocalBackend):

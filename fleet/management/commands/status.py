@@ -1,5 +1,3 @@
-"""``manage.py status``: an overview of the fleet; exit code 1 while something is wrong."""
-
 from __future__ import annotations
 
 import sys
@@ -14,7 +12,6 @@ from helexa_site.management.base import QuickCommand
 from metering.output import errors_on_one_line, json_text
 
 NOTICE = "notice"
-"""The level of findings that are no problem."""
 CLEAR = "\x1b[H\x1b[2J"
 
 

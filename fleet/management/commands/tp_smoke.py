@@ -1,5 +1,4 @@
-"""``manage.py tp_smoke``: can several ranks share a model on this host? In a process of its own:
-this one has no tensors."""
+"""``manage.py tp_smoke``, in a process of its own: this one has no tensors."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""``manage.py upstreams``.
-
-A key is read from standard input or from a variable of the environment: command lines are seen by
-others and kept in histories.
-"""
+"""``manage.py upstreams``. Keys come from standard input or a variable of the environment: others
+see command lines, and histories keep them."""
 
 from __future__ import annotations
 
