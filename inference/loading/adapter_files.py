@@ -1,8 +1,5 @@
-"""An adapter's files, as PEFT writes them: checked against its base model by their headers, and
-then read. What cannot be computed here is refused by its name, before any weight is read.
-
-    adapter_config.json ──────────▶ AdapterConfig ─┐
-    adapter_model.safetensors ─▶ names, shapes ────┴─▶ checks ─▶ AdapterWeights
+"""Reads an adapter's files, as PEFT writes them. What cannot be computed here is refused by name,
+from the headers.
 
 Names in the file are the base model's own, after ``base_model.model.``.
 """
@@ -140,7 +137,6 @@ def _pattern(
 
 
 def _matching(pattern: Mapping[str, Number], name: str, otherwise: Number) -> Number:
-    """The number of the first key that the end of ``name`` matches."""
     keys = (key for key in pattern if re.fullmatch(rf"(?:.*\.)?(?:{key})", name))
     return next((pattern[key] for key in keys), otherwise)
 
@@ -169,7 +165,7 @@ def _number(value: object, field: str) -> float:
 class OpenedAdapter:
     weights: AdapterWeights
     fingerprint: str
-    """A digest of its files' bytes: two adapters of one fingerprint compute the same."""
+    """A digest of its files' bytes."""
 
 
 def open_adapter(
@@ -221,7 +217,7 @@ class _Pair(NamedTuple):
 
 
 def _pairs(files: SafetensorsFiles, config: ModelConfig) -> Mapping[str, _Pair]:
-    """The adapter's pairs of matrices, by the model's names of the weights."""
+    """Keys are the model's names of the weights."""
     halves: dict[str, dict[str, str]] = {}
     for name in files.names:
         match = _TENSOR.fullmatch(name)

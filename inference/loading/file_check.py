@@ -38,16 +38,14 @@ if TYPE_CHECKING:
 class FileCheckOrder(msgspec.Struct, frozen=True, kw_only=True):
     spec: LoadSpec
     weights: list[str]
-    """Paths of the downloaded weight files, the model's own before its draft model's; empty for a
-    ``path:`` source."""
+    """Paths of the downloaded weights, the model's own first; empty for a ``path:`` source."""
     free_memory_bytes: int
     weighs: bool = False
-    """Whether what its layers take is wanted instead."""
+    """Requests the layers' costs instead of a check."""
 
 
 class FileCheckResult(msgspec.Struct, frozen=True, kw_only=True):
     failure: LoadFailure | None
-    """``None``: nothing speaks against the files."""
     costs: PackedCosts | None = None
 
 
@@ -110,7 +108,6 @@ def _checked_config(files: ModelFiles, spec: LoadSpec) -> ModelConfig | None:
 
 
 def _model_files(spec: LoadSpec, paths: Sequence[Path], free_memory_bytes: int) -> ModelFiles:
-    """``paths``: downloaded weights, the model's own first."""
     if parse_source(spec.source).path is not None:
         # A hash would read the weights.
         spec = msgspec.structs.replace(spec, sha256=None)

@@ -1,5 +1,5 @@
-"""The host, as far as processes without torch ask for it: its memory, or that of the control group
-(version 2) that confines this process; and whether it can build the launchers of Triton's kernels.
+"""Memory of the host, or of the control group (version 2) that confines this process; and whether
+Triton's launchers can be built. Imports no torch.
 
 Triton compiles a small C extension at a kernel's first launch: with ``CC``, gcc or clang, against
 the headers of the Python that runs it.
@@ -28,7 +28,6 @@ class HostMemory:
 
 
 def host_memory(control_group: Path = CONTROL_GROUP) -> HostMemory:
-    """Measured now: whichever of the two has less."""
     memory = psutil.virtual_memory()
     total_bytes, free_bytes = int(memory.total), int(memory.available)
     limit_bytes = _number(control_group / "memory.max")
@@ -50,8 +49,8 @@ def _number(path: Path) -> int | None:
 def triton_problem(
     environment: Mapping[str, str] = os.environ, headers: Path | None = None
 ) -> str | None:
-    """A sentence with the missing parts and their packages; ``None``: nothing is missing.
-    ``headers``: the folder of Python's headers, if not this Python's own."""
+    """A sentence for people; ``None``: nothing is missing. ``headers``: default this Python's
+    own."""
     missing = []
     if not _compiler(environment):
         missing.append("a C compiler (gcc, clang, or CC)")

@@ -35,9 +35,7 @@ from inference.models.families.tower import with_pixels
 from inference.protocol.load_errors import BadFileError, MissingFileError, UnknownArchitectureError
 
 PROCESSOR = "preprocessor_config.json"
-"""How an image is prepared for the vision tower."""
 HEAD = re.compile(r"(?:For[A-Z]\w*|LMHeadModel|Model)$")
-"""``ForCausalLM``, ``ForSequenceClassification``: what follows the architecture's name."""
 MALFORMED = (
     ArithmeticError,
     AssertionError,
@@ -77,13 +75,12 @@ def _parsed(path: Path) -> Any:
 
 
 def read_json_if_there(path: Path) -> dict[str, Any]:
-    """Empty where there is no such file. Raises ``BadFileError``."""
+    """Raises ``BadFileError``."""
     return dict(read_json(path)) if path.is_file() else {}
 
 
 def parse_config(config: Json, generation: Json) -> ModelConfig:
-    """``config`` and ``generation`` are config.json and generation_config.json, parsed. Raises
-    ``BadFileError``, ``UnknownArchitectureError``."""
+    """Raises ``BadFileError``, ``UnknownArchitectureError``."""
     config = with_model_type(config, known_model_types())
     family = check_architecture(str(config["model_type"]))
     with refuses_malformed("config.json"):
@@ -94,9 +91,8 @@ def parse_config(config: Json, generation: Json) -> ModelConfig:
 
 @contextmanager
 def refuses_malformed(what: str) -> Iterator[None]:
-    """Turns whatever a malformed file makes its readers stumble over into one refusal: families
-    read dozens of keys, each in its own way, and check some by name. ``what``: the file that is
-    read inside. Raises ``BadFileError``."""
+    """Families read dozens of keys, each in its own way: any of their errors becomes a refusal.
+    ``what``: the file that is read inside. Raises ``BadFileError``."""
     try:
         yield
     except MALFORMED as error:
@@ -105,8 +101,7 @@ def refuses_malformed(what: str) -> Iterator[None]:
 
 
 def with_model_type(config: Json, known: Iterable[str]) -> Json:
-    """``config`` itself where it has a ``model_type``. Raises ``BadFileError`` where its
-    ``architectures`` name none of ``known``."""
+    """Raises ``BadFileError`` where ``architectures`` name none of ``known``."""
     if config.get("model_type") is not None:
         return config
     architectures = config.get("architectures") or []
@@ -129,9 +124,8 @@ def _letters(name: str) -> str:
 
 
 def learnt_config(config: ModelConfig) -> ModelConfig:
-    """Completes the config of a model that the transformers backend computes, from facts of the
-    module without its weights that config.json lacks; others stay as they are. Raises
-    ``UnknownArchitectureError``."""
+    """Completes the config of a model of the transformers backend by facts of its module, built
+    without weights; returns others as they are. Raises ``UnknownArchitectureError``."""
     module, _, name = family_of(config).detector.partition(":")
     if not module:
         return config
@@ -165,8 +159,7 @@ MODULES = "modules.json"
 
 
 def check_directory_config(directory: Path) -> None:
-    """Can a model of this config be run here, weights aside? Raises ``MissingFileError``,
-    ``BadFileError``, ``UnknownArchitectureError``."""
+    """Raises ``MissingFileError``, ``BadFileError``, ``UnknownArchitectureError``."""
     if read_embedding_config(directory) is None:
         learnt_config(read_directory_config(directory))
 
@@ -217,7 +210,6 @@ def _read_embedding(directory: Path, config: Json) -> EmbeddingConfig | None:
 
 
 def _is_bare(config: Json) -> bool:
-    """An encoder, or a decoder that was saved without the head that generates."""
     model_type, names = config.get("model_type"), config.get("architectures") or []
     if model_type in ENCODERS:
         return True

@@ -1,5 +1,5 @@
-"""Image files to patches, as transformers' own processor makes them. Imports transformers and
-Pillow when a model with a tower is loaded, and not before."""
+"""Turns image files into patches, as transformers' own processors do. Imports transformers and
+Pillow only when a model with a tower is loaded."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def with_bounded_pixels(
 def open_image_processor(
     directory: Path, config: ModelConfig
 ) -> tuple[ImageFileProcessor | None, str]:
-    """The processor of a model that is given images; where it cannot be had, and there is a tower,
-    in words why not. Raises ``LoadError``."""
+    """Returns also a sentence for people if a model with a tower gets no images. Raises
+    ``LoadError``."""
     if config.vision is None:
         return None, ""
     if find_spec("PIL") is None:
@@ -98,8 +98,8 @@ class PatchMaker(Protocol):
 
 
 class ImageFileProcessor:
-    """The ``ImageProcessor`` of a model's directory. Images are read as they are displayed: rotated
-    by their Exif orientation, the first frame of animations, without transparency."""
+    """Images are read as they are displayed: rotated by their Exif orientation, the first frame of
+    animations, without transparency."""
 
     def __init__(self, directory: Path, vision: VisionConfig) -> None:
         self._vision = vision
@@ -107,7 +107,7 @@ class ImageFileProcessor:
         self._patches: PatchMaker = make(vision, _declared(directory, vision))
 
     def patches(self, data: bytes, grid: tuple[int, int, int]) -> npt.NDArray[np.float32]:
-        """See ``ImageProcessor``. Raises ``InvalidImageError``."""
+        """Raises ``InvalidImageError``."""
         image = self._decoded(data, grid)
         is_low_detail = not self._may_be(image.size, grid, is_low_detail=False)
         found = self._patches(image, is_low_detail=is_low_detail)
@@ -116,8 +116,7 @@ class ImageFileProcessor:
         return np.ascontiguousarray(found, dtype=np.float32)
 
     def _decoded(self, data: bytes, grid: tuple[int, int, int]) -> Any:
-        """The size is checked before any pixel is decoded: there may be no more pixels than the
-        request was counted by."""
+        """Checks the size before decoding: no more pixels than the request was counted by."""
         from PIL import Image, ImageOps
 
         try:
@@ -146,7 +145,6 @@ class ImageFileProcessor:
 
 
 def qwen_patches(vision: VisionConfig, declared: dict[str, Any]) -> PatchMaker:
-    """Images of any size, within bounds of pixels."""
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
     def processor(is_low_detail: bool) -> Any:
@@ -163,7 +161,7 @@ def qwen_patches(vision: VisionConfig, declared: dict[str, Any]) -> PatchMaker:
 
 
 def square_patches(vision: VisionConfig, declared: dict[str, Any]) -> PatchMaker:
-    """Every image as a square of one size, whatever its shape: Gemma 3 without pan and scan."""
+    """Gemma 3 without pan and scan: every image as a square of one size."""
     from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 
     size = {"height": vision.image_px, "width": vision.image_px}
@@ -174,8 +172,8 @@ def square_patches(vision: VisionConfig, declared: dict[str, Any]) -> PatchMaker
 
 
 def tile_patches(vision: VisionConfig, declared: dict[str, Any]) -> PatchMaker:
-    """Every image as tiles of one size, and behind them as one such tile: Idefics3. In low detail,
-    or where a model does not cut images, as that one alone."""
+    """Idefics3: an image's tiles, then the whole image as one tile; that alone in low detail, or
+    where a model does not cut images."""
     from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
     def processor(is_low_detail: bool) -> Any:
@@ -197,7 +195,7 @@ def tile_patches(vision: VisionConfig, declared: dict[str, Any]) -> PatchMaker:
 
 
 def row_patches(vision: VisionConfig, declared: dict[str, Any]) -> PatchMaker:
-    """Images of any shape, reduced to a longest side and never enlarged: Pixtral."""
+    """Pixtral: images of any shape, reduced to a longest side and never enlarged."""
     from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 
     unit_px = vision.patch_px * vision.merge
@@ -218,8 +216,7 @@ def row_patches(vision: VisionConfig, declared: dict[str, Any]) -> PatchMaker:
 def _maker(
     processor: Callable[[bool], Any], merged: Callable[[Any], npt.NDArray[np.float32]]
 ) -> PatchMaker:
-    """``processor`` makes transformers' processor for low detail or not; ``merged`` turns the pixel
-    values that one returns into patches."""
+    """``merged``: the processor's pixel values -> patches."""
     processors = {is_low_detail: processor(is_low_detail) for is_low_detail in (False, True)}
 
     def patches(image: Any, *, is_low_detail: bool) -> npt.NDArray[np.float32]:
@@ -232,7 +229,7 @@ def _maker(
 def merged_patches(
     pixels: npt.NDArray[np.float32], patch_px: int, merge: int
 ) -> npt.NDArray[np.float32]:
-    """(num_channels, height, width), of whole merged patches -> (num_patches, num_channels *
+    """(num_channels, height, width) of whole merged patches -> (num_patches, num_channels *
     patch_px**2): those that are merged stand after each other."""
     channels, height, width = pixels.shape
     rows, columns = (side // (patch_px * merge) for side in (height, width))

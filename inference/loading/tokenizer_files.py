@@ -151,8 +151,7 @@ def tokenizer_directory(
     fetch: FetchTokenizer = no_repository,
     scheme: str = HUGGINGFACE,
 ) -> Path:
-    """``fetch`` brings a repository's tokenizer files, ``scheme`` is of the file's own source.
-    Raises ``BadFileError``."""
+    """``scheme``: of the file's own source. Raises ``BadFileError``."""
     directory = cache_dir / "tokenizers" / _header_fingerprint(header, scheme)
     if directory.is_dir():
         return directory
@@ -185,7 +184,6 @@ def _header_fingerprint(header: GGUFHeader, scheme: str) -> str:
 
 
 def tokenizer_warnings(directory: Path) -> list[str]:
-    """Sentences about the vocabulary of the file that the directory was written for."""
     config = read_json_if_there(directory / "tokenizer_config.json")
     return [config[WARNING]] if WARNING in config else []
 
@@ -213,9 +211,8 @@ def original_of(directory: Path, scheme: str = HUGGINGFACE) -> list[str]:
 def _base_tokenizer(
     metadata: Metadata, fetch: FetchTokenizer, cause: BadFileError, repositories: Sequence[str]
 ) -> tuple[str, dict[str, Any]]:
-    """The text of tokenizer.json and the object of tokenizer_config.json, from the first repository
-    whose vocabulary is the file's. Raises ``BadFileError``, which lists the repositories that were
-    tried."""
+    """Returns tokenizer.json's text and tokenizer_config.json's object, from the first repository
+    with the file's vocabulary."""
     tried = []
     for repo in repositories:
         try:
@@ -233,7 +230,6 @@ def _base_tokenizer(
 
 
 def _base_chat_template(fetch: FetchTokenizer, repositories: Sequence[str]) -> Any:
-    """A template's text, a list of named ones, or ``None`` where none can be had."""
     for repo in repositories:
         try:
             directory = fetch(repo)

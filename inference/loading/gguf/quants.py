@@ -97,7 +97,6 @@ def _q5_1(blocks: Blocks) -> GroupedWeight:
 
 
 def _five_bits(packed: Bytes, fifth: Bytes) -> Bytes:
-    """32 low nibbles and the fifth bits of 32 values, in order."""
     return joined(spread(packed, 4), bits_of(fifth), 4)
 
 
@@ -124,7 +123,8 @@ def _super_block(
     minimums: npt.NDArray[np.generic] | None = None,
     super_minimum: Bytes | None = None,
 ) -> SuperBlockWeight:
-    """Super-scales as their bytes. GGUF takes minimums away; here they are added."""
+    """``super_scale`` and ``super_minimum`` are bytes. GGUF subtracts minimums; here they are
+    added."""
     return SuperBlockWeight(
         bits=bits,
         codes=rows_of(codes),

@@ -65,7 +65,6 @@ class GGUFTensorFiles(TensorFiles):
         self.left_out = ", ".join(
             f"{count} tensors of {of} left out" for of, count in counts.items() if count
         )
-        """A sentence for people: the tensors that nothing computes with."""
         maps = {path: _mapped(path) for path in {info.path for info in header.tensors.values()}}
         super().__init__({}, maps.clear)
         for info in header.tensors.values():
@@ -79,8 +78,8 @@ class GGUFTensorFiles(TensorFiles):
 
 
 def predicting_names(header: GGUFHeader, config: ModelConfig) -> set[str]:
-    """Layers behind the model's own predict further tokens, and files that have some count them
-    among the blocks. The first is all that is ever computed."""
+    """Tensors of multi-token prediction beyond the first layer, which is all that is ever computed.
+    Files count these layers among the blocks."""
     if f"{header.architecture}.{PREDICTING_LAYERS}" not in header.metadata:
         return set()
     layers = {name: match for name in header.tensors if (match := LAYER_NUMBER.match(name))}
@@ -115,8 +114,8 @@ class GGUFTensor(FileTensor):
         num_heads: int | None,
         scales: Scales | None,
     ) -> None:
-        """``maps``: the open files. ``num_heads``: those whose rows stand in rotary order.
-        ``scales``: of the whole tensor or of its experts."""
+        """``num_heads``: those whose rows stand in GGUF's rotary order. ``scales``: one, or one per
+        expert."""
         self._info, self._maps, self._num_heads, self._scales = info, maps, num_heads, scales
         self._is_read_ahead = False
         self.shape, self.num_bytes = info.shape, info.num_bytes
@@ -178,8 +177,7 @@ class GGUFTensor(FileTensor):
         return natural_rotary_order(self.shape[0], self._num_heads)
 
     def _read_ahead(self) -> None:
-        """Has the tensor and what follows it read from the disk, without waiting for it: a fault
-        alone reads a few pages, and a disk is fast where much is asked of it at once."""
+        """Starts reading from the disk without waiting: page faults read only a few pages each."""
         if self._is_read_ahead or not hasattr(mmap, "MADV_WILLNEED"):
             return
         self._is_read_ahead = True
@@ -188,8 +186,6 @@ class GGUFTensor(FileTensor):
         self._pages.madvise(mmap.MADV_WILLNEED, first, last - first)
 
     def _forget_pages(self, begin: int, end: int) -> None:
-        """Drops the pages of bytes [begin, end) from memory; another read comes from the file
-        again."""
         if hasattr(mmap, "MADV_DONTNEED"):
             offset = self._info.offset
             first = max(0, offset + begin - MAPPED_AROUND) // mmap.PAGESIZE * mmap.PAGESIZE
@@ -222,13 +218,12 @@ def natural_rotary_order(num_rows: int, num_heads: int) -> Indices:
 
 
 def is_scale(name: str, names: Collection[str]) -> bool:
-    """Whether the tensor ``name`` is a scale of another one. ``names``: of all."""
     stem, dot, kind = name.rpartition(".")
     return f"{dot}{kind}" in (SCALE, INPUT_SCALE) and stem + WEIGHT in names
 
 
 def read_scales(tensors: Mapping[str, TensorInfo]) -> tuple[dict[str, Scales], int]:
-    """The scales by the names of their weights, and how many there are of activations. Raises
+    """Returns the scales by their weights' names, and the number of scales of activations. Raises
     ``BadFileError``."""
     found: dict[str, Scales] = {}
     own = [name for name in tensors if is_scale(name, tensors)]
@@ -241,7 +236,6 @@ def read_scales(tensors: Mapping[str, TensorInfo]) -> tuple[dict[str, Scales], i
 
 
 def scaled(weight: StoredWeight, scale: float) -> StoredWeight:
-    """``weight``: of a type with a table, whose unit takes the scale in."""
     assert isinstance(weight, CodebookWeight)
     book = weight.codebook
     return replace(weight, codebook=replace(book, unit=book.unit * scale))

