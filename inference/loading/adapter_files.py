@@ -171,8 +171,7 @@ class OpenedAdapter:
 def open_adapter(
     spec: AdapterSpec, config: ModelConfig, cache_dir: Path, on_progress: OnProgress
 ) -> OpenedAdapter:
-    """Opens an adapter for a model of ``config``. Blocks for as long as a download takes. Raises
-    ``LoadError``."""
+    """Blocks while it downloads. Raises ``LoadError``."""
     directory = _fetch(spec, cache_dir, on_progress)
     for name in (CONFIG_NAME, WEIGHTS_NAME):
         if not (directory / name).is_file():

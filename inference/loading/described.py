@@ -62,7 +62,7 @@ class DescribedModel:
     config: ModelConfig
     files: TensorFiles
     left_out: str
-    """A sentence for people: the tensors that the model does not compute with."""
+    """A sentence for people: the tensors that the model does not use."""
     gguf_header: GGUFHeader | None
     """Of a GGUF that has no tokenizer.json beside it; its vocabulary was checked."""
     projector: Path | None = None
@@ -71,9 +71,9 @@ class DescribedModel:
 def describe_model(
     files: ModelFiles, device_type: str, *, wants_predictor: bool = False
 ) -> DescribedModel:
-    """``device_type``: torch's name of it, which bounds the size of images. ``wants_predictor``:
-    also open the multi-token prediction layer, where the files have one. Raises
-    ``UnknownArchitectureError``, ``BadFileError``, ``MissingFileError``."""
+    """``device_type``: torch's name, which bounds the size of images. ``wants_predictor``: also
+    open the multi-token prediction layer, if any. Raises ``UnknownArchitectureError``,
+    ``BadFileError``, ``MissingFileError``."""
     describe = _described_gguf if files.is_gguf else _described_safetensors
     described = describe(files, device_type, wants_predictor=wants_predictor)
     try:

@@ -259,8 +259,7 @@ def _check_reads_texts(config: Json) -> None:
 
 
 def _declared_pooling(directory: Path) -> tuple[Pooling, bool]:
-    """The pooling among the modules that sentence-transformers would run one after the other, and
-    whether a normalisation is among them."""
+    """Returns also whether the modules normalise."""
     path = directory / MODULES
     modules = _parsed(path)
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):

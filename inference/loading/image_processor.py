@@ -42,11 +42,10 @@ MOST_PIXELS_ON_CPU = 589_824
 def with_bounded_pixels(
     config: ModelConfig, device_type: str, environment: Mapping[str, str]
 ) -> ModelConfig:
-    """Images between HELEXA_VISION_MIN_PIXELS and HELEXA_VISION_MAX_PIXELS; without them as the
-    model has it, on a CPU ``MOST_PIXELS_ON_CPU`` at most. Where the largest is 0 the model is given
-    none, and is the text model that its decoder is alone. No other bound changes a model all of
-    whose images have one size, and no smallest one a model that divides them: it scales all images
-    to the largest, or enlarges none. Raises ``BadSettingError``."""
+    """Bounds images by HELEXA_VISION_MIN_PIXELS and HELEXA_VISION_MAX_PIXELS (0: no images), by
+    default by ``MOST_PIXELS_ON_CPU`` on a CPU. Models all of whose images have one size take no
+    bound but 0; those that divide images take no smallest one: they scale all to the largest, or
+    enlarge none. Raises ``BadSettingError``."""
     vision = config.vision
     if vision is None:
         return config

@@ -31,8 +31,7 @@ from inference.protocol.load_errors import BadFileError
 
 
 def latent_fields(shape: LatentConfig, num_layers: int) -> dict[str, Any]:
-    """Fields of ``ModelConfig``: one head of keys is kept, and it is a latent with its rotary
-    key."""
+    """Fields of ``ModelConfig``: the one head of keys is a latent with its rotary key."""
     return {
         "latent": shape,
         "mixers": ("latent",) * num_layers,
@@ -44,7 +43,7 @@ def latent_fields(shape: LatentConfig, num_layers: int) -> dict[str, Any]:
 
 
 def read_latent(config: Json) -> dict[str, Any]:
-    """``latent_fields`` by the keys of DeepSeek's kin. Raises ``BadFileError``."""
+    """Fields of ``ModelConfig``. Raises ``BadFileError``."""
     is_compressed = config.get("q_lora_rank") is not None
     shape = LatentConfig(
         kv_rank=positive_integer(config, "kv_lora_rank"),
@@ -73,7 +72,6 @@ LATENT_NAMES = {
     "attn_k_b": "self_attn.k_b_proj",
     "attn_v_b": "self_attn.v_b_proj",
 }
-"""Hugging Face's names by GGUF's, within a layer."""
 
 
 def gguf_latent(keys: GGUFKeys) -> LatentConfig:
@@ -113,8 +111,8 @@ def gguf_latent_fields(keys: GGUFKeys, shape: LatentConfig, num_layers: int) -> 
 
 
 def _magnitude(rope: Json) -> float:
-    """YaRN's factor of queries and keys, those features too that are not rotated. Cosines
-    and sines are left the rest of its rule: see ``hub_config.rope_scaling``."""
+    """YaRN's factor of whole queries and keys; ``hub_config.rope_scaling`` reads the factor of
+    cosines and sines."""
     kind = rope.get("rope_type", rope.get("type", "default"))
     below = rope.get("mscale_all_dim")
     if kind == "default" or not below:
@@ -193,7 +191,6 @@ def _whole(config: Json) -> Json:
 
 
 def _check_every_layer(config: Json) -> None:
-    """Raises ``BadFileError`` where dense layers lie between those with experts."""
     if (every := config.get("moe_layer_freq") or 1) != 1:
         raise BadFileError(f"moe_layer_freq {every!r} is not supported; known: 1")
 

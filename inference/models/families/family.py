@@ -28,7 +28,6 @@ MODEL_NAMES = {
     "output_norm": "model.norm",
     "output": "lm_head",
 }
-"""Hugging Face's names by GGUF's, around the layers."""
 EXPERT_NAMES = {
     "ffn_gate_inp": "mlp.gate",
     "ffn_gate_exps": "mlp.experts.gate_proj",
@@ -47,8 +46,8 @@ _LAYER_NAME = re.compile(r"blk\.(\d+)\.(.+)")
 
 
 def gguf_layer_names(names: LayerNames) -> dict[str, str]:
-    """Hugging Face's names within a layer by GGUF's. Files call the norm before the MLP
-    ``post_attention_norm`` as well, where there is no norm of the mixer's output."""
+    """Files call the norm before the MLP ``post_attention_norm`` as well, where there is no norm of
+    the mixer's output."""
     qkv = ("attn_q", "attn_k", "attn_v") if len(names.qkv) == 3 else ("attn_qkv",)
     gate_up = ("ffn_gate", "ffn_up")[-len(names.gate_up) :]
     named: dict[str, str | None] = {
@@ -69,8 +68,7 @@ def gguf_layer_names(names: LayerNames) -> dict[str, str]:
 
 
 def renaming(names: Mapping[str, str]) -> Callable[[str], str]:
-    """A ``Family.hub_name``. ``names``: parts of names in files, and the model's in their place, in
-    this order."""
+    """A ``Family.hub_name`` that replaces parts of names, in this order."""
 
     def hub_name(name: str) -> str:
         for theirs, ours in names.items():
@@ -90,9 +88,7 @@ def _natural_order(name: str, config: ModelConfig) -> int | None:
 @dataclass(frozen=True, kw_only=True)
 class Family:
     name: str
-    """The name for people, in docs and messages."""
     model_types: tuple[str, ...]
-    """``model_type`` of config.json."""
     gguf_architectures: tuple[str, ...] = ()
     """``general.architecture`` of GGUF files; none where they are not read."""
     gguf_shared: tuple[str, ...] = ()
@@ -104,12 +100,11 @@ class Family:
     """Raises ``BadFileError``."""
     layer_names: LayerNames = field(default_factory=LayerNames)
     hub_name: Callable[[str], str] = _OWN_NAMES
-    """Maps a name in a safetensors file to the model's."""
+    """Safetensors name -> the model's."""
     has_transposed_experts: bool = False
     """Whether safetensors may stack experts with their inputs first."""
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """Prefixes of names in safetensors files that the model does not compute with, and in words
-    their purpose."""
+    """Prefixes of unused names in safetensors, with their purpose in words."""
     predictor_name: Callable[[str, ModelConfig], str] | None = None
     """Maps the ``hub_name`` of a tensor to a name of the layer of multi-token prediction (see
     ``families.decoder_tensors``); ``None`` where the family knows no such layer."""
@@ -118,10 +113,9 @@ class Family:
     after ``blk.N.`` and ``model.layers.N.``, without ``.weight`` and ``.bias``. A tensor whose name
     ends in neither stands here under its whole name."""
     gguf_model: Mapping[str, str] = field(default_factory=dict)
-    """Hugging Face's names by GGUF's, around the layers, beside ``MODEL_NAMES``."""
+    """The same around the layers, beside ``MODEL_NAMES``."""
     gguf_folded: frozenset[str] = frozenset()
-    """GGUF's names within a layer of tensors that have the heads' axis and their features' as one
-    here."""
+    """GGUF's names within a layer of tensors whose axes of heads and of features are one here."""
     interleaved_heads: Callable[[str, ModelConfig], int | None] = _natural_order
     """The number of heads whose rows stand in GGUF's interleaved rotary order in the tensor of this
     Hugging Face name; ``None`` where rows are in their natural order."""
@@ -160,14 +154,12 @@ class Family:
         return match is not None and match[2].rpartition(".")[0] in self.gguf_folded
 
     def tensors(self, config: ModelConfig) -> Iterable[TensorRole]:
-        """All tensors of a model of this config; none where a module of transformers' computes it,
-        which alone knows their names."""
+        """Empty for a module of transformers', which alone knows their names."""
         return () if self.uses_transformers else decoder_tensors(config, self.layer_names)
 
 
 def model_name(name: str, family: Family, config: ModelConfig) -> str | None:
-    """The model's name of a tensor of its GGUF files, an mmproj file among them; ``None`` for one
-    that it does not compute with."""
+    """Also of its mmproj file; ``None``: the model does not compute with it."""
     if config.vision is not None and (found := tower_name(name, config.vision)) is not None:
         return found
     if config.has_predictor and (found := gguf_nextn_name(name, config)) is not None:

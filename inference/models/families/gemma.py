@@ -79,10 +79,9 @@ def read_gemma2(config: Json, generation: Json) -> ModelConfig:
 
 
 def read_gemma3(config: Json, generation: Json) -> ModelConfig:
-    """Reads the config of Gemma 3. Its rotary embedding is declared for each kind of layer, or as
-    one with the sliding layers' base beside it. Checkpoints with a vision tower nest the text
-    model, and declare only values that differ from their library's defaults. Raises
-    ``BadFileError``."""
+    """Its rotary embedding is declared for each kind of layer, or as one with the sliding layers'
+    base beside it. Checkpoints with a vision tower nest the text model, and declare only values
+    that differ from their library's defaults. Raises ``BadFileError``."""
     whole, config = config, text_config(config, NESTED_DEFAULTS)
     vision = read_siglip_vision(whole, config)
     config, local_theta = rope_by_kind(config)
@@ -198,7 +197,6 @@ GEMMA4_DEFAULTS = NESTED_DEFAULTS | {
 }
 GLOBAL_HEAD_DIM = 512
 GEMMA4_PERIOD = 6
-"""The last of so many layers sees all, where config.json does not list them."""
 
 
 def read_gemma4(config: Json, generation: Json) -> ModelConfig:
@@ -213,7 +211,8 @@ def read_gemma4(config: Json, generation: Json) -> ModelConfig:
 
 
 def layer_kv(config: dict[str, Any]) -> tuple[tuple[int, int], ...]:
-    """Returns each layer's number of KV heads and their width. Raises ``BadFileError``."""
+    """(KV heads, head width) of each layer; 0 heads: it reads an earlier layer's. Raises
+    ``BadFileError``."""
     kinds = _gemma4_kinds(config)
     num_own = len(kinds) - int(config.get("num_kv_shared_layers") or 0)
     listed = {int(key): own for key, own in (config.get("per_layer_config") or {}).items()}

@@ -30,7 +30,6 @@ NOT_BUILT = {
     "moe_layer_num_skipped": "dense layers before those with experts",
     "position_embedding_xdrope": "rotary embedding of several axes",
 }
-"""Switches of config.json, and in words what each switches on."""
 PER_LAYER = ("moe_topk", "num_experts", "moe_intermediate_size", "num_shared_expert")
 
 

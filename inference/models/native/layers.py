@@ -99,7 +99,6 @@ class NativeLatent:
     query_norm: torch.Tensor | None = None
     """float32 (query_rank,)"""
     queries: Projection = ()
-    """Makes queries of their compressed form."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +115,6 @@ class NativeLayer:
     """The norm of what the mixer adds."""
     mlp_norm: NativeNorm | None = None
     mlp_added_norm: NativeNorm | None = None
-    """The norm of what the MLP adds."""
     query_norm: torch.Tensor | None = None
     key_norm: torch.Tensor | None = None
     """float32 (head_dim,), or as wide as all heads."""
@@ -126,13 +124,10 @@ class NativeLayer:
     is_chunked: bool = False
     """Whether a row sees its chunk of ``window`` tokens, and not the last ``window`` of them."""
     grows_queries: bool = False
-    """Whether its queries are multiplied by the model's growth."""
     experts: NativeExperts | None = None
-    """The experts that stand in place of ``gate_up`` and ``down``."""
     delta: NativeDelta | None = None
     conv: NativeConv | None = None
     mamba: MambaVectors | None = None
-    """The vectors of a Mamba mixer in place of attention, of either kind."""
     latent: NativeLatent | None = None
 
     @property

@@ -116,8 +116,8 @@ def native_angles(table: RopeTable) -> Angles:
 
 
 def adapted_stacks(config: ModelConfig, layers: Sequence[NativeLayer]) -> list[list[AdaptedStack]]:
-    """The weights that each layer's qkv, output, gate_up, down and queries stack; only those that
-    adapters may change."""
+    """Of each layer's qkv, output, gate_up, down and queries; only weights that adapters may
+    change."""
     names, shapes = family_of(config).layer_names, adaptable_shapes(config)
     found = []
     for index, layer in enumerate(layers):
@@ -140,7 +140,7 @@ def adapted_stacks(config: ModelConfig, layers: Sequence[NativeLayer]) -> list[l
 
 
 def in_order_of_layers(config: ModelConfig, weights: AdapterWeights) -> AdapterWeights:
-    """The outputs of adapted weights, in the order of this file's tensors."""
+    """Orders the outputs of adapted weights as ``load_layer`` orders those of the weights."""
     modules = dict(weights.modules)
     for index in range(config.num_layers):
         stacks, _ = _mixer_weights(config, index)
@@ -152,7 +152,7 @@ def in_order_of_layers(config: ModelConfig, weights: AdapterWeights) -> AdapterW
 
 
 def _mixer_weights(config: ModelConfig, index: int) -> tuple[list[Stack], str]:
-    """The weights that a layer's ``qkv`` stacks, and its output's, without the layer's prefix."""
+    """Names are without the layer's prefix."""
     kind, names = config.mixer_kinds[index], family_of(config).layer_names
     match kind:
         case "conv":
@@ -222,8 +222,7 @@ def load_experts(
     prefix: str,
     packer: Packer,
 ) -> NativeExperts:
-    """The mixture at ``prefix``, as ``model.layers.0.mlp``. Each expert is read and packed by one
-    thread."""
+    """``prefix``: as ``model.layers.0.mlp``. Each expert is read and packed by one thread."""
     experts = config.experts
     assert experts is not None, "its layers are sparse"
 
@@ -305,7 +304,6 @@ def _alone(weights: WeightSource, name: str) -> LazyWeight:
 
 
 def _some(weight: LazyWeight, rows: torch.Tensor) -> LazyWeight:
-    """The rows of ``weight`` at these places."""
     (reader,) = weight.readers
     order = rows.numpy() if reader.order is None else reader.order[rows.numpy()]
     return replace(weight, readers=[replace(reader, num_rows=len(order), order=order)])
