@@ -114,7 +114,6 @@ def read_mixture_gguf(keys: GGUFKeys) -> ModelConfig:
 
 
 def _read_gguf(keys: GGUFKeys, model_type: str, **declared: Any) -> ModelConfig:
-    """Infers from their tensors which layers are convolutions. Raises ``BadFileError``."""
     mixers: tuple[MixerKind, ...] = tuple(
         "conv" if keys.has_tensor(f"blk.{index}.shortconv.conv.weight") else "attention"
         for index in range(keys.integer("block_count"))
@@ -139,7 +138,6 @@ _OF_EXPERTS = re.compile(r"(.*)\.feed_forward\.(gate|experts|expert_bias)\b(.*)"
 
 
 def hub_name(name: str) -> str:
-    """Renames experts to what other mixtures call them, and the last norm as in other decoders."""
     match = _OF_EXPERTS.fullmatch(name)
     if match is None:
         return name.replace("model.embedding_norm.", "model.norm.")

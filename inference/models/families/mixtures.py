@@ -51,7 +51,7 @@ GPT_OSS_ROUTING: dict[str, Any] = {
     "swish_gain": 1.702,
     "limit": 7.0,
 }
-"""The routing of its experts; GGUF has no key for it."""
+"""GGUF has no key for it."""
 
 
 def read_gpt_oss(config: Json, generation: Json) -> ModelConfig:
@@ -126,14 +126,13 @@ BLOCK_NAMES = {
     ".w2.": ".down_proj.",
     ".w3.": ".up_proj.",
 }
-"""Mixtral's names of experts; and MiniMax's, whose published files have the bias that only chooses
-beside the router, whose own it is here."""
+"""Mixtral's; and MiniMax's, whose files have the bias that only chooses beside the router."""
 ERNIE_NAMES = {
     "mlp.gate.moe_statics.": "mlp.gate.",
     "mlp.moe_statics.": "mlp.gate.",
     **SHARED_EXPERTS,
 }
-"""The bias that only chooses, in files of transformers 5, and before it."""
+"""Older and newer names of the bias that only chooses."""
 
 
 def read_mixtral(config: Json, generation: Json) -> ModelConfig:
@@ -191,8 +190,8 @@ def read_dots1(config: Json, generation: Json) -> ModelConfig:
 
 
 def read_minimax_m2(config: Json, generation: Json) -> ModelConfig:
-    """Norms are of all heads of queries together, and of keys; a part of each head is rotated.
-    Raises ``BadFileError``."""
+    """Norms are of all heads together, and each head is rotated in part. Raises
+    ``BadFileError``."""
     check_activation(config, "silu", "swish")
     has_norm, kind = config.get("use_qk_norm", True), config.get("qk_norm_type", "per_layer")
     if not has_norm or kind != "per_layer":

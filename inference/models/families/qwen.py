@@ -43,7 +43,6 @@ from inference.models.layer_configs import NEGATIVE_RATE, DeltaConfig, DeltaName
 from inference.protocol.load_errors import BadFileError
 
 DEFAULT_INTERVAL = 4
-"""Every fourth layer is attention, where no interval is declared."""
 DEFAULT_ROTARY_FACTOR = 0.25
 
 KINDS: Mapping[str, MixerKind] = {"linear_attention": "delta", "full_attention": "attention"}
@@ -89,8 +88,7 @@ def read_qwen3_next(config: Json, generation: Json) -> ModelConfig:
 
 
 def hybrid_fields(config: Json, names: DeltaNames) -> dict[str, Any]:
-    """Fields of ``ModelConfig``: a hybrid's layers, DeltaNet and attention. ``config``: of the text
-    model. Raises ``BadFileError``."""
+    """Fields of ``ModelConfig``. ``config``: of the text model. Raises ``BadFileError``."""
     has_bias = bool(config.get("attention_bias", False))
     return {
         "mixers": _mixers(config),
@@ -112,8 +110,7 @@ def hybrid_fields(config: Json, names: DeltaNames) -> dict[str, Any]:
 
 
 def sparse_fields(config: Json) -> dict[str, Any]:
-    """The fields of hybrids with a mixture of experts beside one that all rows go through.
-    Raises ``BadFileError``."""
+    """Fields of ``ModelConfig``. Raises ``BadFileError``."""
     return {
         "experts": experts_of(
             config,
@@ -146,8 +143,7 @@ def _rotary_dim(config: Json) -> int:
 
 
 def text_config(config: Json) -> dict[str, Any]:
-    """Returns the text model's config, with or without a tower. Of the outer config,
-    ``tie_word_embeddings`` holds for the text too."""
+    """Of the outer config, ``tie_word_embeddings`` holds for the text too."""
     nested = config.get("text_config")
     if nested is None:
         return dict(config)
@@ -250,8 +246,7 @@ def read_qwen2_5_vl(config: Json, generation: Json) -> ModelConfig:
 
 
 def _unscaled(text: dict[str, Any]) -> dict[str, Any]:
-    """Replaces ``mrope`` by the default scaling: for text alone the two rotary embeddings are the
-    same."""
+    """For text alone, ``mrope`` is the same as the default scaling."""
     for key in ROPE_KEYS:
         rope = text.get(key)
         if isinstance(rope, dict) and "mrope" in (rope.get("rope_type"), rope.get("type")):

@@ -62,8 +62,6 @@ TABLE_ROLES: frozenset[Role] = frozenset({"embedding", "head"})
 
 @dataclass(frozen=True, slots=True)
 class TensorRole:
-    """One tensor that a model computes with."""
-
     name: str
     """Hugging Face's, with ``.weight`` or ``.bias``."""
     role: Role
@@ -74,7 +72,6 @@ class TensorRole:
     """The sections along the axis that ranks split: the last one of a row, else the first. None:
     the tensor is the same on every rank."""
     is_optional: bool = False
-    """Whether the model does without it where the files lack it."""
     may_be_folded: bool = False
     """Whether files may hold the numbers of a vector along two axes."""
 
@@ -82,7 +79,7 @@ class TensorRole:
 def column(
     name: str, in_features: int, *sections: Section, has_bias: bool = False
 ) -> Iterator[TensorRole]:
-    """A projection whose outputs are ``sections``. Its bias is split as they are."""
+    """``sections``: of the outputs."""
     role: Role = "column"
     features = sum(section.features for section in sections)
     yield TensorRole(f"{name}.weight", role, (features, in_features), sections=sections)
@@ -93,7 +90,7 @@ def column(
 def row(
     name: str, out_features: int, *sections: Section, has_bias: bool = False
 ) -> Iterator[TensorRole]:
-    """A projection whose inputs are ``sections``."""
+    """``sections``: of the inputs."""
     features = sum(section.features for section in sections)
     yield TensorRole(f"{name}.weight", "row", (out_features, features), sections=sections)
     if has_bias:
@@ -123,6 +120,5 @@ class LayerNames:
 
     @property
     def norms(self) -> tuple[str, ...]:
-        """The norms of the residual stream and of the outputs added to it."""
         declared = (self.input_norm, self.mixed_norm, self.mlp_norm, self.mlp_added_norm)
         return tuple(dict.fromkeys(name for name in declared if name is not None))

@@ -42,7 +42,6 @@ NAMES = {
     "max_positions": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
     "intermediate_size": ("intermediate_size", "n_inner", "ffn_dim"),
 }
-"""Names of sizes in config.json."""
 CHANGING_ROPES = frozenset({"dynamic", "longrope"})
 """Kinds whose angles follow the longest sequence of a batch."""
 KNOWN_LAYERS = frozenset({"full_attention", "sliding_attention"})
@@ -109,7 +108,7 @@ def check_rope(config: Json) -> None:
 
 
 def _num_kv_heads(config: Json, num_heads: int) -> int:
-    """Returns the number of KV heads. With latent attention every head gets keys of its own."""
+    """With latent attention every head gets keys of its own."""
     if config.get("kv_lora_rank") or config.get("multi_query"):
         return 1 if config.get("multi_query") else num_heads
     return optional_size(config, "num_key_value_heads", num_heads)
@@ -146,13 +145,12 @@ TRANSFORMERS_PAGED = Family(
 
 
 EPSILONS = ("eps", "epsilon")
-"""Suffixes of epsilon parameters."""
 
 
 def check_numbers(config: Json, of: str = "") -> None:
-    """Checks the numbers of a config.json that goes to transformers' module as it is: transformers
-    takes NaN for a number, and some modules then answer with it. Infinity is allowed in lists,
-    where it ends an open range. Raises ``BadFileError``."""
+    """For a config.json that transformers' module gets as it is: transformers accepts NaN, and some
+    modules then answer with it. Infinity is allowed in lists, where it ends an open range. Raises
+    ``BadFileError``."""
     for key, value in config.items():
         if isinstance(value, dict) and "__float__" not in value:
             check_numbers(value, f"{of}{key}.")
@@ -173,7 +171,7 @@ def _problem(key: str, value: Any) -> str | None:
 
 
 def _number(value: Any) -> float | None:
-    """``None`` for anything but a number. transformers writes those that JSON lacks its own way."""
+    """transformers writes numbers that JSON lacks its own way."""
     match value:
         case bool():
             return None
@@ -214,7 +212,7 @@ def _text_config(config: Json) -> Json:
 
 
 def _optional_size(config: Json, name: str) -> int:
-    """1 where config.json has none, or one for each layer. Raises ``BadFileError``."""
+    """1 where config.json has none, or one for each layer."""
     given = (key for key in NAMES[name] if not isinstance(config.get(key), list | None))
     found = next((key for key in given if config[key] != 0), None)
     return 1 if found is None else positive_integer(config, found)
@@ -252,11 +250,11 @@ READ_ELSEWHERE = frozenset(
         "rope.freq_base",
     }
 )
-"""Keys that transformers' reader reads, that are added here, or whose number a module has too."""
+"""Keys that transformers' reader or this file reads, or whose number a module has too."""
 
 
 def check_module_keys(keys: GGUFKeys, config: ModelConfig) -> None:
-    """Raises ``BadFileError`` for a key that changes numbers and that nobody reads."""
+    """Raises ``BadFileError`` for a key that changes numbers and is not read."""
     if rope_scaling(keys, config.max_positions) is not None:
         raise BadFileError(
             f"rope scaling ({keys.architecture}.rope.scaling.factor, rope.scaling.type or "
@@ -286,7 +284,6 @@ def added_by_metadata(keys: GGUFKeys) -> dict[str, Any]:
 
 
 def _rotary(keys: GGUFKeys) -> dict[str, Any]:
-    """Bases, and how much of each head is rotated."""
     head_dim = keys.integer("embedding_length") // keys.integer("attention.head_count")
     rotated = keys.integer("rope.dimension_count", head_dim)
     theta = keys.metadata.get(f"{keys.architecture}.rope.freq_base", 10_000.0)

@@ -170,4 +170,3 @@ _REFUSED: dict[str, tuple[str, ...]] = {
     ),
 }
 REFUSED_TYPES: dict[str, str] = {name: words for words, names in _REFUSED.items() for name in names}
-"""The reason, for people, why each type is refused."""
