@@ -84,7 +84,6 @@ class AdapterConfig:
 
 
 def read_adapter_config(document: object) -> AdapterConfig:
-    """Raises ``BadAdapterError``."""
     if not isinstance(document, dict):
         raise BadAdapterError("adapter_config.json is not an object")
     _refuse_unsupported(document)
@@ -165,7 +164,6 @@ def _number(value: object, field: str) -> float:
 class OpenedAdapter:
     weights: AdapterWeights
     fingerprint: str
-    """A digest of its files' bytes."""
 
 
 def open_adapter(
@@ -188,7 +186,6 @@ def open_adapter(
 
 
 def read_adapter(path: Path, adapter: AdapterConfig, config: ModelConfig) -> AdapterWeights:
-    """Raises ``BadAdapterError`` and ``BadFileError``."""
     files = SafetensorsFiles([path])
     try:
         pairs = _pairs(files, config)
@@ -216,7 +213,6 @@ class _Pair(NamedTuple):
 
 
 def _pairs(files: SafetensorsFiles, config: ModelConfig) -> Mapping[str, _Pair]:
-    """Keys are the model's names of the weights."""
     halves: dict[str, dict[str, str]] = {}
     for name in files.names:
         match = _TENSOR.fullmatch(name)

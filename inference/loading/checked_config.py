@@ -121,7 +121,6 @@ _PARTS = {
     "mamba": "Mamba-2's {}",
     "short_conv": "the {} of a convolution",
 }
-"""Parts of a config whose whole numbers are all sizes, with words for messages."""
 _TOWER_SIZES = (
     *("patch_px", "merge", "temporal_patch", "num_channels", "depth", "hidden_size"),
     *("intermediate_size", "num_heads", "out_hidden_size"),

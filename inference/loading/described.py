@@ -1,11 +1,5 @@
 """A model as its configs and file headers describe it, checked to be complete; and whether one
-model's drafts can serve another. Reads headers, and no weights.
-
-    safetensors ─▶ codes taken apart ─▶ stacks of experts cut ─▶ the family's names ─▶ parts joined
-                   packed_files         named_files              named_files           │
-    GGUF ─▶ the family's names ─▶ parts joined                                         │
-            gguf/tensors          named_files ─▶ each expert alone, named_files ◀──────┘
-"""
+model's drafts can serve another. Reads headers, and no weights."""
 
 from __future__ import annotations
 
@@ -160,7 +154,6 @@ MOST_COUNTED = 1000
 
 
 def check_tensors(config: ModelConfig, files: TensorFiles) -> None:
-    """Raises ``MissingTensorError`` and ``WrongShapeError``."""
     names = files.names
     lacking = (
         name

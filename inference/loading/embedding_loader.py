@@ -31,7 +31,6 @@ SETTINGS_OF_TEXT = {
     "kv_dtype": "auto",
     "speculation": "off",
 }
-"""Settings that only text models have, with their neutral values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +96,6 @@ def check_embedding_tensors(files: ModelFiles, config: EmbeddingConfig) -> int:
 def check_embedding_fits(
     opened: OpenedEmbeddingModel, free_bytes: int, earlier: EarlierLoads | None = None
 ) -> None:
-    """Raises ``DoesNotFitError``."""
     need_bytes = opened.weight_bytes + _step_bytes(opened)
     if earlier is not None:
         need_bytes = opened.weight_bytes + earlier.memory_correction_bytes
@@ -120,7 +118,6 @@ def _step_bytes(opened: OpenedEmbeddingModel) -> int:
 
 
 def refuse_settings_of_text(spec: LoadSpec) -> None:
-    """Raises ``BadSourceError``."""
     for name, neutral in SETTINGS_OF_TEXT.items():
         if getattr(spec, name) != neutral:
             instead = "leave it out" if neutral is None else f"set it to {neutral}"

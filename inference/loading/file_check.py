@@ -1,11 +1,8 @@
 """``python -m inference.loading.file_check`` reads a model's configs and file headers, as a load
 does first, and reports what the load would refuse, or what the model's layers take.
 
-    stdin: one ``FileCheckOrder``, then nothing; its end means that the parent has gone
-    stdout: one ``FileCheckResult``
-
 A process of its own, so that it can be bounded in time and files that break it break nothing else.
-Reads no weights, changes nothing on the disk and asks no network.
+Reads no weights, changes nothing on the disk and uses no network.
 """
 
 from __future__ import annotations
@@ -93,7 +90,6 @@ def _check_files(order: FileCheckOrder) -> None:
 
 
 def _checked_config(files: ModelFiles, spec: LoadSpec) -> ModelConfig | None:
-    """``None``: a model that makes embeddings."""
     from inference.loading.described import describe_model
     from inference.loading.embedding_loader import check_embedding_tensors
     from inference.loading.hub_config import read_embedding_config

@@ -1,9 +1,6 @@
 """Memory of the host, or of the control group (version 2) that confines this process; and whether
-Triton's launchers can be built. Imports no torch.
-
-Triton compiles a small C extension at a kernel's first launch: with ``CC``, gcc or clang, against
-the headers of the Python that runs it.
-"""
+Triton can build its launchers, a small C extension: with ``CC``, gcc or clang, against this
+Python's headers. Imports no torch."""
 
 from __future__ import annotations
 

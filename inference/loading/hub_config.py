@@ -1,12 +1,9 @@
 """A model's config from a Hugging Face directory: ``ModelConfig``, or ``EmbeddingConfig`` of one
 for embeddings. Nothing that changes the result is passed over. Imports no torch.
 
-    config.json, generation_config.json, preprocessor_config.json ─▶ the family that reads them
-
-    modules.json (sentence-transformers) ─▶ its pooling, its normalisation, its limit
-    a bare encoder (BertModel …)         ─▶ mean of the tokens      } length 1, as this API's
-    a bare decoder (Qwen3Model …)        ─▶ the last token          } vectors always are
-    …ForSequenceClassification, 1 label  ─▶ a cross-encoder: one score for a pair of texts
+Of models for embeddings, modules.json (sentence-transformers) declares pooling, normalisation and
+limit; a bare encoder takes the mean of its tokens and a bare decoder its last token, with length 1,
+as this API's vectors always have; ``…ForSequenceClassification`` with one label scores pairs.
 """
 
 from __future__ import annotations
@@ -151,7 +148,6 @@ POOLINGS: dict[str, Pooling] = {
     "pooling_mode_lasttoken": "last",
     "lasttoken": "last",
 }
-"""Keys are the flags of older files and the names of newer ones."""
 TRANSFORMER_CONFIG = "sentence_bert_config.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 PROMPTS_CONFIG = "config_sentence_transformers.json"
@@ -259,7 +255,6 @@ def _check_reads_texts(config: Json) -> None:
 
 
 def _declared_pooling(directory: Path) -> tuple[Pooling, bool]:
-    """Returns also whether the modules normalise."""
     path = directory / MODULES
     modules = _parsed(path)
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):

@@ -29,8 +29,7 @@ from inference.protocol.load_errors import BadSettingError
 from inference.settings.neuron import VISION_MAX_PIXELS, VISION_MIN_PIXELS
 
 KEPT_KEYS = ("image_mean", "image_std", "resample", "rescale_factor", "do_rescale", "do_normalize")
-"""The keys of preprocessor_config.json that are read; sizes are in ``VisionConfig``. An mmproj file
-has all of it in its metadata."""
+"""Keys of preprocessor_config.json that are read; ``VisionConfig`` has the sizes."""
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 """Formats that clients may send: no other decoder is ever started."""
 
@@ -215,7 +214,6 @@ def row_patches(vision: VisionConfig, declared: dict[str, Any]) -> PatchMaker:
 def _maker(
     processor: Callable[[bool], Any], merged: Callable[[Any], npt.NDArray[np.float32]]
 ) -> PatchMaker:
-    """``merged``: the processor's pixel values -> patches."""
     processors = {is_low_detail: processor(is_low_detail) for is_low_detail in (False, True)}
 
     def patches(image: Any, *, is_low_detail: bool) -> npt.NDArray[np.float32]:

@@ -1,8 +1,5 @@
 """Opens the weights of a load spec: fetch, preflight, tokenizer, weights. The one way in.
 
-    spec ─▶ files (sources) ─▶ config, tensors, memory (preflight) ─▶ tokenizer directory ─▶ weights
-                                  └─▶ an embedding model: OpenedEmbeddingModel
-
 Nothing is allocated for weights before the model is known to be complete and to fit.
 """
 
@@ -89,13 +86,10 @@ class OpenedModel:
     projector: Path | None = None
     left_out: str = ""
     unquantized: Unquantized | None = None
-    """The dense weights, whole, of a model that is quantised while it loads."""
     shares: tuple[RankShare, ...] = ()
-    """The shares of all ranks, where several share the model; ``config`` is of the whole,
-    ``weights`` and ``need`` are of one rank."""
+    """Of all ranks, where there are several; only ``weights`` and ``need`` are one rank's."""
     layers: LayerRange | None = None
-    """Those of one stage, where the model has several; ``config``, ``weight_bytes`` and
-    ``num_parameters`` are of the whole, ``weights`` and ``need`` are of the stage."""
+    """Of one stage, where there are several; only ``weights`` and ``need`` are the stage's."""
 
     @property
     def estimated_load_bytes(self) -> int:

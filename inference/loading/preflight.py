@@ -18,12 +18,11 @@ SHORTEST_CONTEXT_TOKENS = 256
 """A model whose weights leave no room for such a context is of no use."""
 
 TABLE_BITS = 9
-"""Bits of a weight in a quantised table on a card, whose rows are looked up: a byte for each code,
-and two 2-byte numbers for each 32."""
+"""On a card, with rows looked up: a byte for each code, and two 2-byte numbers for each 32."""
 WIDENED = frozenset({"Q5_0", "q5", "q6"})
 """Formats that torch's kernel takes as 8 bits: a card's own is always the better one."""
 COPY_BYTES = 2
-"""Bytes of a weight in the bfloat16 copy that prompt rows are multiplied with."""
+"""In the bfloat16 copy that prompt rows are multiplied with."""
 PREFILL_TOKENS_PER_STEP = {"cpu": 512, "cuda": 4096}
 LOGIT_BYTES = 4
 COPIES_OF_LOGITS = 2
@@ -40,7 +39,6 @@ class Weight(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
     dense_bytes: int
-    """Per dense weight."""
     is_card: bool = False
     is_native: bool = False
     """The native decoder packs every format."""
@@ -92,7 +90,6 @@ class MemoryNeed:
     kv_bytes: int
     """The cache that the operator asked for, else that of the shortest context worth serving."""
     copy_bytes: int
-    """A second copy of quantised weights, which makes prompts faster."""
     step_bytes: int = 0
     image_bytes: int = 0
     correction_bytes: int = 0
@@ -143,8 +140,7 @@ def _mlp_numbers(config: ModelConfig) -> int:
 
 
 def check_fits(need: MemoryNeed, free_bytes: int, device: str, *, num_sharing: int = 1) -> None:
-    """``need`` and ``free_bytes`` are one rank's. Raises ``DoesNotFitError``, with what the device
-    must have for all ranks."""
+    """``need`` and ``free_bytes`` are one rank's. Raises ``DoesNotFitError``."""
     if need.required_bytes > free_bytes:
         raise DoesNotFitError(
             f"the model needs {_gigabytes(need.required_bytes)} on {device} (weights, a step's "

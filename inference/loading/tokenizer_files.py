@@ -1,18 +1,10 @@
-"""The tokenizer directory of a model: its own, or one that is written once into the cache.
+"""The tokenizer directory of a model: its own, or one that is written once into the cache, as
+<cache>/tokenizers/<hash of its files or metadata>.
 
-    <cache>/tokenizers/<hash of its files or metadata>/ tokenizer.json, tokenizer_config.json
-
-    Hugging Face directory ─▶ itself, or its slow tokenizer converted by transformers
-
-    GGUF metadata ─▶ convert ─▶ directory
-                   └ unknown rule, or no chat template ─▶ the base repository's files
-
-    general.source / base_model … repo_url ─▶ org/name ─▶ its tokenizer.json, its chat template
-
-Where the rule that splits text is not known, the tokenizer of the repository that the file was made
-from is used, and where the file names none it is refused. A repository's tokenizer is taken only
-where it gives every token of the file the same id: a file may name the model that it was fine-tuned
-from, with a vocabulary of its own. Imports no torch.
+Where a GGUF's rule that splits text is not known, the tokenizer of the repository that the file was
+made from is used, and where the file names none it is refused. A repository's tokenizer is taken
+only where it gives every token of the file the same id: a file may name the model that it was
+fine-tuned from, with a vocabulary of its own. Imports no torch.
 """
 
 from __future__ import annotations
@@ -137,8 +129,7 @@ URL_KEYS = ("source.huggingface.repository", "source.repo_url", "source.url", "r
 UNUSED_TYPE = 5
 """The tokenizer.ggml.token_type of rows that only fill the embedding up, no token elsewhere."""
 FetchTokenizer = Callable[[str], Path]
-"""Repository (of a named source with its scheme) to a folder with its tokenizer files. Raises
-``LoadError``."""
+"""Repository, with its scheme if of a named source -> folder. Raises ``LoadError``."""
 
 
 def no_repository(repo: str) -> Path:
@@ -211,8 +202,6 @@ def original_of(directory: Path, scheme: str = HUGGINGFACE) -> list[str]:
 def _base_tokenizer(
     metadata: Metadata, fetch: FetchTokenizer, cause: BadFileError, repositories: Sequence[str]
 ) -> tuple[str, dict[str, Any]]:
-    """Returns tokenizer.json's text and tokenizer_config.json's object, from the first repository
-    with the file's vocabulary."""
     tried = []
     for repo in repositories:
         try:

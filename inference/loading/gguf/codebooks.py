@@ -220,7 +220,6 @@ def _iq1_s(blocks: Blocks) -> CodebookWeight:
 
 
 def _all_or_none(bits: npt.NDArray[np.integer]) -> Bytes:
-    """255 for 1, 0 for 0: the same sign for eight values."""
     return (255 * bits).astype(np.uint8)
 
 

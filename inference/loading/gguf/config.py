@@ -34,8 +34,7 @@ SPECIAL = ("bos", "eos", "eot", "eom", "unknown", "padding")
 
 
 def read_gguf_config(header: GGUFHeader) -> ModelConfig:
-    """Imports torch for a model of the transformers backend. Raises ``UnknownArchitectureError``,
-    ``BadFileError``."""
+    """Imports torch for a model of the transformers backend."""
     with refuses_malformed(f"the metadata of {header.path.name}"):
         check_counts(header.metadata)
         return check_config(_read(header))
@@ -75,7 +74,6 @@ class GGUFModel:
     """The text model's metadata, and the tensors of all files."""
     projector: Path | None = None
     no_images: str = ""
-    """A sentence for people: why the mmproj file is not used."""
 
 
 def read_gguf_model(files: ModelFiles, bounded: Callable[[ModelConfig], ModelConfig]) -> GGUFModel:

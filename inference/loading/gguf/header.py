@@ -79,7 +79,6 @@ class TensorInfo:
         return self.num_elements // block_elements * block_bytes
 
     def floats(self) -> npt.NDArray[np.float32]:
-        """Reads a tensor of F32."""
         return np.fromfile(self.path, np.float32, self.num_elements, offset=self.offset)
 
 
@@ -96,8 +95,7 @@ class GGUFHeader:
 
 
 def read_headers(paths: Sequence[Path]) -> GGUFHeader:
-    """Joins the parts of one model: the first part's metadata, all tensors. Raises
-    ``MissingFileError``, ``BadFileError``."""
+    """The metadata are the first part's. Raises ``MissingFileError``, ``BadFileError``."""
     headers = [read_header(path) for path in paths]
     check_parts(headers)
     tensors: dict[str, TensorInfo] = {}
@@ -112,8 +110,7 @@ def read_headers(paths: Sequence[Path]) -> GGUFHeader:
 
 
 def check_parts(headers: Sequence[GGUFHeader]) -> None:
-    """Files that state no number of parts pass as named. Raises ``BadFileError`` for missing or
-    misordered parts."""
+    """Files that state no number of parts pass as named."""
     counts = [header.metadata.get(SPLIT_COUNT) for header in headers]
     if not any(counts):
         return

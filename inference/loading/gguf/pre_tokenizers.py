@@ -1,9 +1,6 @@
-"""The rules that split text before its pieces are merged, by the names that GGUF files give them.
-
-They must be exact, or text tokenizes into other pieces than the model was trained on, so a name
-that is not listed is refused. Sources: tokenizer.json of the models named, and llama.cpp's
-src/llama-vocab.cpp for which name means which. Imports no torch.
-"""
+"""The rules that split text before its pieces are merged, by GGUF's names. They must be exact, as
+the model was trained on their pieces, so an unlisted name is refused. Sources: tokenizer.json of
+the models named, and llama.cpp's src/llama-vocab.cpp for the names. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,15 +1,11 @@
 """Tensors of a GGUF model, memory-mapped, under Hugging Face names and in natural row order.
 
-A model may be split over several files. Tensors are returned as copies, and a tensor's pages leave
-memory as soon as it was read, so a load never holds the file beside the model. Several threads may
-read at once.
+Tensors are returned as copies, and their pages leave memory once read, so a load never holds the
+file beside the model. Several threads may read at once.
 
-Files of NVFP4 hold scales of whole tensors beside the weights, because blocks are scaled by eight
-bits, whose range is small:
-
-    blk.0.ffn_up.weight        blocks
-    blk.0.ffn_up.scale         one float32, or one for each expert of a stack
-    blk.0.ffn_up.input_scale   of activations of four bits, which nothing computes with
+Files of NVFP4 have a ``.scale`` beside a ``.weight``, because blocks are scaled by eight bits,
+whose range is small: one float32, or one for each expert of a stack. Their ``.input_scale``, for
+activations of four bits, is not used.
 """
 
 from __future__ import annotations
@@ -223,8 +219,7 @@ def is_scale(name: str, names: Collection[str]) -> bool:
 
 
 def read_scales(tensors: Mapping[str, TensorInfo]) -> tuple[dict[str, Scales], int]:
-    """Returns the scales by their weights' names, and the number of scales of activations. Raises
-    ``BadFileError``."""
+    """Returns also the number of scales of activations."""
     found: dict[str, Scales] = {}
     own = [name for name in tensors if is_scale(name, tensors)]
     for name in own:

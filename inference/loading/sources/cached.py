@@ -1,5 +1,4 @@
-"""Downloads in the cache: listed, removed file by file, and what each of them still lacks. Imports
-no torch.
+"""Downloads in the cache: lists and removes them, and finds what they lack. Imports no torch.
 
     <hub cache>/models--org--name/snapshots/<commit>/<file> ─▶ ../../blobs/<hash>     a hub's
     <hub cache>/models--org--name/pending/<commit>.json     {name: {"num_bytes": …, "etag": …}}
@@ -110,7 +109,6 @@ def _file_bytes(repository: Path) -> int:
 
 
 def _delete_unused_blobs(repository: Path) -> None:
-    """Keeps blobs, partial ones too, that another revision uses or a download continues."""
     used = {path.resolve() for path, _ in files_under(repository / "snapshots")}
     for commit in _pending_commits(repository):
         pending = _pending_of(repository, commit).values()

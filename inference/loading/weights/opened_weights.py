@@ -224,7 +224,6 @@ def _stack(weights: Sequence[StoredWeight]) -> StoredWeight:
 class Unquantized:
     weights: WeightSource
     format: str
-    """For people: BF16 …"""
     fingerprint: str
 
 

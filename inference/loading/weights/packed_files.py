@@ -9,9 +9,6 @@
 Codes of 4 and 8 bits stay what they are. Of fp8 only the kernel for experts takes a scale for each
 block: other weights of fp8 are multiplied out, and may be quantised on their way in as dense ones
 are. Scales of activations and of keys and values are not used: those stay in the model's own dtype.
-
-The headers show first whether the tensors that a matrix is made of fit each other. Whether the
-matrix that they make is the model's is checked of all matrices alike, in ``described``.
 """
 
 from __future__ import annotations
@@ -180,7 +177,7 @@ class CodedMatrix(FileTensor):
 
 
 def check_words(files: SafetensorsFiles, module: str, quantization: Quantization) -> Shape:
-    """AWQ and GPTQ: returns the matrix's shape. Raises ``BadFileError``."""
+    """AWQ and GPTQ: returns the matrix's shape."""
     per_word = WORD_BITS // quantization.bits
     first, second = _found(files, f"{module}.qweight", WORDS, (None, None))
     is_awq = quantization.method == "awq"
@@ -196,7 +193,7 @@ def check_words(files: SafetensorsFiles, module: str, quantization: Quantization
 
 
 def check_packed(files: SafetensorsFiles, module: str, shape: Shape) -> int:
-    """compressed-tensors: returns the bits of a code. Raises ``BadFileError``."""
+    """compressed-tensors: returns the bits of a code."""
     rows, words = _found(files, f"{module}.weight_packed", WORDS, (None, None))
     if len(shape) != 2 or min(shape) < 1 or rows != shape[0]:
         raise BadFileError(
@@ -225,8 +222,7 @@ def check_packed(files: SafetensorsFiles, module: str, shape: Shape) -> int:
 
 
 def check_scaled(files: SafetensorsFiles, name: str, scale: str, block: tuple[int, int]) -> None:
-    """Scales are one for all, or one for each row, block, or group of columns. Raises
-    ``BadFileError``."""
+    """Scales are one for all, or one for each row, block, or group of columns."""
     shape, found = files.shape_of(name), files.shape_of(scale)
     if len(shape) not in (2, 3):
         raise BadFileError(f"{name} is {shape_in_words(shape)}, and should be a matrix")

@@ -110,8 +110,7 @@ def cut_tensor(tensor: torch.Tensor, cut: Cut) -> torch.Tensor:
 
 
 def packing_groups(files: TensorFiles) -> Mapping[str, int]:
-    """How many inputs each packed weight holds in one group, by name: formats of safetensors have
-    groups, and so have GGUF's that are smaller than a block of theirs."""
+    """Inputs in one group of each packed weight, by name."""
     formats = {name: files.format_of(name) for name in files.names}
     return {
         name: max(GROUP_FEATURES, _BLOCK_FEATURES.get(format, 0))

@@ -1,11 +1,8 @@
-"""``TensorFiles`` whose dense matrices come out quantised, one at a time as they are asked for
-(decision 9).
-
-Projections take the bits that were asked for. Embedding tables and output heads always take 8, and
-with fp8 stay dense: no residual stream dilutes what a table adds to the first hidden state, and no
-later product averages out what a head adds to a logit. Projections of fp8 are rounded on their
-device, by ``LinearFactory``; here they are only counted. Norms, biases, routers of experts, and
-matrices whose sides fit no kernel stay dense.
+"""``TensorFiles`` whose dense matrices come out quantised, one at a time (decision 9). Tables and
+output heads always take 8 bits, and with fp8 stay dense: no residual stream dilutes what a table
+adds to the first hidden state, and no later product averages out what a head adds to a logit.
+``LinearFactory`` rounds projections of fp8 on their device. Norms, biases, routers, and matrices
+whose sides fit no kernel stay dense.
 
 A matrix becomes groups of 32 input features, with float16 scales and minimums:
 
@@ -45,8 +42,7 @@ Bits = Literal[4, 5, 6, 8]
 Floats = npt.NDArray[np.float32]
 
 CHUNK_WEIGHTS = 256 * 1024
-"""Rows of so many weights are converted at once by one thread: they fit a core's cache, and numpy
-releases the interpreter lock while it computes."""
+"""Of one thread: they fit a core's cache, and numpy releases the interpreter lock meanwhile."""
 LARGEST_FLOAT16 = float(np.finfo(np.float16).max)
 LARGEST_8_BIT_CODE = 127
 CODES: dict[Bits, tuple[int, int]] = {4: (0, 15), 5: (-16, 15), 6: (-32, 31)}

@@ -25,8 +25,7 @@ from inference.protocol.load_errors import BadFileError, MissingTensorError, sha
 
 
 class FileTensor:
-    """Described by the files' headers; read when asked for. Each kind overrides ``dense`` or
-    ``stored``."""
+    """Read when asked for. Each kind overrides ``dense`` or ``stored``."""
 
     shape: tuple[int, ...]
     format: str

@@ -43,7 +43,6 @@ def latent_fields(shape: LatentConfig, num_layers: int) -> dict[str, Any]:
 
 
 def read_latent(config: Json) -> dict[str, Any]:
-    """Fields of ``ModelConfig``. Raises ``BadFileError``."""
     is_compressed = config.get("q_lora_rank") is not None
     shape = LatentConfig(
         kv_rank=positive_integer(config, "kv_lora_rank"),
@@ -76,7 +75,7 @@ LATENT_NAMES = {
 
 def gguf_latent(keys: GGUFKeys) -> LatentConfig:
     """Older files hold ``attn_kv_b`` whole, and the widths of a head as those of its key and value;
-    newer ones hold it in two, and those are of a latent. Raises ``BadFileError``."""
+    newer ones hold it in two, and those are of a latent."""
     is_split = keys.has_tensor("blk.0.attn_k_b.weight")
     suffix = "_mla" if keys.find("attention.key_length_mla") else ""
     rotary_dim = keys.integer("rope.dimension_count")
@@ -96,7 +95,7 @@ def gguf_latent(keys: GGUFKeys) -> LatentConfig:
 
 def gguf_latent_fields(keys: GGUFKeys, shape: LatentConfig, num_layers: int) -> dict[str, Any]:
     """Fields of ``ModelConfig``. Of YaRN's rule files hold a tenth of what multiplies queries and
-    keys as a whole; cosines and sines are multiplied by nothing. Raises ``BadFileError``."""
+    keys as a whole; cosines and sines are multiplied by nothing."""
     fields = latent_fields(shape, num_layers)
     scaling = rope_scaling(keys, keys.integer("context_length"))
     if scaling is not None and scaling.kind == "yarn":
@@ -204,7 +203,7 @@ def _check_scoring(config: Json, known: str) -> None:
 
 def read_gguf(keys: GGUFKeys) -> ModelConfig:
     """llama.cpp writes all of these models alike: the scoring of experts distinguishes V2's files.
-    Its rule for groups is V3's; V2's own is not in the file. Raises ``BadFileError``."""
+    Its rule for groups is V3's; V2's own is not in the file."""
     num_layers = keys.layers_before_predictors()
     mixture = gguf_mixture(keys, normalizes=False, num_layers=num_layers)
     experts: ExpertsConfig = mixture["experts"]

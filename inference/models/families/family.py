@@ -1,12 +1,5 @@
-"""The declaration of a family of decoders. All else derives from it: which files can be loaded,
-which tensors they must hold, which weights are quantised, and the builder of the model.
-
-    config.json ─┐                    ┌─ tensors ─▶ preflight, quantising, splits
-    GGUF keys ───┴─▶ ModelConfig ─────┴─ builder ─▶ the model, on torch operators
-
-A family declares the names of its layers once, as ``LayerNames``: its tensors and GGUF's names for
-them follow from those and from the config.
-"""
+"""The declaration of a family of decoders, from which all else derives: which files can be loaded,
+which tensors they must hold, which weights are quantised, and the model's builder."""
 
 from __future__ import annotations
 
@@ -94,8 +87,7 @@ class Family:
     gguf_shared: tuple[str, ...] = ()
     """Names that another family's files have too; that family decides between the two."""
     read_config: Callable[[Json, Json], ModelConfig]
-    """Reads config.json and generation_config.json, parsed. Raises ``BadFileError`` for
-    anything that the family would compute wrongly."""
+    """Of config.json and generation_config.json, parsed. Raises ``BadFileError``."""
     read_gguf: Callable[[GGUFKeys], ModelConfig] | None = None
     """Raises ``BadFileError``."""
     layer_names: LayerNames = field(default_factory=LayerNames)
@@ -106,27 +98,22 @@ class Family:
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Prefixes of unused names in safetensors, with their purpose in words."""
     predictor_name: Callable[[str, ModelConfig], str] | None = None
-    """Maps the ``hub_name`` of a tensor to a name of the layer of multi-token prediction (see
-    ``families.decoder_tensors``); ``None`` where the family knows no such layer."""
+    """``hub_name`` -> the name of multi-token prediction's tensor; ``None``: no such layer."""
     gguf_layer: Mapping[str, str] = field(default_factory=dict)
-    """Hugging Face's names by GGUF's, within a layer, beside those that ``layer_names`` declare:
-    after ``blk.N.`` and ``model.layers.N.``, without ``.weight`` and ``.bias``. A tensor whose name
-    ends in neither stands here under its whole name."""
+    """Hugging Face's names by GGUF's, within a layer, beside those of ``layer_names``; without
+    ``.weight`` and ``.bias``, but a name that ends in neither stands here whole."""
     gguf_model: Mapping[str, str] = field(default_factory=dict)
     """The same around the layers, beside ``MODEL_NAMES``."""
     gguf_folded: frozenset[str] = frozenset()
     """GGUF's names within a layer of tensors whose axes of heads and of features are one here."""
     interleaved_heads: Callable[[str, ModelConfig], int | None] = _natural_order
-    """The number of heads whose rows stand in GGUF's interleaved rotary order in the tensor of this
-    Hugging Face name; ``None`` where rows are in their natural order."""
+    """Heads of a tensor in GGUF's interleaved rotary order; ``None``: natural order."""
     gguf_projectors: tuple[str, ...] = ()
     """The ``clip.projector_type`` of mmproj files whose towers it computes."""
     uses_transformers: bool = False
-    """Whether the transformers backend computes it: its modules read their files' tensors."""
     detector: str = ""
-    """``module:name`` of a function ``ModelConfig -> ModelConfig`` that completes a config by
-    inspecting transformers' module without its weights. Imported when a model is opened. Raises
-    ``UnsupportedModuleError``. Empty: config.json is complete."""
+    """``module:name`` of a function that completes a config from transformers' module without its
+    weights, imported when a model is opened. Raises ``UnsupportedModuleError``."""
     builder: str = DECODER
     """``module:name`` of what builds the model on torch operators, imported when one is built:
     ``(config, weights, context_tokens, kv_format) -> Model``."""
@@ -136,8 +123,8 @@ class Family:
         return gguf_layer_names(self.layer_names) | dict(self.gguf_layer)
 
     def gguf_name(self, name: str) -> str | None:
-        """``blk.0.attn_q.weight`` -> ``model.layers.0.self_attn.q_proj.weight``; ``None`` for a
-        tensor that the family does not compute with."""
+        """``blk.0.attn_q.weight`` -> ``model.layers.0.self_attn.q_proj.weight``; ``None``: not
+        used."""
         match = _LAYER_NAME.fullmatch(name)
         inner = name if match is None else match[2]
         known = MODEL_NAMES | dict(self.gguf_model) if match is None else self._gguf_layer

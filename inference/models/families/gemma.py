@@ -79,9 +79,8 @@ def read_gemma2(config: Json, generation: Json) -> ModelConfig:
 
 
 def read_gemma3(config: Json, generation: Json) -> ModelConfig:
-    """Its rotary embedding is declared for each kind of layer, or as one with the sliding layers'
-    base beside it. Checkpoints with a vision tower nest the text model, and declare only values
-    that differ from their library's defaults. Raises ``BadFileError``."""
+    """Rotary embeddings are declared for each kind of layer, or as one with the sliding base beside
+    it. Checkpoints with a tower declare only what differs from their library's defaults."""
     whole, config = config, text_config(config, NESTED_DEFAULTS)
     vision = read_siglip_vision(whole, config)
     config, local_theta = rope_by_kind(config)
@@ -211,8 +210,7 @@ def read_gemma4(config: Json, generation: Json) -> ModelConfig:
 
 
 def layer_kv(config: dict[str, Any]) -> tuple[tuple[int, int], ...]:
-    """(KV heads, head width) of each layer; 0 heads: it reads an earlier layer's. Raises
-    ``BadFileError``."""
+    """(KV heads, head width) of each layer; 0 heads: it reads an earlier layer's."""
     kinds = _gemma4_kinds(config)
     num_own = len(kinds) - int(config.get("num_kv_shared_layers") or 0)
     listed = {int(key): own for key, own in (config.get("per_layer_config") or {}).items()}

@@ -34,7 +34,6 @@ SAMPLING_KEYS = {
 
 NO_FACTORS = (0.0, 1.0)
 PREDICTING_LAYERS = "nextn_predict_layers"
-"""The key for the number of last blocks that predict further tokens."""
 ROPE_FREQUENCIES = "rope_freqs.weight"
 """The tensor that is not a weight but a rule: it becomes ``RopeScaling``."""
 
@@ -49,7 +48,7 @@ class GGUFKeys:
     """The numbers of ``ROPE_FREQUENCIES``, one for each frequency."""
 
     def find(self, key: str) -> int | None:
-        """``None`` also for 0. Raises ``BadFileError``."""
+        """``None`` also for 0."""
         value = self.metadata.get(f"{self.architecture}.{key}")
         if value is None:
             return None
@@ -58,14 +57,12 @@ class GGUFKeys:
         return value or None
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """Raises ``BadFileError``."""
         value = self.find(key) or default
         if value is None:
             raise BadFileError(f"the GGUF metadata lacks {self.architecture}.{key}")
         return value
 
     def number(self, key: str, default: float) -> float:
-        """Raises ``BadFileError``."""
         value = self.metadata.get(f"{self.architecture}.{key}", default)
         if not isinstance(value, int | float):
             raise BadFileError(f"{self.architecture}.{key} is {value!r}, not a number")
@@ -75,11 +72,11 @@ class GGUFKeys:
         return str(self.metadata.get(f"{self.architecture}.{key}", default))
 
     def layers_before_predictors(self) -> int:
-        """Predicting layers come last, and are left out. Raises ``BadFileError``."""
+        """Predicting layers come last, and are left out."""
         return self.integer("block_count") - (self.find(PREDICTING_LAYERS) or 0)
 
     def heads_of_keys(self) -> int:
-        """For files that list KV heads by layer. Raises ``BadFileError``."""
+        """For files that list KV heads by layer."""
         name = next((name for name in self.shapes if name.endswith(".attn_k.weight")), None)
         if name is None:
             return self.integer("attention.head_count")
@@ -99,7 +96,7 @@ def read_decoder_gguf(
 ) -> ModelConfig:
     """``is_windowed``: the declared window is of all layers. ``is_rotated_in_part``: the file
     declares how much of each head is rotated. ``declared``: fields of ``ModelConfig`` that override
-    the common keys. Raises ``BadFileError``."""
+    the common keys."""
     eps = "layer_norm_epsilon" if declared.get("norm") == "layer" else "layer_norm_rms_epsilon"
     default_eps = 1e-5 if declared.get("norm") == "layer" else 1e-6
     hidden_size = keys.integer("embedding_length")
@@ -158,8 +155,7 @@ def head_dim(keys: GGUFKeys) -> int:
 def windowed_layers(
     keys: GGUFKeys, period: int, *, last: MixerKind = "attention"
 ) -> tuple[MixerKind, ...]:
-    """The file lists the layers with a window, or overrides the architecture's period. Raises
-    ``BadFileError``."""
+    """The file lists the layers with a window, or overrides the architecture's period."""
     num_layers = keys.integer("block_count")
     key = f"{keys.architecture}.attention.sliding_window_pattern"
     pattern = keys.metadata.get(key, period)

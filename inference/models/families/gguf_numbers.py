@@ -1,9 +1,7 @@
-"""Checks every metadata key that changes numbers against the config that was read from the file:
-the model computes with the file's value, or the file is refused by the key's name.
-
-Keys: llama.cpp's gguf-py/gguf/constants.py. Other keys settle shapes, which the tensors prove, or
-change nothing that is computed here.
-"""
+"""Checks metadata keys that change numbers against the config read from the file: a file is refused
+by the key whose value the model would not compute with. Keys: llama.cpp's
+gguf-py/gguf/constants.py. Other keys settle shapes, which the tensors prove, or change nothing
+here."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ def read_gguf(family: Family, keys: GGUFKeys) -> ModelConfig:
 
 
 def check_computed(keys: GGUFKeys, config: ModelConfig, but: Collection[str] = ()) -> None:
-    """``but``: keys that are read elsewhere. Raises ``BadFileError``."""
+    """``but``: keys that are read elsewhere."""
     for key, computed in COMPUTED.items():
         value = keys.metadata.get(f"{keys.architecture}.{key}")
         if value is None or key in but:

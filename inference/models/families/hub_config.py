@@ -1,8 +1,7 @@
-"""Reads what families share in config.json and generation_config.json: sizes, rotary scaling, token
-ids, sampling defaults.
+"""Reads what families share in config.json and generation_config.json. Functions here raise
+``BadFileError``.
 
-``read_decoder`` reads the keys that most of them spell alike; a family passes its own fields. A
-checkpoint may nest the text model beside towers for images or audio: config.json has it under
+A checkpoint may nest the text model beside towers for images or audio: config.json has it under
 ``text_config``, and its tensors are called ``language_model.*``.
 """
 
@@ -24,8 +23,7 @@ Json = Mapping[str, Any]
 
 
 def read_decoder(config: Json, generation: Json, **declared: Any) -> ModelConfig:
-    """``declared``: fields of ``ModelConfig`` that override the common keys. Raises
-    ``BadFileError``."""
+    """``declared``: fields of ``ModelConfig`` that override the common keys."""
     num_heads = positive_integer(config, "num_attention_heads")
     hidden_size = positive_integer(config, "hidden_size")
     max_positions = positive_integer(config, "max_position_embeddings")
@@ -66,7 +64,7 @@ def read_llama(
     **declared: Any,
 ) -> ModelConfig:
     """For llama's layers: SiLU, and heads rotated whole. ``defaults``: what config.json may leave
-    out. Raises ``BadFileError``."""
+    out."""
     config = {**(defaults or {}), **config}
     check_activation(config, "silu", "swish")
     check_whole_rotary(config)
@@ -75,7 +73,6 @@ def read_llama(
 
 
 def generation_facts(config: Json, generation: Json) -> dict[str, Any]:
-    """Fields of ``ModelConfig``. Raises ``BadFileError``."""
     return {
         "bos_token_id": next(iter(_ids("bos_token_id", config, generation)), None),
         "eos_token_ids": _ids("eos_token_id", generation, config),
@@ -85,8 +82,7 @@ def generation_facts(config: Json, generation: Json) -> dict[str, Any]:
 
 
 def extended_positions(declared: int, scaling: RopeScaling | None) -> int:
-    """YaRN's reach is its factor times the trained length, which files often do not declare.
-    Raises ``BadFileError``."""
+    """YaRN's reach is its factor times the trained length, which files often do not declare."""
     if scaling is None or scaling.kind != "yarn":
         return declared
     if not (math.isfinite(scaling.factor) and scaling.factor > 0):
@@ -97,20 +93,18 @@ def extended_positions(declared: int, scaling: RopeScaling | None) -> int:
 
 
 def check_activation(config: Json, *known: str, key: str = "hidden_act") -> None:
-    """The first of ``known`` is the default. Raises ``BadFileError``."""
+    """The first of ``known`` is the default."""
     activation = config.get(key) or known[0]
     if activation not in known:
         raise BadFileError(f"{key} {activation!r} is not supported; this build runs {known[0]}")
 
 
 def check_whole_rotary(config: Json) -> None:
-    """Raises ``BadFileError``."""
     if _rotary_factor(config, 1.0) != 1.0:
         raise BadFileError("partial_rotary_factor other than 1.0 is not supported")
 
 
 def check_no_window(config: Json) -> None:
-    """Raises ``BadFileError``."""
     if config.get("use_sliding_window"):
         raise BadFileError("a sliding window on some of the layers is not supported")
 
@@ -140,7 +134,6 @@ def repeated(
 
 
 def kinds_of_layers(config: Json, default: tuple[MixerKind, ...]) -> tuple[MixerKind, ...]:
-    """Raises ``BadFileError``."""
     listed = config.get("layer_types")
     if not listed:
         return default
@@ -186,7 +179,7 @@ def rope_parameters(config: Json) -> Json:
 
 def rope_by_kind(config: Json) -> tuple[Json, float | None]:
     """Returns ``config`` with the rotary embedding of layers that see all, and the sliding layers'
-    base. Raises ``BadFileError``."""
+    base."""
     rope = config.get("rope_parameters") or {}
     if "full_attention" not in rope:
         return config, None
@@ -199,7 +192,6 @@ def rope_by_kind(config: Json) -> tuple[Json, float | None]:
 
 
 def rope_scaling(rope: Json, max_positions: int) -> RopeScaling | None:
-    """Raises ``BadFileError``."""
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":
         return None
@@ -264,7 +256,7 @@ def positive_integer(config: Json, key: str) -> int:
 
 
 def optional_size(config: Json, key: str, default: int) -> int:
-    """``default`` also for 0. Raises ``BadFileError``."""
+    """``default`` also for 0."""
     return positive_integer(config, key) if config.get(key) else default
 
 
@@ -316,7 +308,6 @@ def generation_defaults(
 
 
 def unused_defaults(given: Mapping[str, Any]) -> tuple[str, ...]:
-    """Phrases for people."""
     return tuple(
         f"{key} {given[key]!r}"
         for key, neutral in NEUTRAL.items()

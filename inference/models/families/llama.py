@@ -74,7 +74,7 @@ def _sliding_window(config: Json) -> int | None:
 
 
 def read_gguf(keys: GGUFKeys, *, model_type: str) -> ModelConfig:
-    """Mixtral's files call themselves llama's. Raises ``BadFileError``."""
+    """Mixtral's files call themselves llama's."""
     if model_type == "llama" and keys.find("expert_count"):
         return read_mixture_gguf(keys, model_type="mixtral", normalizes=True)
     return read_decoder_gguf(keys, model_type, is_windowed=True)
@@ -90,7 +90,7 @@ def interleaved_heads(name: str, config: ModelConfig) -> int | None:
 
 
 def read_idefics3(config: Json, generation: Json) -> ModelConfig:
-    """The outer config declares whether embeddings are tied. Raises ``BadFileError``."""
+    """The outer config declares whether embeddings are tied."""
     text = text_config(config, IDEFICS3_DEFAULTS)
     text["tie_word_embeddings"] = config.get("tie_word_embeddings", False)
     if (model_type := text["model_type"]) != "llama":
@@ -258,7 +258,7 @@ def read_mistral3(config: Json, generation: Json) -> ModelConfig:
 
 
 def read_pixtral(config: Json, generation: Json) -> ModelConfig:
-    """Raises ``BadFileError``, also for a LLaVA model with any other tower."""
+    """Refuses a LLaVA model with any other tower."""
     tower = config.get("vision_config")
     kind = tower.get("model_type") if isinstance(tower, dict) else None
     if kind != "pixtral":

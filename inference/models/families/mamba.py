@@ -126,7 +126,6 @@ def read_granite_gguf(keys: GGUFKeys) -> ModelConfig:
 
 
 def logit_multiplier_gguf(keys: GGUFKeys) -> float:
-    """Raises ``BadFileError``."""
     return 1.0 / (keys.number("logit_scale", 0.0) or 1.0)
 
 

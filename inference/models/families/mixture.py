@@ -38,7 +38,7 @@ def mlps_of(config: Json) -> tuple[MlpKind, ...]:
 
 def routed_fields(config: Json, **declared: Any) -> dict[str, Any]:
     """Fields of ``ModelConfig`` by the keys of DeepSeek's kin. ``declared``: fields of
-    ``ExpertsConfig`` that override them. Raises ``BadFileError``."""
+    ``ExpertsConfig`` that override them."""
     inner = positive_integer(config, "moe_intermediate_size")
     num_dense = int(config.get("first_k_dense_replace") or 0)
     num_layers = positive_integer(config, "num_hidden_layers")
@@ -67,8 +67,7 @@ SHARED_EXPERTS = {".mlp.shared_experts.": ".mlp.shared_expert."}
 def read_mixture_gguf(
     keys: GGUFKeys, *, model_type: str, normalizes: bool, **declared: Any
 ) -> ModelConfig:
-    """``declared``: fields of ``ModelConfig`` that override the common keys. Raises
-    ``BadFileError``."""
+    """``declared``: fields of ``ModelConfig`` that override the common keys."""
     mixture = gguf_mixture(keys, normalizes=normalizes)
     return read_decoder_gguf(keys, model_type, **mixture, **declared)
 
@@ -77,7 +76,7 @@ def gguf_mixture(
     keys: GGUFKeys, *, normalizes: bool, num_layers: int | None = None, **declared: Any
 ) -> dict[str, Any]:
     """Fields of ``ModelConfig``. Sizes and layers are read from the tensors, because old files lack
-    keys. ``declared``: fields of ``ExpertsConfig`` that override them. Raises ``BadFileError``."""
+    keys. ``declared``: fields of ``ExpertsConfig`` that override them."""
     stacks = {
         index: shape
         for index in range(keys.integer("block_count"))
@@ -157,7 +156,7 @@ def _check_groups(experts: ExpertsConfig) -> None:
 
 
 def groups_of(config: Json) -> dict[str, int]:
-    """Fields of ``ExpertsConfig`` by the keys of DeepSeek's kin. Raises ``BadFileError``."""
+    """Fields of ``ExpertsConfig`` by the keys of DeepSeek's kin."""
     keys = {"num_groups": "n_group", "groups_per_token": "topk_group"}
     return {
         name: 1 if config.get(key) is None else positive_integer(config, key)

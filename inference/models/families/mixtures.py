@@ -1,8 +1,7 @@
 """Decoders of llama's layers whose MLPs are mixtures of experts: mixtral, olmoe, qwen2_moe and
 qwen3_moe, dots.llm1, MiniMax-M2, ERNIE 4.5 with experts, GLM-4.5 and later, and gpt-oss.
 
-GLM-4.5's experts are chosen by their sigmoids and a bias that only chooses, of the best groups
-where there are several, beside one that all rows go through.
+GLM-4.5 chooses experts by their sigmoids and a bias that only chooses, of the best groups.
 
 gpt-oss attends with sinks, within a window in every other layer, and its biased experts have a
 clamped activation. Its published files hold the experts in MXFP4, and gates and the rest row by
@@ -149,7 +148,7 @@ def read_mixtral(config: Json, generation: Json) -> ModelConfig:
 
 
 def read_olmoe(config: Json, generation: Json) -> ModelConfig:
-    """Norms are of all heads of queries together, and of keys. Raises ``BadFileError``."""
+    """Norms are of all heads of queries together, and of keys."""
     if config.get("clip_qkv") is not None:
         raise BadFileError("clip_qkv is not supported")
     inner = positive_integer(config, "intermediate_size")
@@ -190,8 +189,7 @@ def read_dots1(config: Json, generation: Json) -> ModelConfig:
 
 
 def read_minimax_m2(config: Json, generation: Json) -> ModelConfig:
-    """Norms are of all heads together, and each head is rotated in part. Raises
-    ``BadFileError``."""
+    """Norms are of all heads together, and each head is rotated in part."""
     check_activation(config, "silu", "swish")
     has_norm, kind = config.get("use_qk_norm", True), config.get("qk_norm_type", "per_layer")
     if not has_norm or kind != "per_layer":
@@ -216,8 +214,7 @@ def read_minimax_m2(config: Json, generation: Json) -> ModelConfig:
 
 
 def read_ernie_moe(config: Json, generation: Json) -> ModelConfig:
-    """Experts are chosen by a softmax over all and a bias that only chooses. Raises
-    ``BadFileError``."""
+    """Experts are chosen by a softmax over all and a bias that only chooses."""
     if config.get("use_bias"):
         raise BadFileError("biases of every projection are not supported beside experts")
     inner = positive_integer(config, "moe_intermediate_size")

@@ -1,8 +1,5 @@
-"""config.json's declaration of quantised safetensors, and which of the methods are read.
-
-``loading/weights/packed_files.py`` reads them: it takes each matrix's parameters from its
-tensors, which are more exact than config.json's declaration for all.
-"""
+"""config.json's declaration of quantised safetensors. ``loading/weights/packed_files.py`` reads
+them: their tensors are more exact than the declaration."""
 
 from __future__ import annotations
 

@@ -1,17 +1,14 @@
 """Qwen3.5 and Qwen3-Next, and the Qwens beside a vision tower: Qwen2.5-VL, and Qwen3-VL without and
-with experts. ``llama`` has the plain ones, ``mixtures`` those with experts.
+with experts.
 
-Qwen3.5 and Qwen3-Next are hybrids of Gated DeltaNet and attention with a gate on its output, with a
-dense MLP or a mixture of experts. Most layers are DeltaNet, every few are attention; a part of each
-head is rotated, and norms' weights are stored less one. Qwen3-Next's projections go from key head
-to key head.
+Qwen3.5 and Qwen3-Next are hybrids of Gated DeltaNet and, every few layers, attention with a gate on
+its output, with a dense MLP or a mixture. A part of each head is rotated, and norms' weights are
+stored less one. Qwen3-Next's projections go from key head to key head.
 
-Checkpoints with a tower nest the text model: config.json has it under ``text_config``, and its
-tensors are called ``model.language_model.*``. A text's three rotary positions are all the same, so
-that interleaving them changes nothing. Qwen2.5-VL's rotary frequencies turn in blocks by time,
-height and width; its published checkpoints have the text model's keys in config.json itself, and
-its tensors beside those of ``visual.*``. Some blocks of Qwen3-VL's tower are added to the decoder's
-first layers; files stack its experts, as published with their inputs first."""
+A text's three rotary positions are all the same, so that interleaving them changes nothing.
+Qwen2.5-VL's published checkpoints have the text model's keys in config.json itself, and its tensors
+beside those of ``visual.*``. Qwen3-VL's published files stack experts with their inputs first.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +85,7 @@ def read_qwen3_next(config: Json, generation: Json) -> ModelConfig:
 
 
 def hybrid_fields(config: Json, names: DeltaNames) -> dict[str, Any]:
-    """Fields of ``ModelConfig``. ``config``: of the text model. Raises ``BadFileError``."""
+    """Fields of ``ModelConfig``. ``config``: of the text model."""
     has_bias = bool(config.get("attention_bias", False))
     return {
         "mixers": _mixers(config),
@@ -110,7 +107,6 @@ def hybrid_fields(config: Json, names: DeltaNames) -> dict[str, Any]:
 
 
 def sparse_fields(config: Json) -> dict[str, Any]:
-    """Fields of ``ModelConfig``. Raises ``BadFileError``."""
     return {
         "experts": experts_of(
             config,
@@ -178,7 +174,7 @@ def gguf_fields(
     keys: GGUFKeys, names: DeltaNames, *, are_value_heads_tiled: bool
 ) -> dict[str, Any]:
     """``hybrid_fields`` of a GGUF. llama.cpp's converter has added the one to norms' weights, and
-    has put the negated rate of forgetting in place of its logarithm. Raises ``BadFileError``."""
+    has put the negated rate of forgetting in place of its logarithm."""
     num_layers = keys.layers_before_predictors()
     num_value_heads = keys.integer("ssm.time_step_rank")
     interval = keys.integer("full_attention_interval", DEFAULT_INTERVAL)
@@ -264,7 +260,7 @@ def read_qwen3_vl(config: Json, generation: Json) -> ModelConfig:
 
 
 def read_qwen3_vl_moe(config: Json, generation: Json) -> ModelConfig:
-    """The family's routing always normalises. Raises ``BadFileError``."""
+    """The family's routing always normalises."""
     text = text_config(config) | {"norm_topk_prob": True}
     return replace(read_qwen3_moe(text, generation), vision=read_vision(config, text))
 

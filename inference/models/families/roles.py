@@ -99,8 +99,7 @@ def row(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerNames:
-    """Hugging Face's names after ``model.layers.N.``, without ``.weight``. Projections that one
-    input meets may lie in one tensor or in several."""
+    """Names after ``model.layers.N.``, without ``.weight``."""
 
     input_norm: str | None = "input_layernorm"
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
@@ -116,7 +115,6 @@ class LayerNames:
     """Gates first; only what goes up where an MLP has no gates."""
     down: str = "mlp.down_proj"
     mlp_added_norm: str | None = None
-    """The norm of the MLP's output."""
 
     @property
     def norms(self) -> tuple[str, ...]:

@@ -1,11 +1,6 @@
-"""All vision towers, however a file describes them: their tensors, the model's names of these, what
-makes a tower that cannot be computed, and the sizes of images in preprocessor_config.json.
-
-Names are those of safetensors files, and those of mmproj files, which llama.cpp's
-gguf-py/gguf/constants.py lists:
-
-    vision_tower.encoder.layers.0.mlp.fc1.weight ─┐
-    v.blk.0.ffn_up.weight ────────────────────────┴─▶ model.visual.blocks.0.mlp.linear_fc1.weight"""
+"""All vision towers, however a file describes them: their tensors and names, which towers cannot be
+computed, and the sizes of images in preprocessor_config.json. llama.cpp's gguf-py/gguf/constants.py
+lists the names of mmproj files."""
 
 from __future__ import annotations
 
@@ -97,7 +92,6 @@ def _merger(vision: VisionConfig) -> Iterator[TensorRole]:
 
 
 def checked_tower(vision: VisionConfig, text_hidden_size: int) -> VisionConfig:
-    """Raises ``BadFileError``."""
     unit_px = vision.merge * vision.patch_px
     if vision.image_px and not _is_square_whole(vision):
         of = "tiles" if vision.kind == "idefics3" else "images"
@@ -270,7 +264,6 @@ def _in_block(name: str) -> str:
 
 
 def towered_name(name: str) -> str:
-    """The ``Family.hub_name`` of a text model that may have SigLIP's tower or Pixtral's."""
     return tower_hub_name(name) or hub_name(name)
 
 

@@ -1,6 +1,5 @@
-"""Vision towers as config.json describes them, without their processors' image sizes. Each reader
-takes the outer config and the decoder's part, and raises ``BadFileError`` for a tower that would be
-computed wrongly."""
+"""Vision towers as config.json describes them, without their processors' image sizes. Readers take
+the outer config and the decoder's part."""
 
 from __future__ import annotations
 
@@ -153,7 +152,7 @@ def read_siglip_vision(config: Json, text: Json) -> VisionConfig | None:
 
 
 def merge_of(patches_per_side: int, num_tokens: int) -> int:
-    """Patches each way that become one token. Raises ``BadFileError``."""
+    """Patches each way that become one token."""
     tokens_per_side = math.isqrt(num_tokens)
     if not 0 < tokens_per_side <= patches_per_side or tokens_per_side**2 != num_tokens:
         raise BadFileError(
@@ -283,7 +282,6 @@ def read_pixtral_vision(config: Json, text: Json, *, has_projector_bias: bool) -
 
 
 def row_fields(longest_px: int, patch_px: int, merge: int) -> dict[str, Any]:
-    """Fields of ``VisionConfig`` of all such towers."""
     return {
         "kind": "pixtral",
         "division": "rows",

@@ -1,15 +1,12 @@
-"""Decoders that transformers has and no family here: ``inference.models.transformers_backend`` runs
-them.
+"""Decoders that ``inference.models.transformers_backend`` runs, as no family here does.
 
-    TRANSFORMERS_PAGED     all layers attend through transformers' attention interface, over our
-                           paged attention; the cache's sizes are read from config.json and checked
-                           against the module before weights are read
-    TRANSFORMERS_CACHED    others, with transformers' own cache over our blocks and state slots; its
-                           contents are detected from the module without its weights
+TRANSFORMERS_PAGED: all layers attend through transformers' attention interface, over our paged
+attention. TRANSFORMERS_CACHED: others, with transformers' own cache over our blocks and state
+slots, whose contents are detected from the module without its weights.
 
-The types are a list, not a guess: each was compared with transformers' own answers. Some GGUF
-architectures that no family here reads are read by transformers as well, dequantised. Its reader
-passes over some of the metadata: those that change the answer are added here.
+The types are a list, not a guess: each was compared with transformers' answers. Some GGUF
+architectures are read by transformers as well, dequantised; metadata that its reader passes over
+and that change the answer are added here.
 """
 
 from __future__ import annotations
@@ -69,8 +66,7 @@ def read_paged(config: Json, generation: Json) -> ModelConfig:
 
 
 def _module(config: Json, generation: Json, *left_out: str, **sizes: Any) -> ModelConfig:
-    """``left_out``: keys of config.json that its module is not given. Weights are not quantised any
-    more when the module gets them."""
+    """``left_out``: keys that the module does not get. It gets dense weights, too."""
     left_out = ("quantization_config", *left_out)
     return ModelConfig(
         rms_norm_eps=0.0,
@@ -95,7 +91,6 @@ def _check_layers(config: Json) -> None:
 
 
 def check_rope(config: Json) -> None:
-    """Raises ``BadFileError``."""
     rope: Any = rope_parameters(config)
     by_kind = [inner for inner in rope.values() if isinstance(inner, dict)]
     for inner in (rope, *by_kind):
@@ -148,9 +143,8 @@ EPSILONS = ("eps", "epsilon")
 
 
 def check_numbers(config: Json, of: str = "") -> None:
-    """For a config.json that transformers' module gets as it is: transformers accepts NaN, and some
-    modules then answer with it. Infinity is allowed in lists, where it ends an open range. Raises
-    ``BadFileError``."""
+    """transformers accepts NaN, and some modules then answer with it. Infinity is allowed in lists,
+    where it ends an open range."""
     for key, value in config.items():
         if isinstance(value, dict) and "__float__" not in value:
             check_numbers(value, f"{of}{key}.")
@@ -183,8 +177,7 @@ def _number(value: Any) -> float | None:
 
 
 def read_cached(config: Json, generation: Json) -> ModelConfig:
-    """Sizes that config.json leaves out are 1 until the module is inspected. Raises
-    ``BadFileError``."""
+    """Sizes that config.json leaves out are 1 until the module is inspected."""
     architecture = str(config["model_type"])
     if (nested := NESTED_TYPES.get(architecture)) is not None:
         config, architecture = _text_config(config), nested

@@ -25,8 +25,6 @@ PROJECTIONS_OF_LAYER = 5
 
 @dataclass(frozen=True, slots=True)
 class AdaptedStack:
-    """The weights that one of a layer's projections stacks."""
-
     names: Sequence[tuple[str, int]]
     """(name, out_features)."""
     is_packed: bool

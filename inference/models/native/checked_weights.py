@@ -1,9 +1,6 @@
 """The structs of a model's packed weights, checked before C++ gets a pointer, because it indexes
-without looking.
-
-dtypes and contiguity are checked where pointers are made, in ``structs``. The C++ side reports how
-many bytes a packed weight takes, so that there is no second table of formats.
-"""
+without looking. ``structs`` checks dtypes and contiguity. The C++ side reports how many bytes a
+packed weight takes, so that there is no second table of formats."""
 
 from __future__ import annotations
 
@@ -70,8 +67,7 @@ SCORINGS: dict[Scoring, int] = {"softmax": 0, "sigmoid": 1, "softmax_of_chosen":
 
 
 class CheckedWeights:
-    """The structs point at tensors, and keep none alive. All methods raise ``UnfitWeightsError``;
-    what is ``None`` is null."""
+    """The structs keep no tensors alive. Methods raise ``UnfitWeightsError``; ``None`` is null."""
 
     def __init__(self, library: ctypes.CDLL, config: ModelConfig) -> None:
         if config.num_heads % config.num_kv_heads:

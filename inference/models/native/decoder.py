@@ -211,9 +211,8 @@ class NativeDecoder:
     def forward(
         self, step: StepInput, kv: NativeKV, images: ctypes.Structure | None = None
     ) -> torch.Tensor:
-        """Returns float32 logits (num_logits, vocab_size), and writes keys, values and states to
-        ``kv``. ``images``: of ``step.images``. Raises ``MemoryError``, and ``IndexError`` for token
-        ids outside the vocabulary, having written nothing."""
+        """Returns float32 logits (num_logits, vocab_size). Raises ``MemoryError``, and
+        ``IndexError`` for token ids outside the vocabulary, having written nothing."""
         step = step.with_all_ids()
         logits = self._new_logits(step.num_logits)
         batch = batch_of(step, kv, images)

@@ -48,8 +48,7 @@ def find_compiler() -> str | None:
 
 
 def load_library(cache_dir: Path) -> ctypes.CDLL:
-    """Compiles it, for some seconds, unless ``cache_dir`` has it. Raises
-    ``NativeUnavailableError``."""
+    """Compiles it unless ``cache_dir`` has it. Raises ``NativeUnavailableError``."""
     compiler = find_compiler()
     if compiler is None:
         raise NativeUnavailableError("no C++ compiler found (g++, clang++, or CXX)")

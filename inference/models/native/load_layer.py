@@ -46,7 +46,6 @@ def load_layer(
     angles: Mapping[MixerKind, Angles],
     packer: Packer,
 ) -> NativeLayer:
-    """``angles`` of each kind of mixer that rotates heads."""
     names, prefix = family_of(config).layer_names, f"model.layers.{index}."
     kind, is_sparse = config.mixer_kinds[index], config.mlp_kinds[index] == "sparse"
 
@@ -116,8 +115,7 @@ def native_angles(table: RopeTable) -> Angles:
 
 
 def adapted_stacks(config: ModelConfig, layers: Sequence[NativeLayer]) -> list[list[AdaptedStack]]:
-    """Of each layer's qkv, output, gate_up, down and queries; only weights that adapters may
-    change."""
+    """Only of weights that adapters may change."""
     names, shapes = family_of(config).layer_names, adaptable_shapes(config)
     found = []
     for index, layer in enumerate(layers):
@@ -152,7 +150,6 @@ def in_order_of_layers(config: ModelConfig, weights: AdapterWeights) -> AdapterW
 
 
 def _mixer_weights(config: ModelConfig, index: int) -> tuple[list[Stack], str]:
-    """Names are without the layer's prefix."""
     kind, names = config.mixer_kinds[index], family_of(config).layer_names
     match kind:
         case "conv":
@@ -174,8 +171,7 @@ def _mixer_weights(config: ModelConfig, index: int) -> tuple[list[Stack], str]:
 
 
 def _delta_stacks(shape: DeltaConfig) -> list[Stack]:
-    """Each kind of features has all its heads in order, also where files go from key head to key
-    head."""
+    """Each kind of features has all its heads in order, also where files go by key head."""
     names, heads = shape.names, shape.num_key_heads
     group, values = shape.num_value_heads // heads, shape.value_features // heads
     sizes = [shape.key_head_dim] * 2 + [values] * 2
@@ -192,8 +188,7 @@ def _delta_stacks(shape: DeltaConfig) -> list[Stack]:
 
 
 def _by_kind(num_groups: int, sizes: Sequence[int]) -> torch.Tensor:
-    """Indices that put outputs of ``num_groups`` equal groups, each with so many of every kind,
-    into the order of their kinds."""
+    """Indices that order the outputs of ``num_groups`` equal groups by their kinds."""
     rows = torch.arange(num_groups * sum(sizes)).view(num_groups, -1)
     return torch.cat([kind.flatten() for kind in torch.split(rows, list(sizes), dim=1)])
 

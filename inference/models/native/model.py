@@ -158,8 +158,7 @@ class NativeModel(PlainBackend):
     def forward_with_hidden(
         self, step: StepInput, kv: NativeKV
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """All rows go through the whole of the last layer, not only those of ``step.logit_rows``:
-        no row's logits change by that."""
+        """All rows go through the whole last layer; their logits stay the same."""
         rows = self.forward_rows(replace(step, logit_rows=None), None, kv)
         wanted = rows
         if step.logit_rows is not None:

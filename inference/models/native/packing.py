@@ -1,13 +1,10 @@
-"""Weights into panels of sixteen output features, in the byte layout that formats.h documents; a
-model's while their files are read, by several threads.
+"""Weights into panels of sixteen output features, in the byte layout that formats.h documents,
+packed by several threads while the files are read.
 
-    LazyWeight ─ chunks of rows ─▶ threads: read, take apart, write ─▶ panels
-                                            in native code: ``BLOCK_TYPES``
-
-A chunk fits a core's cache. A few weights are in work at once, so that memory holds the panels and
-some chunks, and progress counts weights that are nearly packed. ggml_blocks.h takes a GGUF file's
-blocks apart in a quarter of numpy's time, and gives the same bytes; other files, and types that are
-not in ``BLOCK_TYPES``, are read by numpy."""
+A chunk of rows fits a core's cache. A few weights are in work at once, so that memory holds the
+panels and some chunks, and progress counts weights that are nearly packed. ggml_blocks.h takes a
+GGUF file's ``BLOCK_TYPES`` apart in a quarter of numpy's time, and gives the same bytes.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +42,6 @@ CHUNK_WEIGHTS = 2**19
 BLOCK_CHUNK_WEIGHTS = 2**21
 """The chunk of a weight that native code takes apart: no copy of it lies in memory in between."""
 MOST_UNFINISHED = 4
-"""At once."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -207,9 +203,9 @@ def _write(stored: PackedWeight, panels: torch.Tensor, library: ctypes.CDLL) -> 
 
 
 def _scales(stored: PackedWeight) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Returns the scales and minimums of a block's head (out, blocks each) and its groups' small
-    ones (out, parts of groups each). Where a group has two scales and no small ones, its head has
-    the first ones and then the second ones."""
+    """Scales and minimums of a block's head (out, blocks each), and its groups' small ones (out,
+    parts of groups each). Two scales of a group without small ones: all first ones, then all
+    second."""
     minimums = stored.minimums
     if isinstance(stored, GroupedWeight):
         return _given(stored.scales, minimums), []
@@ -308,7 +304,6 @@ class Packer:
         return packed
 
     def each(self, work: Callable[[Item, Packer], Result], items: Sequence[Item]) -> list[Result]:
-        """One thread works on an item, with a packer of its own."""
         packer = Packer(self._library)
         if self._threads is None:
             return [work(item, packer) for item in items]
