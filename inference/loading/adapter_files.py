@@ -1,8 +1,5 @@
-"""Reads an adapter's files, as PEFT writes them. What cannot be computed here is refused by name,
-from the headers.
-
-Names in the file are the base model's own, after ``base_model.model.``.
-"""
+"""Reads an adapter's files, as PEFT writes them: names are the base model's, after
+``base_model.model.``. What cannot be computed here is refused by name, from the headers."""
 
 from __future__ import annotations
 

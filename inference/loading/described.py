@@ -226,8 +226,7 @@ def check_draft_config(config: ModelConfig, source: str) -> None:
 
 
 def check_shared_vocabulary(answering_dir: Path, drafting_dir: Path, drafting: str) -> None:
-    """Tokens that only fill up the longer vocabulary do not count. Raises
-    ``OtherVocabularyError``."""
+    """The longer one's further tokens do not count. Raises ``OtherVocabularyError``."""
     texts, others = _by_id(answering_dir), _by_id(drafting_dir)
     for token_id in range(min(max(texts), max(others)) + 1):
         text, other = texts.get(token_id), others.get(token_id)

@@ -44,8 +44,7 @@ def ranks_on_one_device(spec: LoadSpec, device: torch.device) -> int:
 
 
 def use_device(device: torch.device) -> None:
-    """Makes a card the process's current one. Triton's launches, captured graphs and events go to
-    that one, wherever the tensors are that they are given."""
+    """Triton's launches, graphs and events go to the current card, wherever tensors are."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
 

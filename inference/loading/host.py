@@ -46,8 +46,7 @@ def _number(path: Path) -> int | None:
 def triton_problem(
     environment: Mapping[str, str] = os.environ, headers: Path | None = None
 ) -> str | None:
-    """A sentence for people; ``None``: nothing is missing. ``headers``: default this Python's
-    own."""
+    """A sentence for people, or ``None``. ``headers``: default this Python's."""
     missing = []
     if not _compiler(environment):
         missing.append("a C compiler (gcc, clang, or CC)")

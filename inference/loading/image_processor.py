@@ -79,8 +79,7 @@ def with_bounded_pixels(
 def open_image_processor(
     directory: Path, config: ModelConfig
 ) -> tuple[ImageFileProcessor | None, str]:
-    """Returns also a sentence for people if a model with a tower gets no images. Raises
-    ``LoadError``."""
+    """Returns also why a model with a tower gets no images. Raises ``LoadError``."""
     if config.vision is None:
         return None, ""
     if find_spec("PIL") is None:
@@ -90,8 +89,7 @@ def open_image_processor(
 
 class PatchMaker(Protocol):
     def __call__(self, image: Any, *, is_low_detail: bool) -> npt.NDArray[np.float32]:
-        """An image of PIL's -> (num_patches, patch_features), in the order in which patches are
-        merged."""
+        """PIL's image -> (num_patches, patch_features), in the order of merging."""
         ...
 
 

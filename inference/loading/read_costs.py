@@ -150,8 +150,7 @@ def _by_kind(count: Callable[[Kind], int]) -> KindBytes:
 
 
 def config_tensors(config: ModelConfig, hub: Json, quantization: str) -> Iterator[NamedWeight]:
-    """The tensors that safetensors files of this config store. ``hub``: config.json, parsed. Raises
-    ``BadFileError``, and ``BadSourceError`` for a model of the transformers backend."""
+    """``hub``: config.json. Refuses models of the transformers backend."""
     format_of, family = _format_of(hub, quantization), family_of(config)
     _refuse_module(family, config.architecture)
     for tensor in family.tensors(config):

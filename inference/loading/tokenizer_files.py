@@ -95,8 +95,7 @@ def _convert(directory: Path, written: Path) -> None:
 
 
 def _copy_template(directory: Path, written: Path) -> None:
-    """The conversion writes the configuration's template as a file, which would come before the
-    directory's own."""
+    """The conversion writes a template file that would override the directory's own."""
     own = [directory / name for name in TEMPLATE_FILES if (directory / name).is_file()]
     for name in TEMPLATE_FILES if own else ():
         (written / name).unlink(missing_ok=True)

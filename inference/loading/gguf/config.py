@@ -52,8 +52,7 @@ def _read(header: GGUFHeader) -> ModelConfig:
 
 
 def gguf_keys(header: GGUFHeader, section: str | None = None) -> GGUFKeys:
-    """``section``: the prefix of most keys, where it is not the architecture's name. Raises
-    ``BadFileError``."""
+    """``section``: the keys' prefix, by default the architecture. Raises ``BadFileError``."""
     shapes = {name: info.shape for name, info in header.tensors.items()}
     return GGUFKeys(header.metadata, section or header.architecture, shapes, _rope_divisors(header))
 
@@ -115,8 +114,7 @@ def _joined(header: GGUFHeader, tower: GGUFHeader) -> GGUFHeader:
 
 
 def check_vocabulary(header: GGUFHeader) -> None:
-    """A file without a vocabulary passes: its tokenizer comes from elsewhere. Raises
-    ``BadFileError``."""
+    """A file without one passes: its tokenizer is elsewhere. Raises ``BadFileError``."""
     metadata, start = header.metadata, "tokenizer.ggml."
     if f"{start}tokens" not in metadata:
         return

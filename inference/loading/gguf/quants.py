@@ -123,8 +123,7 @@ def _super_block(
     minimums: npt.NDArray[np.generic] | None = None,
     super_minimum: Bytes | None = None,
 ) -> SuperBlockWeight:
-    """``super_scale`` and ``super_minimum`` are bytes. GGUF subtracts minimums; here they are
-    added."""
+    """Super-scales are bytes. GGUF subtracts minimums; here they are added."""
     return SuperBlockWeight(
         bits=bits,
         codes=rows_of(codes),

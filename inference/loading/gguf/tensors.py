@@ -110,8 +110,7 @@ class GGUFTensor(FileTensor):
         num_heads: int | None,
         scales: Scales | None,
     ) -> None:
-        """``num_heads``: those whose rows stand in GGUF's rotary order. ``scales``: one, or one per
-        expert."""
+        """``num_heads``: ``None`` in natural order. ``scales``: one, or one per expert."""
         self._info, self._maps, self._num_heads, self._scales = info, maps, num_heads, scales
         self._is_read_ahead = False
         self.shape, self.num_bytes = info.shape, info.num_bytes

@@ -220,8 +220,7 @@ def _tokenizer_config(metadata: Metadata) -> dict[str, Any]:
 
 
 def own_config(metadata: Metadata) -> dict[str, Any]:
-    """The file's settings under tokenizer_config.json's names; no special tokens without a
-    vocabulary. Raises ``BadFileError``."""
+    """Has no special tokens without a vocabulary. Raises ``BadFileError``."""
     tokens: list[str] = _list(metadata, "tokens") if TOKENS in metadata else []
     config: dict[str, Any] = {}
     for ours, theirs in SPECIAL.items():

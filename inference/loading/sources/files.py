@@ -261,7 +261,7 @@ def wanted_files(file: str | None) -> WantedFiles:
 def choose_files(
     sizes: Mapping[str, int], wanted: WantedFiles, free_bytes: int, *, reads_images: bool = True
 ) -> ChosenFiles:
-    """``sizes``: name -> bytes. ``reads_images``: ``False`` leaves out the mmproj file. Raises
+    """``sizes``: name -> bytes. ``reads_images``: ``False`` looks for no mmproj file. Raises
     ``BadSourceError``, ``MissingFileError``, ``QuantizationNotFoundError``."""
     projector = None
     for _ in range(2):  # the mmproj file takes memory, too, and goes with the weights

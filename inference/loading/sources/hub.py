@@ -43,8 +43,7 @@ ANSWER_LIMIT_S = 10.0
 SHA256 = re.compile(r"[0-9a-f]{64}")
 """The etag of a large file is its hash; that of a small one is git's."""
 PIECE_BYTES = 10 * 10**9
-"""A larger file comes in pieces, each by a ``Range`` of its own: the hub's network serves no more
-than 50 GB at once."""
+"""Larger files come in ``Range`` pieces: the hub's network serves at most 50 GB at once."""
 # The base of its HTTP client's errors: the client itself is huggingface_hub's own affair.
 TransportError: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]
 

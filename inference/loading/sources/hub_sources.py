@@ -98,8 +98,7 @@ def default_scheme() -> str:
 
 
 def hub_directories(cache_dir: Path) -> dict[str, Path]:
-    """Scheme -> its cache, with those of sources no longer named that lie in ``cache_dir``, so that
-    they can be listed and deleted."""
+    """Includes caches of sources no longer named, so that they can be listed and deleted."""
     found = {one.scheme: one.directory(cache_dir) for one in hub_sources()}
     left = sorted((cache_dir / NAMED_SOURCES).glob("*"))
     return found | {path.name: path for path in left if path.name not in found and path.is_dir()}

@@ -101,8 +101,7 @@ def repository_of(
 
 
 def fetch_tokenizer(repo: str, cache_dir: Path, on_progress: OnProgress) -> Path:
-    """Fetches a repository's texts without its weights. ``repo``: Hugging Face's, or another
-    source's with its scheme. Raises ``LoadError``."""
+    """``repo``: Hugging Face's, or with another source's scheme. Raises ``LoadError``."""
     scheme, _, location = repo.rpartition(":")
     source = Source(scheme or HUGGINGFACE, location)
     folder = repository_of(source, None, cache_dir, on_progress).download_folder(TEXT_FILES)

@@ -108,8 +108,7 @@ def without_absent_tower(config: ModelConfig, names: Collection[str]) -> ModelCo
 
 
 def with_joined_tensors(files: TensorFiles) -> TensorFiles:
-    """Joins the parts of patch_embed.proj.weight (two frames) and attn.qkv. Raises
-    ``MissingTensorError``, ``WrongShapeError``."""
+    """Of patch_embed.proj.weight, attn.qkv. Raises ``MissingTensorError``, ``WrongShapeError``."""
     found: dict[str, dict[int, str]] = {}
     for name in files.names:
         if match := _TOWER_PART.fullmatch(name):

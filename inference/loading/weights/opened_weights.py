@@ -214,7 +214,6 @@ def _stack_experts(weights: Sequence[ExpertWeight]) -> ExpertWeight:
 
 
 def _stack(weights: Sequence[StoredWeight]) -> StoredWeight:
-    """``weights`` of one layout; zeros as biases where only others of the stack have one."""
     if any(weight.bias is not None for weight in weights):
         weights = [replace(weight, bias=bias_or_zeros(weight)) for weight in weights]
     return stack(weights)

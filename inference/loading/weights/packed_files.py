@@ -247,7 +247,6 @@ def check_scaled(files: SafetensorsFiles, name: str, scale: str, block: tuple[in
 def _found(
     files: SafetensorsFiles, name: str, formats: Collection[str], wanted: tuple[int | None, ...]
 ) -> Shape:
-    """``wanted``: ``None`` for an axis of any size."""
     tensor = files[name]
     if tensor.format not in formats:
         raise BadFileError(

@@ -80,8 +80,7 @@ def from_packed(
 
 
 def stored(matrix: Codes, feature_groups: torch.Tensor | None = None) -> StoredWeight:
-    """``feature_groups`` (in_features,): the group of each input feature, where they do not follow
-    each other."""
+    """``feature_groups`` (in_features,): each input's group, where they are not in order."""
     if feature_groups is not None or not _fits(matrix):
         return DenseWeight(weight=_dense(matrix, feature_groups).to(torch.bfloat16))
     num_features = matrix.codes.shape[1]

@@ -72,8 +72,7 @@ class RankTensor(FileTensor):
 
 
 def rank_shares(config: ModelConfig, files: TensorFiles, num_ranks: int) -> tuple[RankShare, ...]:
-    """Empty for one rank; ``files`` are whole. Raises ``BadSourceError`` for what does not divide
-    evenly."""
+    """``files`` are whole. Empty for one rank. Raises ``BadSourceError`` for an uneven split."""
     if num_ranks == 1:
         return ()
     packed = packing_groups(files)

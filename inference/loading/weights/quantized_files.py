@@ -252,7 +252,6 @@ class QuantizedTensor(FileTensor):
 
 
 def roles_of(config: ModelConfig) -> dict[str, Role]:
-    """By a tensor's name and by the names of the parts that files may hold it in."""
     return {
         name: tensor.role
         for tensor in family_of(config).tensors(config)

@@ -44,8 +44,7 @@ class FileTensor:
         return DenseWeight(weight=self.dense())
 
     def stored_rows(self, first: int, last: int) -> StoredWeight:
-        """Rows [first, last), all axes but the last counting as rows; of a stack, within one
-        matrix."""
+        """Rows [first, last) over all axes but the last; of a stack, within one matrix."""
         return with_tensors(self.stored(), lambda tensor: tensor[first:last])
 
     def reader(self) -> RowReader | None:

@@ -218,7 +218,6 @@ def _up(shape: LatentConfig) -> Iterator[tuple[str, int, int]]:
 
 
 def _whole(name: str, features: int, in_features: int, *, has_bias: bool) -> Iterator[TensorRole]:
-    """The same on every rank."""
     yield TensorRole(f"{name}.weight", "whole_column", (features, in_features))
     if has_bias:
         yield TensorRole(f"{name}.bias", "whole_column", (features,))

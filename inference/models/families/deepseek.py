@@ -110,8 +110,7 @@ def gguf_latent_fields(keys: GGUFKeys, shape: LatentConfig, num_layers: int) -> 
 
 
 def _magnitude(rope: Json) -> float:
-    """YaRN's factor of whole queries and keys; ``hub_config.rope_scaling`` reads the factor of
-    cosines and sines."""
+    """YaRN's factor of whole queries and keys, not that of cosines and sines."""
     kind = rope.get("rope_type", rope.get("type", "default"))
     below = rope.get("mscale_all_dim")
     if kind == "default" or not below:

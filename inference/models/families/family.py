@@ -39,8 +39,7 @@ _LAYER_NAME = re.compile(r"blk\.(\d+)\.(.+)")
 
 
 def gguf_layer_names(names: LayerNames) -> dict[str, str]:
-    """Files call the norm before the MLP ``post_attention_norm`` as well, where there is no norm of
-    the mixer's output."""
+    """``post_attention_norm`` is the norm before the MLP where the mixer's output has none."""
     qkv = ("attn_q", "attn_k", "attn_v") if len(names.qkv) == 3 else ("attn_qkv",)
     gate_up = ("ffn_gate", "ffn_up")[-len(names.gate_up) :]
     named: dict[str, str | None] = {
@@ -123,8 +122,7 @@ class Family:
         return gguf_layer_names(self.layer_names) | dict(self.gguf_layer)
 
     def gguf_name(self, name: str) -> str | None:
-        """``blk.0.attn_q.weight`` -> ``model.layers.0.self_attn.q_proj.weight``; ``None``: not
-        used."""
+        """``blk.0.attn_q.weight`` -> ``model.layers.0.self_attn.q_proj.weight``, or ``None``."""
         match = _LAYER_NAME.fullmatch(name)
         inner = name if match is None else match[2]
         known = MODEL_NAMES | dict(self.gguf_model) if match is None else self._gguf_layer
@@ -141,7 +139,6 @@ class Family:
         return match is not None and match[2].rpartition(".")[0] in self.gguf_folded
 
     def tensors(self, config: ModelConfig) -> Iterable[TensorRole]:
-        """Empty for a module of transformers', which alone knows their names."""
         return () if self.uses_transformers else decoder_tensors(config, self.layer_names)
 
 

@@ -62,7 +62,6 @@ GEMMA3_LEFT_OUT = {TOWER: "images"} | {
 }
 """SigLIP's head is not computed with, also where the tower is."""
 LOCAL_THETA = 10_000.0
-"""The base frequency of Gemma 3's sliding layers, where its config has none."""
 LARGEST_LAYERS = {"gemma2": 46, "gemma3": 62}
 """The number of layers of the 27B, whose scores are scaled by the model's width over its heads.
 GGUF has no key for it."""

@@ -167,8 +167,7 @@ def windowed_layers(
 
 
 def rope_scaling(keys: GGUFKeys, max_positions: int) -> RopeScaling | None:
-    """A file that names no type means linear. Raises ``BadFileError`` for a rule that is not known
-    here."""
+    """No type means linear. Raises ``BadFileError`` for an unknown rule."""
     _check_rope_factors(keys)
     kind = keys.text("rope.scaling.type", "linear")
     declared = f"{keys.architecture}.rope.scaling.factor" in keys.metadata

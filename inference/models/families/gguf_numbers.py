@@ -16,8 +16,7 @@ from inference.protocol.load_errors import BadFileError
 
 OFF, OFF_OR_1 = (0,), (0, 1)
 Accepted = tuple[Any, ...] | None
-"""The values of a key that are what the model computes; ``None``: it computes nothing of the
-kind."""
+"""A key's values that the model computes; ``None``: it has nothing of the kind."""
 
 GATING_NUMBERS = {"softmax": (0, 1), "sigmoid": (0, 2), "softmax_of_chosen": (0, 1, 3)}
 """llama.cpp's ``expert_gating_func``; 0 is the architecture's own."""

@@ -63,8 +63,7 @@ def read_llama(
     biases: Mapping[str, str] = LLAMA_BIASES,
     **declared: Any,
 ) -> ModelConfig:
-    """For llama's layers: SiLU, and heads rotated whole. ``defaults``: what config.json may leave
-    out."""
+    """SiLU, and heads rotated whole. ``defaults``: what config.json may leave out."""
     config = {**(defaults or {}), **config}
     check_activation(config, "silu", "swish")
     check_whole_rotary(config)
@@ -178,8 +177,7 @@ def rope_parameters(config: Json) -> Json:
 
 
 def rope_by_kind(config: Json) -> tuple[Json, float | None]:
-    """Returns ``config`` with the rotary embedding of layers that see all, and the sliding layers'
-    base."""
+    """Returns also the base of sliding layers, where it is declared for each kind of layer."""
     rope = config.get("rope_parameters") or {}
     if "full_attention" not in rope:
         return config, None
@@ -215,8 +213,7 @@ def rope_scaling(rope: Json, max_positions: int) -> RopeScaling | None:
 
 
 def _attention_factor(rope: Json) -> float | None:
-    """DeepSeek's files give two factors of the logarithm instead: cosines and sines get their
-    ratio."""
+    """DeepSeek gives two factors of the logarithm: cosines and sines get their ratio."""
     factor = rope.get("attention_factor")
     if factor is not None:
         return float(factor)
@@ -296,8 +293,7 @@ of them (``mirostat_tau``) is not listed."""
 def generation_defaults(
     given: Mapping[str, Any], keys: Mapping[str, str] | None = None
 ) -> dict[str, float | int]:
-    """``keys``: how ``given`` spells the names; ``None``: as ``BOUNDS`` does. Raises
-    ``BadFileError``."""
+    """``keys``: names in ``given`` -> those of ``BOUNDS``. Raises ``BadFileError``."""
     names = keys or {name: name for name in BOUNDS}
     found = {
         name: _checked(key, given[key], *BOUNDS[name])

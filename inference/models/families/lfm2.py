@@ -92,8 +92,7 @@ def _mixers(config: Json) -> tuple[MixerKind, ...]:
 
 
 def _intermediate_size(config: Json) -> int:
-    """The declared size is that of an MLP without gates, unless ``block_auto_adjust_ff_dim`` is
-    off."""
+    """``block_auto_adjust_ff_dim``: the declared size is that of an MLP without gates."""
     key = "block_ff_dim" if config.get("block_ff_dim") else "intermediate_size"
     size = positive_integer(config, key)
     if not config.get("block_auto_adjust_ff_dim", True):

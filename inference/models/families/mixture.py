@@ -13,7 +13,6 @@ from inference.protocol.load_errors import BadFileError
 
 
 def experts_of(config: Json, **declared: Any) -> ExpertsConfig:
-    """``declared``: fields that override config.json's common keys."""
     common: dict[str, Any] = {
         "experts_per_token": positive_integer(config, "num_experts_per_tok"),
         "normalizes": bool(config.get("norm_topk_prob", False)),
@@ -37,8 +36,7 @@ def mlps_of(config: Json) -> tuple[MlpKind, ...]:
 
 
 def routed_fields(config: Json, **declared: Any) -> dict[str, Any]:
-    """Fields of ``ModelConfig`` by the keys of DeepSeek's kin. ``declared``: fields of
-    ``ExpertsConfig`` that override them."""
+    """By the keys of DeepSeek's kin. ``declared``: overriding fields of ``ExpertsConfig``."""
     inner = positive_integer(config, "moe_intermediate_size")
     num_dense = int(config.get("first_k_dense_replace") or 0)
     num_layers = positive_integer(config, "num_hidden_layers")
@@ -67,7 +65,6 @@ SHARED_EXPERTS = {".mlp.shared_experts.": ".mlp.shared_expert."}
 def read_mixture_gguf(
     keys: GGUFKeys, *, model_type: str, normalizes: bool, **declared: Any
 ) -> ModelConfig:
-    """``declared``: fields of ``ModelConfig`` that override the common keys."""
     mixture = gguf_mixture(keys, normalizes=normalizes)
     return read_decoder_gguf(keys, model_type, **mixture, **declared)
 

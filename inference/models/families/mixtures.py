@@ -148,7 +148,6 @@ def read_mixtral(config: Json, generation: Json) -> ModelConfig:
 
 
 def read_olmoe(config: Json, generation: Json) -> ModelConfig:
-    """Norms are of all heads of queries together, and of keys."""
     if config.get("clip_qkv") is not None:
         raise BadFileError("clip_qkv is not supported")
     inner = positive_integer(config, "intermediate_size")
@@ -189,7 +188,6 @@ def read_dots1(config: Json, generation: Json) -> ModelConfig:
 
 
 def read_minimax_m2(config: Json, generation: Json) -> ModelConfig:
-    """Norms are of all heads together, and each head is rotated in part."""
     check_activation(config, "silu", "swish")
     has_norm, kind = config.get("use_qk_norm", True), config.get("qk_norm_type", "per_layer")
     if not has_norm or kind != "per_layer":
@@ -214,7 +212,6 @@ def read_minimax_m2(config: Json, generation: Json) -> ModelConfig:
 
 
 def read_ernie_moe(config: Json, generation: Json) -> ModelConfig:
-    """Experts are chosen by a softmax over all and a bias that only chooses."""
     if config.get("use_bias"):
         raise BadFileError("biases of every projection are not supported beside experts")
     inner = positive_integer(config, "moe_intermediate_size")

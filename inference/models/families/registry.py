@@ -94,7 +94,6 @@ def may_read_images(gguf_architecture: str | None) -> bool:
 
 
 def unknown_architecture(architecture: str, known: Iterable[str]) -> UnknownArchitectureError:
-    """Names only a few of ``known``: all of them would fill a screen."""
     reason = REFUSED_TYPES.get(architecture)
     refused = "" if reason is None else f", which {reason}"
     return UnknownArchitectureError(

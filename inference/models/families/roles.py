@@ -69,8 +69,7 @@ class TensorRole:
     parts: tuple[str, ...] = ()
     """Names of the tensors that files may hold instead: this one, cut along its first axis."""
     sections: tuple[Section, ...] = ()
-    """The sections along the axis that ranks split: the last one of a row, else the first. None:
-    the tensor is the same on every rank."""
+    """Along the axis that ranks split: a row's last, else the first. Empty: not split."""
     is_optional: bool = False
     may_be_folded: bool = False
     """Whether files may hold the numbers of a vector along two axes."""

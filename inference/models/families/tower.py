@@ -130,8 +130,7 @@ def _is_square_whole(vision: VisionConfig) -> bool:
 
 
 def with_pixels(config: ModelConfig, processor: Json | None) -> ModelConfig:
-    """``processor``: preprocessor_config.json; without it the checkpoint is read as a text model.
-    Raises ``BadFileError``."""
+    """``processor``: preprocessor_config.json; ``None``: a text model. Raises ``BadFileError``."""
     if config.vision is None or processor is None:
         return replace(config, vision=None)
     if not processor.get("do_resize", True):

@@ -46,8 +46,7 @@ _UNUSED = re.compile(r"<unused\d+>")
 
 
 def projector_problem(projector: Mapping[str, Any], text: GGUFKeys, family: Family) -> str | None:
-    """A sentence for people; ``None``: there is no problem. ``projector``: the mmproj file's
-    metadata."""
+    """A sentence for people, or ``None``. ``projector``: the mmproj file's metadata."""
     architecture = projector.get("general.architecture")
     if architecture != ARCHITECTURE:
         return f"its architecture is {architecture!r}, where an mmproj file has {ARCHITECTURE!r}"

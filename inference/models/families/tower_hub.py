@@ -123,7 +123,6 @@ NUM_TOKENS = 256
 
 
 def soft_text(image_token: str) -> ImageText:
-    """``image_token``: Gemma 3's token for each row of an image."""
     start = "<start_of_image>"
     return ImageText(start, f"\n\n{start}{image_token}<end_of_image>\n\n")
 
@@ -247,8 +246,7 @@ ROW_TEXT = ImageText(
 
 
 def read_pixtral_vision(config: Json, text: Json, *, has_projector_bias: bool) -> VisionConfig:
-    """Of Pixtral and Mistral Small 3, whose images have any shape. ``has_projector_bias``:
-    default."""
+    """Of Pixtral and Mistral Small 3. ``has_projector_bias``: default."""
     tower = PIXTRAL_DEFAULTS | config["vision_config"]
     for key, known in (
         ("vision_feature_layer", -1),

@@ -40,7 +40,6 @@ NAMES = {
     "intermediate_size": ("intermediate_size", "n_inner", "ffn_dim"),
 }
 CHANGING_ROPES = frozenset({"dynamic", "longrope"})
-"""Kinds whose angles follow the longest sequence of a batch."""
 KNOWN_LAYERS = frozenset({"full_attention", "sliding_attention"})
 
 
@@ -66,7 +65,7 @@ def read_paged(config: Json, generation: Json) -> ModelConfig:
 
 
 def _module(config: Json, generation: Json, *left_out: str, **sizes: Any) -> ModelConfig:
-    """``left_out``: keys that the module does not get. It gets dense weights, too."""
+    """``left_out``: keys that the module does not get. Its weights come dense."""
     left_out = ("quantization_config", *left_out)
     return ModelConfig(
         rms_norm_eps=0.0,

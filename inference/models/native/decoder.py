@@ -321,8 +321,7 @@ class NativeDecoder:
         return token_ids
 
     def drop_scratch(self) -> None:
-        """Frees the threads and what steps computed in, but no weights. ``make_scratch`` must come
-        before the next step."""
+        """Frees threads and scratch memory; ``make_scratch`` must come before the next step."""
         self._library.helexa_decoder_free(self._decoder)
         self._logits = np.empty(0, dtype=np.float32)
 

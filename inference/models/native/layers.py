@@ -59,8 +59,8 @@ class Angles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeDelta:
-    """A Gated DeltaNet layer's tensors beside its projections, all float32. The layer's ``qkv`` is
-    queries, keys, values, gates, betas and decays, each with all of its heads in order."""
+    """All float32. The layer's ``qkv`` is queries, keys, values, gates, betas and decays, each with
+    all of its heads in order."""
 
     shape: DeltaConfig
     conv_weight: torch.Tensor
@@ -74,8 +74,7 @@ class NativeDelta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeConv:
-    """A short convolution's tensors beside its projections, float32. The layer's ``qkv`` is both
-    gates, then the values."""
+    """All float32. The layer's ``qkv`` is both gates, then the values."""
 
     shape: ShortConvConfig
     weight: torch.Tensor
@@ -86,8 +85,8 @@ class NativeConv:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeLatent:
-    """Latent attention's weights beside its projections. The layer's ``qkv`` is queries, or their
-    compressed form, then the latent and its rotary key."""
+    """The layer's ``qkv`` is queries, or their compressed form, then the latent and its rotary
+    key."""
 
     shape: LatentConfig
     latent_norm: torch.Tensor

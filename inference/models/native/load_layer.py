@@ -98,7 +98,6 @@ def load_layer(
 
 
 def load_norm(config: ModelConfig, weights: WeightSource, name: str) -> NativeNorm:
-    """``name``: Hugging Face's, without ``.weight``."""
     weight, bias = rms_weight(config, weights, name), None
     if config.norm == "layer" and weights.has(f"{name}.bias"):
         bias = weights.tensor(f"{name}.bias").float().contiguous()

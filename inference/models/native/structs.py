@@ -80,8 +80,7 @@ def pointer(tensor: torch.Tensor | None, dtype: torch.dtype) -> int | None:
 
 
 def address(array: Ints | None, *, has_contiguous_rows: bool = False) -> int | None:
-    """Checked as in ``pointer``. ``has_contiguous_rows``: only the rows need be contiguous, as the
-    C side gets the stride."""
+    """Checked as in ``pointer``. ``has_contiguous_rows``: rows may have a stride."""
     if array is None:
         return None
     dense = array[0] if has_contiguous_rows else array
