@@ -58,7 +58,7 @@ class DescribedModel:
     left_out: str
     """A sentence for people: the tensors that the model does not use."""
     gguf_header: GGUFHeader | None
-    """Of a GGUF that has no tokenizer.json beside it; its vocabulary was checked."""
+    """Set for a GGUF without a tokenizer.json beside it; its vocabulary was checked."""
     projector: Path | None = None
 
 

@@ -50,7 +50,7 @@ def use_device(device: torch.device) -> None:
 
 
 def choose_dtype(spec: LoadSpec, device: torch.device) -> torch.dtype:
-    """Of activations."""
+    """The dtype of activations."""
     if spec.dtype != "auto":
         dtype: torch.dtype = getattr(torch, spec.dtype)
         return dtype

@@ -1,7 +1,5 @@
-"""Opens the weights of a load spec: fetch, preflight, tokenizer, weights. The one way in.
-
-Nothing is allocated for weights before the model is known to be complete and to fit.
-"""
+"""Opens the weights of a load spec: the one way in. Nothing is allocated for weights before the
+model is known to be complete and to fit."""
 
 from __future__ import annotations
 
@@ -87,9 +85,9 @@ class OpenedModel:
     left_out: str = ""
     unquantized: Unquantized | None = None
     shares: tuple[RankShare, ...] = ()
-    """Of all ranks, where there are several; only ``weights`` and ``need`` are one rank's."""
+    """Set where several ranks share the model; only ``weights`` and ``need`` are one rank's."""
     layers: LayerRange | None = None
-    """Of one stage, where there are several; only ``weights`` and ``need`` are the stage's."""
+    """Set for one of several stages; only ``weights`` and ``need`` are the stage's."""
 
     @property
     def estimated_load_bytes(self) -> int:

@@ -1,6 +1,4 @@
-"""Checks whether a model fits before any memory is allocated.
-
-Imports no torch: sizes come from file headers, free memory from the caller."""
+"""Checks whether a model fits before any memory is allocated. Imports no torch."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ TABLE_BITS = 9
 WIDENED = frozenset({"Q5_0", "q5", "q6"})
 """Formats that torch's kernel takes as 8 bits: a card's own is always the better one."""
 COPY_BYTES = 2
-"""In the bfloat16 copy that prompt rows are multiplied with."""
+"""Bytes of a weight in the bfloat16 copy that prompt rows are multiplied with."""
 PREFILL_TOKENS_PER_STEP = {"cpu": 512, "cuda": 4096}
 LOGIT_BYTES = 4
 COPIES_OF_LOGITS = 2

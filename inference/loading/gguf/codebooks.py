@@ -59,7 +59,7 @@ def bits_of(field: Bytes) -> Bytes:
 
 
 def joined(low: Bytes, high: Bytes, num_low_bits: int) -> Bytes:
-    """Changes both."""
+    """Changes both arguments."""
     high <<= np.uint8(num_low_bits)
     low |= high
     return low

@@ -1,8 +1,6 @@
-"""Reads a GGUF file's header: its metadata, and where each tensor lies. Imports no torch.
-
-gguf.GGUFReader wraps every string of the vocabulary in numpy views, which takes seconds per 50,000
-tokens; this takes a tenth of a second. Layout: ggml/docs/gguf.md, versions 2 and 3, little-endian.
-"""
+"""Reads a GGUF file's header: metadata, and where each tensor lies. Imports no torch. Layout:
+ggml/docs/gguf.md, versions 2 and 3, little-endian. gguf.GGUFReader takes seconds per 50,000 tokens;
+this takes a tenth of a second."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ _RULES: tuple[tuple[Callable[[], pre.PreTokenizer], str], ...] = (
     (_split_by(*DEEPSEEK3_SPLITS), "deepseek-v3 hunyuan-dense joyai-llm"),
 )
 PRE_TOKENIZERS = {name: rule for rule, names in _RULES for name in names.split()}
-"""By the value of tokenizer.ggml.pre."""
+"""Keys are values of tokenizer.ggml.pre."""
 BEGINS_WITH_BOS = frozenset(
     [
         *("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0"),

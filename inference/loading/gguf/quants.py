@@ -2,8 +2,7 @@
 
 Formats: ggml/src/ggml-common.h and ggml-quants.c. Q4_0 to Q8_0 are a scale (and a minimum) per 32
 values: ``GroupedWeight``. Q2_K to Q6_K are blocks of 256 values with whole scales (and minimums)
-per 16 or 32 and a float to scale those: ``SuperBlockWeight``. Types whose codes are looked up in a
-table are in ``codebooks``.
+per 16 or 32 and a float to scale those: ``SuperBlockWeight``.
 """
 
 from __future__ import annotations

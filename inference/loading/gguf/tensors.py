@@ -201,10 +201,8 @@ def _mapped(path: Path) -> mmap.mmap:
 
 
 def natural_rotary_order(num_rows: int, num_heads: int) -> Indices:
-    """Returns the index in a GGUF file of each row of llama's q and k.
-
-    GGUF puts the two halves of a rotated pair beside each other; Hugging Face keeps each head's
-    first halves before its second halves:
+    """Returns each row's index in GGUF, which puts the halves of a rotated pair side by side; Hugging
+    Face has a head's first halves first.
 
         GGUF          0  d/2  1  d/2+1 ...   ->   0  1 ... d/2-1  d/2 ... d-1
     """

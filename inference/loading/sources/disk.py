@@ -21,7 +21,7 @@ from inference.protocol.load_report import LoadProgress, LoadStage
 RESERVE_BYTES = 64 * 1024**2
 """Left for everybody else on that disk: logs, the database."""
 CHUNK_BYTES = 256 * 1024 * 1024
-"""Read between two progress messages."""
+"""Bytes read between two progress messages."""
 BUFFER_BYTES = 1024 * 1024
 
 

@@ -1,7 +1,6 @@
-"""``python -m inference.loading.sources.fetch`` downloads a model's files.
-
-stdin: one ``FetchOrder``, then nothing; its end means that the parent has gone. stdout: a
-``FetchMessage`` a line.
+"""``python -m inference.loading.sources.fetch`` downloads a model's files. It reads one
+``FetchOrder`` from stdin, whose end means that the parent has gone, and writes a ``FetchMessage`` a
+line.
 
 A process of its own: ending it cancels a download, which a thread does not allow. Downloaded bytes
 stay, and the next download resumes them. Imports no torch.
@@ -36,7 +35,6 @@ class Fetching(msgspec.Struct, frozen=True, kw_only=True, tag="fetching"):
 
 class Fetched(msgspec.Struct, frozen=True, kw_only=True, tag="fetched"):
     weights: list[str]
-    """Paths."""
     weight_bytes: int
     new_files: dict[str, list[str]] = {}
     """The files that were missing before: ``source@revision`` -> names, as in ``CachedModel``."""

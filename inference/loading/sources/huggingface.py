@@ -1,9 +1,6 @@
 """``huggingface:org/name``: a model's files from a hub repository, through its cache; named sources
-too, each through its own. The listing is the hub's, or the cache's where the hub cannot be reached.
-
-Hugging Face's cache is the user's own (HF_HUB_CACHE, HF_HOME) where it is set, else under our data
-directory.
-"""
+too, each through its own. Without the hub, the cache is the listing. Hugging Face's cache is the
+user's own (HF_HUB_CACHE, HF_HOME) where it is set, else under our data directory."""
 
 from __future__ import annotations
 

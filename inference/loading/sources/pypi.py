@@ -120,7 +120,7 @@ def _fetch_wheel(requirement: str, directory: Path, on_progress: OnProgress) -> 
 
 
 def _wheel_bytes(log: Path) -> int:
-    """Rounded, as pip prints it; 0 before that."""
+    """Rounded, as pip prints it; 0 until it does."""
     found = WHEEL_SIZE.findall(log.read_text(errors="replace"))
     return int(float(found[-1][0]) * UNIT_BYTES[found[-1][1]]) if found else 0
 

@@ -55,7 +55,7 @@ class OpenedWeights:
         on_progress: OnProgress,
         detail: str = "",
     ) -> None:
-        """``detail``: for the progress: how weights are converted."""
+        """``detail``: how weights are converted, for progress messages."""
         self.activation_dtype = factory.dtype
         self.device = factory.device
         self._files = files

@@ -209,7 +209,7 @@ def latent_tensors(config: ModelConfig) -> Iterator[TensorRole]:
 
 
 def _up(shape: LatentConfig) -> Iterator[tuple[str, int, int]]:
-    """Names, outputs of each head, and inputs."""
+    """Yields names, outputs of each head, and inputs."""
     if shape.is_up_split:
         yield "k_b_proj", shape.kv_rank, shape.plain_dim
         yield "v_b_proj", shape.value_dim, shape.kv_rank

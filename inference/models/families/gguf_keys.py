@@ -48,7 +48,7 @@ class GGUFKeys:
     """The numbers of ``ROPE_FREQUENCIES``, one for each frequency."""
 
     def find(self, key: str) -> int | None:
-        """``None`` also for 0."""
+        """Returns ``None`` for 0, too."""
         value = self.metadata.get(f"{self.architecture}.{key}")
         if value is None:
             return None

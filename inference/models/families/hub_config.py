@@ -253,7 +253,7 @@ def positive_integer(config: Json, key: str) -> int:
 
 
 def optional_size(config: Json, key: str, default: int) -> int:
-    """``default`` also for 0."""
+    """Returns ``default`` for 0, too."""
     return positive_integer(config, key) if config.get(key) else default
 
 

@@ -222,7 +222,7 @@ MISTRAL3_DEFAULTS: dict[str, Any] = {
     "rope_theta": 1e9,
     "tie_word_embeddings": False,
 }
-"""Those of Mistral Small 3.1."""
+"""Those of Mistral Small 3.1, whose config leaves them out."""
 PIXTRAL_DEFAULTS: dict[str, Any] = {
     "model_type": "mistral",
     "vocab_size": 32_000,
@@ -234,7 +234,7 @@ PIXTRAL_DEFAULTS: dict[str, Any] = {
     "max_position_embeddings": 131_072,
     "sliding_window": None,
 }
-"""Those of Pixtral 12B."""
+"""Those of Pixtral 12B, whose config leaves them out."""
 
 
 def read_ministral3(config: Json, generation: Json) -> ModelConfig:

@@ -59,7 +59,7 @@ def routed_fields(config: Json, **declared: Any) -> dict[str, Any]:
 
 
 SHARED_EXPERTS = {".mlp.shared_experts.": ".mlp.shared_expert."}
-"""Some files call the shared expert several."""
+"""Some files name the shared expert in the plural."""
 
 
 def read_mixture_gguf(

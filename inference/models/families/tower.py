@@ -243,7 +243,7 @@ _HUB_QKV = re.compile(r"(?:self_attn|attention)\.([qkv])_proj")
 
 
 def tower_hub_name(name: str) -> str | None:
-    """``None`` also for SigLIP's head, which is not computed."""
+    """Returns ``None`` for SigLIP's head, too, which is not computed."""
     if match := _HUB_PROJECTOR.fullmatch(name):
         return f"{TOWER}merger.{_HUB_PROJECTORS.get(match[1], match[1])}"
     match = _HUB_TOWER.fullmatch(name)

@@ -76,7 +76,7 @@ def projector_problem(projector: Mapping[str, Any], text: GGUFKeys, family: Fami
 
 
 def projector_type(projector: Mapping[str, Any]) -> str | None:
-    """Files of several towers name each one's."""
+    """Files of several towers name the type of each."""
     found = projector.get("clip.projector_type") or projector.get(f"{SECTION}.projector_type")
     return None if found is None else str(found)
 
@@ -152,8 +152,7 @@ def _mrope_section(text: GGUFKeys) -> tuple[int, int, int]:
 
 
 def find_soft_token(text: GGUFKeys) -> tuple[int, str] | None:
-    """Gemma 3's token for each row of an image: converters may cut the vocabulary before its own,
-    and then it is the last unused token that is left."""
+    """Gemma 3's token for each image row; some converters cut it, then the last unused one."""
     tokens = _vocabulary(text)
     if SOFT_TOKEN in tokens:
         return tokens.index(SOFT_TOKEN), SOFT_TOKEN
@@ -230,7 +229,7 @@ READERS: dict[str, Callable[[GGUFKeys, GGUFKeys], VisionConfig]] = {
     IDEFICS3_PROJECTOR: _read_idefics3,
     PIXTRAL_PROJECTOR: _read_pixtral,
 }
-"""By ``clip.projector_type``."""
+"""Keys are values of ``clip.projector_type``."""
 
 
 def _common_fields(projector: GGUFKeys) -> dict[str, Any]:

@@ -35,8 +35,8 @@ SIGLIP_REQUIRED = frozenset(
 
 
 def read_vision(config: Json, text: Json) -> VisionConfig | None:
-    """Of Qwen3-VL and Qwen3.5. ``None`` also where the tower is not whole: such a checkpoint is
-    read as a text model."""
+    """For Qwen3-VL and Qwen3.5. A tower that is not whole is ``None``: the model is read as a text
+    model."""
     own = {"num_position_embeddings", "temporal_patch_size"}
     tower = _whole_qwen_tower(config, text, QWEN_REQUIRED | own)
     if tower is None:
@@ -57,7 +57,7 @@ def read_vision(config: Json, text: Json) -> VisionConfig | None:
 
 
 def read_windowed_vision(config: Json, text: Json) -> VisionConfig | None:
-    """Of Qwen2.5-VL, most of whose blocks see a window of the image."""
+    """For Qwen2.5-VL, most of whose blocks see a window of the image."""
     own = {"fullatt_block_indexes", "window_size"}
     tower = _whole_qwen_tower(config, text, QWEN_REQUIRED | own)
     if tower is None:
@@ -128,7 +128,7 @@ def soft_text(image_token: str) -> ImageText:
 
 
 def read_siglip_vision(config: Json, text: Json) -> VisionConfig | None:
-    """Of Gemma 3. ``None`` also where the tower is not whole."""
+    """For Gemma 3. A tower that is not whole is ``None``."""
     tower = config.get("vision_config")
     if not isinstance(tower, dict) or not tower.keys() >= SIGLIP_REQUIRED:
         return None
@@ -198,7 +198,7 @@ TILE_TEXT = ImageText(
 
 
 def read_idefics3_vision(config: Json, text: Json) -> VisionConfig | None:
-    """Of Idefics3 and SmolVLM: SigLIP's over squares, which are an image or its tiles."""
+    """For Idefics3 and SmolVLM: SigLIP's over squares, which are an image or its tiles."""
     if not isinstance(declared := config.get("vision_config"), dict):
         return None
     tower = IDEFICS3_DEFAULTS | declared
@@ -246,7 +246,7 @@ ROW_TEXT = ImageText(
 
 
 def read_pixtral_vision(config: Json, text: Json, *, has_projector_bias: bool) -> VisionConfig:
-    """Of Pixtral and Mistral Small 3. ``has_projector_bias``: default."""
+    """For Pixtral and Mistral Small 3. ``has_projector_bias``: default."""
     tower = PIXTRAL_DEFAULTS | config["vision_config"]
     for key, known in (
         ("vision_feature_layer", -1),

@@ -1,8 +1,5 @@
-"""One native decoder: one call of the C side per forward pass.
-
-It keeps the packed weights alive for the C side. The KV cache and the step are the caller's; the
-call releases the interpreter lock while it runs.
-"""
+"""One native decoder: one call of the C side per forward pass, which releases the interpreter lock.
+It keeps the packed weights alive for the C side; the KV cache and the step are the caller's."""
 
 from __future__ import annotations
 

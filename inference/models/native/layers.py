@@ -111,7 +111,6 @@ class NativeLayer:
     down: Projection = ()
     input_norm: NativeNorm | None = None
     mixed_norm: NativeNorm | None = None
-    """The norm of what the mixer adds."""
     mlp_norm: NativeNorm | None = None
     mlp_added_norm: NativeNorm | None = None
     query_norm: torch.Tensor | None = None

@@ -114,7 +114,7 @@ def native_angles(table: RopeTable) -> Angles:
 
 
 def adapted_stacks(config: ModelConfig, layers: Sequence[NativeLayer]) -> list[list[AdaptedStack]]:
-    """Only of weights that adapters may change."""
+    """Leaves out weights that adapters may not change."""
     names, shapes = family_of(config).layer_names, adaptable_shapes(config)
     found = []
     for index, layer in enumerate(layers):

@@ -1,8 +1,6 @@
 """A decoder's layers in native code, and its layer that predicts further tokens: the same functions
-as ``inference.models.decoder`` and ``inference.models.predictor``.
-
-Decode rows and prompt rows take one path, so phase never changes a row's numbers.
-"""
+as ``inference.models.decoder`` and ``inference.models.predictor``. Decode rows and prompt rows take
+one path, so phase never changes a row's numbers."""
 
 from __future__ import annotations
 
