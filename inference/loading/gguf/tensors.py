@@ -201,8 +201,8 @@ def _mapped(path: Path) -> mmap.mmap:
 
 
 def natural_rotary_order(num_rows: int, num_heads: int) -> Indices:
-    """Returns each row's index in GGUF, which puts the halves of a rotated pair side by side; Hugging
-    Face has a head's first halves first.
+    """Returns each row's index in GGUF, which puts the halves of a rotated pair side by side;
+    Hugging Face has a head's first halves first.
 
         GGUF          0  d/2  1  d/2+1 ...   ->   0  1 ... d/2-1  d/2 ... d-1
     """

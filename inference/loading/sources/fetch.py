@@ -1,6 +1,6 @@
-"""``python -m inference.loading.sources.fetch`` downloads a model's files. It reads one
-``FetchOrder`` from stdin, whose end means that the parent has gone, and writes a ``FetchMessage`` a
-line.
+"""``python -m inference.loading.sources.fetch`` downloads a model's files. It reads a
+``FetchOrder`` from stdin, whose end means that the parent has gone, and writes ``FetchMessage``
+lines.
 
 A process of its own: ending it cancels a download, which a thread does not allow. Downloaded bytes
 stay, and the next download resumes them. Imports no torch.

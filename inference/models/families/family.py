@@ -106,8 +106,7 @@ class Family:
     gguf_folded: frozenset[str] = frozenset()
     """GGUF's names within a layer of tensors whose axes of heads and of features are one here."""
     interleaved_heads: Callable[[str, ModelConfig], int | None] = _natural_order
-    """How many heads of a tensor are in GGUF's rotary order; ``None``: rows are in natural
-    order."""
+    """How many heads of a tensor are in GGUF's rotary order; ``None``: in natural order."""
     gguf_projectors: tuple[str, ...] = ()
     """The ``clip.projector_type`` of mmproj files whose towers it computes."""
     uses_transformers: bool = False

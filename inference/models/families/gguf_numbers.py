@@ -1,7 +1,6 @@
-"""Checks metadata keys that change numbers against the config read from the file: a file is refused
-by the key whose value the model would not compute with. Keys: llama.cpp's
-gguf-py/gguf/constants.py. Other keys settle shapes, which the tensors prove, or change nothing
-here."""
+"""Checks metadata keys that change numbers against the config read from the file: the file is
+refused by a key whose value the model would not compute with. Keys: llama.cpp's
+gguf-py/gguf/constants.py. Other keys settle shapes or change nothing here."""
 
 from __future__ import annotations
 

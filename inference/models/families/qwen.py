@@ -173,8 +173,7 @@ def read_qwen3_next_gguf(keys: GGUFKeys) -> ModelConfig:
 def gguf_fields(
     keys: GGUFKeys, names: DeltaNames, *, are_value_heads_tiled: bool
 ) -> dict[str, Any]:
-    """llama.cpp's converter adds one to norms' weights, and writes the negated rate of
-    forgetting."""
+    """llama.cpp's converter adds one to norms' weights and writes negated rates of forgetting."""
     num_layers = keys.layers_before_predictors()
     num_value_heads = keys.integer("ssm.time_step_rank")
     interval = keys.integer("full_attention_interval", DEFAULT_INTERVAL)

@@ -152,7 +152,7 @@ def _mrope_section(text: GGUFKeys) -> tuple[int, int, int]:
 
 
 def find_soft_token(text: GGUFKeys) -> tuple[int, str] | None:
-    """Gemma 3's token for each image row; some converters cut it, then the last unused one."""
+    """Gemma 3's token for image rows; converters may cut it off: then it is the last unused one."""
     tokens = _vocabulary(text)
     if SOFT_TOKEN in tokens:
         return tokens.index(SOFT_TOKEN), SOFT_TOKEN
