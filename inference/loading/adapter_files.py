@@ -1,11 +1,5 @@
-"""An adapter's files, as PEFT writes them: checked against its base model by their headers, and
-then read. What cannot be computed here is refused by its name, before any weight is read.
-
-    adapter_config.json ──────────▶ AdapterConfig ─┐
-    adapter_model.safetensors ─▶ names, shapes ────┴─▶ checks ─▶ AdapterWeights
-
-Names in the file are the base model's own, after ``base_model.model.``.
-"""
+"""Reads an adapter's files, as PEFT writes them: names are the base model's, after
+``base_model.model.``. What cannot be computed here is refused by name, from the headers."""
 
 from __future__ import annotations
 
@@ -87,7 +81,6 @@ class AdapterConfig:
 
 
 def read_adapter_config(document: object) -> AdapterConfig:
-    """Raises ``BadAdapterError``."""
     if not isinstance(document, dict):
         raise BadAdapterError("adapter_config.json is not an object")
     _refuse_unsupported(document)
@@ -140,7 +133,6 @@ def _pattern(
 
 
 def _matching(pattern: Mapping[str, Number], name: str, otherwise: Number) -> Number:
-    """The number of the first key that the end of ``name`` matches."""
     keys = (key for key in pattern if re.fullmatch(rf"(?:.*\.)?(?:{key})", name))
     return next((pattern[key] for key in keys), otherwise)
 
@@ -169,14 +161,12 @@ def _number(value: object, field: str) -> float:
 class OpenedAdapter:
     weights: AdapterWeights
     fingerprint: str
-    """A digest of its files' bytes: two adapters of one fingerprint compute the same."""
 
 
 def open_adapter(
     spec: AdapterSpec, config: ModelConfig, cache_dir: Path, on_progress: OnProgress
 ) -> OpenedAdapter:
-    """Opens an adapter for a model of ``config``. Blocks for as long as a download takes. Raises
-    ``LoadError``."""
+    """Blocks while it downloads. Raises ``LoadError``."""
     directory = _fetch(spec, cache_dir, on_progress)
     for name in (CONFIG_NAME, WEIGHTS_NAME):
         if not (directory / name).is_file():
@@ -193,7 +183,6 @@ def open_adapter(
 
 
 def read_adapter(path: Path, adapter: AdapterConfig, config: ModelConfig) -> AdapterWeights:
-    """Raises ``BadAdapterError`` and ``BadFileError``."""
     files = SafetensorsFiles([path])
     try:
         pairs = _pairs(files, config)
@@ -221,7 +210,6 @@ class _Pair(NamedTuple):
 
 
 def _pairs(files: SafetensorsFiles, config: ModelConfig) -> Mapping[str, _Pair]:
-    """The adapter's pairs of matrices, by the model's names of the weights."""
     halves: dict[str, dict[str, str]] = {}
     for name in files.names:
         match = _TENSOR.fullmatch(name)

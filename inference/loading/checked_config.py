@@ -1,10 +1,6 @@
-"""Whether the numbers of a ``ModelConfig`` make sense together, whichever file they come from, and
-the largest counts that a file may declare. The counts are checked before a family reads the file,
-because reading, planning and building a model loop over them.
-
-Checked as soon as a config has been read: memory is planned, tensors are expected and kernels are
-chosen by these numbers. Imports no torch.
-"""
+"""Checks that the numbers of a ``ModelConfig`` make sense together, and bounds the counts that a
+file declares: these before a family reads the file, because reading, planning and building a model
+loop over them. Imports no torch."""
 
 from __future__ import annotations
 
@@ -50,7 +46,6 @@ def check_counts(declared: Mapping[str, Any]) -> None:
 
 
 def _whole_numbers(declared: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """All of them by their keys, of nested objects as well."""
     waiting = [declared]
     while waiting:
         for key, value in waiting.pop().items():
@@ -65,13 +60,13 @@ LARGEST_NUMBER = 3.4028234e38
 
 
 def check_config(config: ModelConfig) -> ModelConfig:
-    """``config`` itself. Raises ``BadFileError``, naming the first number that makes no sense."""
+    """Returns ``config``. Raises ``BadFileError``."""
     return _refused(config, _problems(config))
 
 
 def check_tower(config: ModelConfig) -> ModelConfig:
-    """The same of the tower, once it is known that the files hold it: text models made from a
-    checkpoint with one often keep its description. Raises ``BadFileError``."""
+    """Called once the files are known to hold the tower: text models made from a checkpoint with
+    one often keep its config. Raises ``BadFileError``."""
     problems = iter(()) if config.vision is None else _vision_problems(config.vision, config)
     return _refused(config, problems)
 
@@ -101,13 +96,11 @@ def _positive(name: str, number: float) -> Iterator[str]:
 
 
 def _each(of: Any, check: Check, names: Iterable[str], words: str = "{}") -> Iterator[str]:
-    """Checks the fields ``names``. ``words``: what one is called."""
     for name in names:
         yield from check(words.format(name), getattr(of, name))
 
 
 def _given(of: Any, names: Iterable[str]) -> list[str]:
-    """The optional fields that are set."""
     return [name for name in names if getattr(of, name) is not None]
 
 
@@ -128,7 +121,6 @@ _PARTS = {
     "mamba": "Mamba-2's {}",
     "short_conv": "the {} of a convolution",
 }
-"""The parts of a config all of whose whole numbers are sizes, and in words what they are of."""
 _TOWER_SIZES = (
     *("patch_px", "merge", "temporal_patch", "num_channels", "depth", "hidden_size"),
     *("intermediate_size", "num_heads", "out_hidden_size"),
@@ -143,8 +135,7 @@ _POSITION_FIELDS: dict[TowerKind, tuple[str, ...]] = {
 
 
 def _problems(config: ModelConfig) -> Iterator[str]:
-    """Yields the config's problems as text, in an order in which each check may rely on those
-    before it."""
+    """Each check may rely on those before it."""
     yield from _each(config, _layers, ["num_layers"])
     yield from _each(config, _positions, ["max_positions"])
     yield from _each(config, _size, (*_SIZES, *_given(config, _OPTIONAL_SIZES)))

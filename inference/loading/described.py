@@ -1,12 +1,5 @@
-"""A model as its configs and file headers describe it, checked to be one that can be built: its
-architecture first, then that every tensor is there, in its shape; and whether one model's drafts
-can serve another. Reads headers, and no weights.
-
-    safetensors ─▶ codes taken apart ─▶ stacks of experts cut ─▶ the family's names ─▶ parts joined
-                   packed_files         named_files              named_files           │
-    GGUF ─▶ the family's names ─▶ parts joined                                         │
-            gguf/tensors          named_files ─▶ each expert alone, named_files ◀──────┘
-"""
+"""A model as its configs and file headers describe it, checked to be complete; and whether one
+model's drafts can serve another. Reads headers, and no weights."""
 
 from __future__ import annotations
 
@@ -58,24 +51,23 @@ from inference.protocol.load_errors import (
 
 @dataclass(frozen=True, slots=True)
 class DescribedModel:
-    """A model's config and its open files. The caller closes ``files``."""
+    """The caller closes ``files``."""
 
     config: ModelConfig
     files: TensorFiles
     left_out: str
-    """A sentence for people: the tensors that the model does not compute with."""
+    """A sentence for people: the tensors that the model does not use."""
     gguf_header: GGUFHeader | None
-    """The header, with a vocabulary that can be read, of a GGUF that has no tokenizer.json beside
-    it."""
+    """Set for a GGUF without a tokenizer.json beside it; its vocabulary was checked."""
     projector: Path | None = None
 
 
 def describe_model(
     files: ModelFiles, device_type: str, *, wants_predictor: bool = False
 ) -> DescribedModel:
-    """``device_type``: torch's name of it, which bounds the size of images. ``wants_predictor``:
-    also open the multi-token prediction layer, where the files have one. Raises
-    ``UnknownArchitectureError``, ``BadFileError``, ``MissingFileError``."""
+    """``device_type``: torch's name, which bounds the size of images. ``wants_predictor``: also
+    open the multi-token prediction layer, if any. Raises ``UnknownArchitectureError``,
+    ``BadFileError``, ``MissingFileError``."""
     describe = _described_gguf if files.is_gguf else _described_safetensors
     described = describe(files, device_type, wants_predictor=wants_predictor)
     try:
@@ -140,8 +132,6 @@ def _described_gguf(
 
 
 def _bounded(config: ModelConfig, files: ModelFiles, device_type: str) -> ModelConfig:
-    """Bounds images to what the device takes, and leaves vision out where the files are to be a
-    text model."""
     if files.wanted.is_text_only:
         return replace(config, vision=None)
     return with_bounded_pixels(config, device_type, os.environ)
@@ -161,12 +151,9 @@ def _check_whole(described: DescribedModel) -> None:
 Shape = tuple[int, ...]
 
 MOST_COUNTED = 1000
-"""Most missing tensors that are counted; the message states that there are more."""
 
 
 def check_tensors(config: ModelConfig, files: TensorFiles) -> None:
-    """Raises ``MissingTensorError`` and ``WrongShapeError``, naming the first tensor that differs
-    from what the family of ``config`` declares."""
     names = files.names
     lacking = (
         name
@@ -190,10 +177,9 @@ def check_tensors(config: ModelConfig, files: TensorFiles) -> None:
 def check_module_tensors(
     declared: Mapping[str, Shape], files: TensorFiles, prefix: str = ""
 ) -> None:
-    """Checks the tensors of a transformers module, which alone knows how the files' tensors become
-    its own: those that both call alike must hold as many numbers. ``declared``: the module's, by
-    name; ``prefix``: what files may put before its names, or leave out. Raises
-    ``WrongShapeError``."""
+    """Only a transformers module knows how the files' tensors become its own, so tensors of one
+    name need only hold as many numbers. ``prefix``: what files may put before the module's names,
+    or leave out. Raises ``WrongShapeError``."""
     for name in files.names:
         names = name, name.removeprefix(f"{prefix}."), f"{prefix}.{name}"
         own = next((own for own in names if own in declared), None)
@@ -205,8 +191,7 @@ def check_module_tensors(
 
 
 def _expected(tensor: TensorRole, names: Collection[str]) -> Iterator[tuple[str, Shape]]:
-    """Names among ``names`` that the tensor is held in, and their shapes. A weight's bias is read
-    wherever files have one, also where no family declares it."""
+    """A weight's bias is read wherever files have one, also where no family declares it."""
     is_whole = tensor.name in names
     held = (tensor.name,) if is_whole else tensor.parts
     shape = tensor.shape if is_whole else tensor.shape[1:]
@@ -232,7 +217,7 @@ def takes_draft_model(answering: ModelConfig) -> bool:
 
 
 def check_draft_config(config: ModelConfig, source: str) -> None:
-    """``source``: of the draft model, for the message. Raises ``BadSourceError``."""
+    """Raises ``BadSourceError``."""
     if cache_layout(config).has_states:
         raise BadSourceError(
             f"the draft model {source} has recurrent layers, whose state cannot be taken back; "
@@ -241,8 +226,7 @@ def check_draft_config(config: ModelConfig, source: str) -> None:
 
 
 def check_shared_vocabulary(answering_dir: Path, drafting_dir: Path, drafting: str) -> None:
-    """Compares the vocabularies of two models' tokenizer directories. What only fills up the longer
-    one does not count. ``drafting`` names the drafting model. Raises ``OtherVocabularyError``."""
+    """The longer one's further tokens do not count. Raises ``OtherVocabularyError``."""
     texts, others = _by_id(answering_dir), _by_id(drafting_dir)
     for token_id in range(min(max(texts), max(others)) + 1):
         text, other = texts.get(token_id), others.get(token_id)

@@ -1,5 +1,4 @@
-"""Which device, dtype and KV format a load spec means on this host, and how much memory is free
-there."""
+"""The device, dtype, KV format and free memory that a load spec means on this host."""
 
 from __future__ import annotations
 
@@ -14,8 +13,7 @@ from inference.protocol.load_errors import BadSourceError
 
 
 def choose_device(spec: LoadSpec, rank: int = 0) -> torch.device:
-    """The device of one rank. Raises ``BadSourceError`` for a device that is not here, and where
-    devices and ranks are not as many."""
+    """Raises ``BadSourceError``."""
     num_ranks, number = spec.tensor_parallel, max(spec.min_devices, len(spec.devices))
     if number > 1 and number != num_ranks:
         raise BadSourceError(
@@ -42,19 +40,17 @@ def choose_device(spec: LoadSpec, rank: int = 0) -> torch.device:
 
 
 def ranks_on_one_device(spec: LoadSpec, device: torch.device) -> int:
-    """How many of the model's ranks share its memory: on a host's CPUs all of them."""
     return spec.tensor_parallel if device.type == "cpu" else 1
 
 
 def use_device(device: torch.device) -> None:
-    """Makes a card the process's current one. Triton's launches, captured graphs and events go to
-    that one, wherever the tensors are that they are given."""
+    """Triton's launches, graphs and events go to the current card, wherever tensors are."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
 
 
 def choose_dtype(spec: LoadSpec, device: torch.device) -> torch.dtype:
-    """The activations'. Automatic: float32 on a CPU, on CUDA bfloat16 where it is in hardware."""
+    """The dtype of activations."""
     if spec.dtype != "auto":
         dtype: torch.dtype = getattr(torch, spec.dtype)
         return dtype
@@ -65,13 +61,12 @@ def choose_dtype(spec: LoadSpec, device: torch.device) -> torch.dtype:
 
 
 def earlier_loads_on(spec: LoadSpec, device: torch.device) -> EarlierLoads | None:
-    """The results of earlier loads on a device of this kind; ``None``: there are none."""
     earlier = spec.earlier_loads
     return earlier if earlier is not None and earlier.device_kind == device.type else None
 
 
 def free_memory_bytes(device: torch.device) -> int:
-    """Measured now. On a CPU: of the host, or of the control group where that is less."""
+    """On a CPU: of the host, or of the control group where that is less."""
     if device.type == "cuda":
         free_bytes, _ = torch.cuda.mem_get_info(device)
         return int(free_bytes)
@@ -79,12 +74,11 @@ def free_memory_bytes(device: torch.device) -> int:
 
 
 def wanted_kv_format(spec: LoadSpec) -> KVFormat | None:
-    """``None``: automatic."""
     return None if spec.kv_dtype == "auto" else spec.kv_dtype
 
 
 def planned_kv_format(spec: LoadSpec, device: torch.device, is_native: bool) -> KVFormat:
-    """Raises ``BadSourceError`` for a format that the path or the card has not."""
+    """Raises ``BadSourceError``."""
     try:
         return kv_format_on(
             device, wanted_kv_format(spec), choose_dtype(spec, device), is_native=is_native

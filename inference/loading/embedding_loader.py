@@ -1,7 +1,5 @@
-"""Opens an embedding model's files: they are complete, counted, and sure to fit.
-
-Headers alone are read here. transformers reads the weights itself (``inference.models.embedding``).
-"""
+"""Opens an embedding model's files and checks that it fits. Reads headers alone: transformers reads
+the weights (``inference.models.embedding``)."""
 
 from __future__ import annotations
 
@@ -33,7 +31,6 @@ SETTINGS_OF_TEXT = {
     "kv_dtype": "auto",
     "speculation": "off",
 }
-"""Settings that only text models have, each with the value that changes nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +80,7 @@ def open_embedding_model(
 
 
 def check_embedding_tensors(files: ModelFiles, config: EmbeddingConfig) -> int:
-    """Returns how many parameters the files hold. Reads headers only. Raises ``BadFileError``."""
+    """Returns the number of parameters. Raises ``BadFileError``."""
     try:
         declared, prefix = declared_shapes(files.directory, config)
     except UnsupportedModuleError as error:
@@ -99,8 +96,6 @@ def check_embedding_tensors(files: ModelFiles, config: EmbeddingConfig) -> int:
 def check_embedding_fits(
     opened: OpenedEmbeddingModel, free_bytes: int, earlier: EarlierLoads | None = None
 ) -> None:
-    """Weights, the largest step, and what ``earlier`` loads on such a device took beyond. Raises
-    ``DoesNotFitError`` with both numbers."""
     need_bytes = opened.weight_bytes + _step_bytes(opened)
     if earlier is not None:
         need_bytes = opened.weight_bytes + earlier.memory_correction_bytes
@@ -123,7 +118,6 @@ def _step_bytes(opened: OpenedEmbeddingModel) -> int:
 
 
 def refuse_settings_of_text(spec: LoadSpec) -> None:
-    """Raises ``BadSourceError`` for what would change nothing."""
     for name, neutral in SETTINGS_OF_TEXT.items():
         if getattr(spec, name) != neutral:
             instead = "leave it out" if neutral is None else f"set it to {neutral}"

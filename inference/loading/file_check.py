@@ -1,11 +1,8 @@
 """``python -m inference.loading.file_check`` reads a model's configs and file headers, as a load
 does first, and reports what the load would refuse, or what the model's layers take.
 
-    stdin: one ``FileCheckOrder``, then nothing; its end means that the parent has gone
-    stdout: one ``FileCheckResult``
-
 A process of its own, so that it can be bounded in time and files that break it break nothing else.
-Reads no weights, changes nothing on the disk and asks no network.
+Reads no weights, changes nothing on the disk and uses no network.
 """
 
 from __future__ import annotations
@@ -38,16 +35,14 @@ if TYPE_CHECKING:
 class FileCheckOrder(msgspec.Struct, frozen=True, kw_only=True):
     spec: LoadSpec
     weights: list[str]
-    """Paths of the downloaded weight files, the model's own before its draft model's; empty for a
-    ``path:`` source."""
+    """Paths of the downloaded weights, the model's own first; empty for a ``path:`` source."""
     free_memory_bytes: int
     weighs: bool = False
-    """Whether what its layers take is wanted instead."""
+    """Requests the layers' costs instead of a check."""
 
 
 class FileCheckResult(msgspec.Struct, frozen=True, kw_only=True):
     failure: LoadFailure | None
-    """``None``: nothing speaks against the files."""
     costs: PackedCosts | None = None
 
 
@@ -95,7 +90,6 @@ def _check_files(order: FileCheckOrder) -> None:
 
 
 def _checked_config(files: ModelFiles, spec: LoadSpec) -> ModelConfig | None:
-    """``None``: a model that makes embeddings."""
     from inference.loading.described import describe_model
     from inference.loading.embedding_loader import check_embedding_tensors
     from inference.loading.hub_config import read_embedding_config
@@ -110,7 +104,6 @@ def _checked_config(files: ModelFiles, spec: LoadSpec) -> ModelConfig | None:
 
 
 def _model_files(spec: LoadSpec, paths: Sequence[Path], free_memory_bytes: int) -> ModelFiles:
-    """``paths``: downloaded weights, the model's own first."""
     if parse_source(spec.source).path is not None:
         # A hash would read the weights.
         spec = msgspec.structs.replace(spec, sha256=None)

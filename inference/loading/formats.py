@@ -1,12 +1,11 @@
-"""The formats of weights: what files hold, and what dense matrices are quantised to while they load
-(small letters); with the bits that a weight of each takes in memory. Imports nothing."""
+"""The formats of weights: of files, and (in small letters) those that dense matrices are quantised
+to while they load. Imports nothing."""
 
 from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
 InSitu = Literal["q4", "q5", "q6", "q8", "fp8"]
-"""The formats that a dense matrix can be quantised to."""
 
 
 class Format(NamedTuple):
@@ -21,7 +20,7 @@ class Format(NamedTuple):
     """Bits in torch's kernels, which take codes of 5 and 6 bits as 8, with two 2-byte numbers for
     each 32."""
     same: InSitu | None = None
-    """What has as many bits."""
+    """The in-situ format of as many bits."""
     is_table: bool = False
     """Whether its codes are looked up in a table of values."""
 

@@ -1,9 +1,6 @@
-"""The host, as far as processes without torch ask for it: its memory, or that of the control group
-(version 2) that confines this process; and whether it can build the launchers of Triton's kernels.
-
-Triton compiles a small C extension at a kernel's first launch: with ``CC``, gcc or clang, against
-the headers of the Python that runs it.
-"""
+"""Memory of the host, or of the control group (version 2) that confines this process; and whether
+Triton can build its launchers, a small C extension: with ``CC``, gcc or clang, against this
+Python's headers. Imports no torch."""
 
 from __future__ import annotations
 
@@ -28,7 +25,6 @@ class HostMemory:
 
 
 def host_memory(control_group: Path = CONTROL_GROUP) -> HostMemory:
-    """Measured now: whichever of the two has less."""
     memory = psutil.virtual_memory()
     total_bytes, free_bytes = int(memory.total), int(memory.available)
     limit_bytes = _number(control_group / "memory.max")
@@ -50,8 +46,7 @@ def _number(path: Path) -> int | None:
 def triton_problem(
     environment: Mapping[str, str] = os.environ, headers: Path | None = None
 ) -> str | None:
-    """A sentence with the missing parts and their packages; ``None``: nothing is missing.
-    ``headers``: the folder of Python's headers, if not this Python's own."""
+    """A sentence for people, or ``None``. ``headers``: default this Python's."""
     missing = []
     if not _compiler(environment):
         missing.append("a C compiler (gcc, clang, or CC)")

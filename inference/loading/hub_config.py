@@ -1,12 +1,9 @@
 """A model's config from a Hugging Face directory: ``ModelConfig``, or ``EmbeddingConfig`` of one
 for embeddings. Nothing that changes the result is passed over. Imports no torch.
 
-    config.json, generation_config.json, preprocessor_config.json ─▶ the family that reads them
-
-    modules.json (sentence-transformers) ─▶ its pooling, its normalisation, its limit
-    a bare encoder (BertModel …)         ─▶ mean of the tokens      } length 1, as this API's
-    a bare decoder (Qwen3Model …)        ─▶ the last token          } vectors always are
-    …ForSequenceClassification, 1 label  ─▶ a cross-encoder: one score for a pair of texts
+Of models for embeddings, modules.json (sentence-transformers) declares pooling, normalisation and
+limit; a bare encoder takes the mean of its tokens and a bare decoder its last token, with length 1,
+as this API's vectors always have; ``…ForSequenceClassification`` with one label scores pairs.
 """
 
 from __future__ import annotations
@@ -35,9 +32,7 @@ from inference.models.families.tower import with_pixels
 from inference.protocol.load_errors import BadFileError, MissingFileError, UnknownArchitectureError
 
 PROCESSOR = "preprocessor_config.json"
-"""How an image is prepared for the vision tower."""
 HEAD = re.compile(r"(?:For[A-Z]\w*|LMHeadModel|Model)$")
-"""``ForCausalLM``, ``ForSequenceClassification``: what follows the architecture's name."""
 MALFORMED = (
     ArithmeticError,
     AssertionError,
@@ -77,13 +72,12 @@ def _parsed(path: Path) -> Any:
 
 
 def read_json_if_there(path: Path) -> dict[str, Any]:
-    """Empty where there is no such file. Raises ``BadFileError``."""
+    """Raises ``BadFileError``."""
     return dict(read_json(path)) if path.is_file() else {}
 
 
 def parse_config(config: Json, generation: Json) -> ModelConfig:
-    """``config`` and ``generation`` are config.json and generation_config.json, parsed. Raises
-    ``BadFileError``, ``UnknownArchitectureError``."""
+    """Raises ``BadFileError``, ``UnknownArchitectureError``."""
     config = with_model_type(config, known_model_types())
     family = check_architecture(str(config["model_type"]))
     with refuses_malformed("config.json"):
@@ -94,9 +88,8 @@ def parse_config(config: Json, generation: Json) -> ModelConfig:
 
 @contextmanager
 def refuses_malformed(what: str) -> Iterator[None]:
-    """Turns whatever a malformed file makes its readers stumble over into one refusal: families
-    read dozens of keys, each in its own way, and check some by name. ``what``: the file that is
-    read inside. Raises ``BadFileError``."""
+    """Families read dozens of keys, each in its own way: any of their errors becomes a refusal.
+    ``what``: the file that is read inside. Raises ``BadFileError``."""
     try:
         yield
     except MALFORMED as error:
@@ -105,8 +98,7 @@ def refuses_malformed(what: str) -> Iterator[None]:
 
 
 def with_model_type(config: Json, known: Iterable[str]) -> Json:
-    """``config`` itself where it has a ``model_type``. Raises ``BadFileError`` where its
-    ``architectures`` name none of ``known``."""
+    """Raises ``BadFileError`` where ``architectures`` name none of ``known``."""
     if config.get("model_type") is not None:
         return config
     architectures = config.get("architectures") or []
@@ -129,9 +121,8 @@ def _letters(name: str) -> str:
 
 
 def learnt_config(config: ModelConfig) -> ModelConfig:
-    """Completes the config of a model that the transformers backend computes, from facts of the
-    module without its weights that config.json lacks; others stay as they are. Raises
-    ``UnknownArchitectureError``."""
+    """Completes the config of a model of the transformers backend by facts of its module, built
+    without weights; returns others as they are. Raises ``UnknownArchitectureError``."""
     module, _, name = family_of(config).detector.partition(":")
     if not module:
         return config
@@ -157,7 +148,6 @@ POOLINGS: dict[str, Pooling] = {
     "pooling_mode_lasttoken": "last",
     "lasttoken": "last",
 }
-"""Keys are the flags of older files and the names of newer ones."""
 TRANSFORMER_CONFIG = "sentence_bert_config.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 PROMPTS_CONFIG = "config_sentence_transformers.json"
@@ -165,8 +155,7 @@ MODULES = "modules.json"
 
 
 def check_directory_config(directory: Path) -> None:
-    """Can a model of this config be run here, weights aside? Raises ``MissingFileError``,
-    ``BadFileError``, ``UnknownArchitectureError``."""
+    """Raises ``MissingFileError``, ``BadFileError``, ``UnknownArchitectureError``."""
     if read_embedding_config(directory) is None:
         learnt_config(read_directory_config(directory))
 
@@ -217,7 +206,6 @@ def _read_embedding(directory: Path, config: Json) -> EmbeddingConfig | None:
 
 
 def _is_bare(config: Json) -> bool:
-    """An encoder, or a decoder that was saved without the head that generates."""
     model_type, names = config.get("model_type"), config.get("architectures") or []
     if model_type in ENCODERS:
         return True
@@ -267,8 +255,6 @@ def _check_reads_texts(config: Json) -> None:
 
 
 def _declared_pooling(directory: Path) -> tuple[Pooling, bool]:
-    """The pooling among the modules that sentence-transformers would run one after the other, and
-    whether a normalisation is among them."""
     path = directory / MODULES
     modules = _parsed(path)
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):

@@ -1,5 +1,5 @@
-"""Image files to patches, as transformers' own processor makes them. Imports transformers and
-Pillow when a model with a tower is loaded, and not before."""
+"""Turns image files into patches, as transformers' own processors do. Imports transformers and
+Pillow only when a model with a tower is loaded."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ from inference.protocol.load_errors import BadSettingError
 from inference.settings.neuron import VISION_MAX_PIXELS, VISION_MIN_PIXELS
 
 KEPT_KEYS = ("image_mean", "image_std", "resample", "rescale_factor", "do_rescale", "do_normalize")
-"""The keys of preprocessor_config.json that are read; sizes are in ``VisionConfig``. An mmproj file
-has all of it in its metadata."""
+"""Keys of preprocessor_config.json that are read; ``VisionConfig`` has the sizes."""
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 """Formats that clients may send: no other decoder is ever started."""
 
@@ -42,11 +41,10 @@ MOST_PIXELS_ON_CPU = 589_824
 def with_bounded_pixels(
     config: ModelConfig, device_type: str, environment: Mapping[str, str]
 ) -> ModelConfig:
-    """Images between HELEXA_VISION_MIN_PIXELS and HELEXA_VISION_MAX_PIXELS; without them as the
-    model has it, on a CPU ``MOST_PIXELS_ON_CPU`` at most. Where the largest is 0 the model is given
-    none, and is the text model that its decoder is alone. No other bound changes a model all of
-    whose images have one size, and no smallest one a model that divides them: it scales all images
-    to the largest, or enlarges none. Raises ``BadSettingError``."""
+    """Bounds images by HELEXA_VISION_MIN_PIXELS and HELEXA_VISION_MAX_PIXELS (0: no images), by
+    default by ``MOST_PIXELS_ON_CPU`` on a CPU. Models all of whose images have one size take no
+    bound but 0; those that divide images take no smallest one: they scale all to the largest, or
+    enlarge none. Raises ``BadSettingError``."""
     vision = config.vision
     if vision is None:
         return config
@@ -81,8 +79,7 @@ def with_bounded_pixels(
 def open_image_processor(
     directory: Path, config: ModelConfig
 ) -> tuple[ImageFileProcessor | None, str]:
-    """The processor of a model that is given images; where it cannot be had, and there is a tower,
-    in words why not. Raises ``LoadError``."""
+    """Returns also why a model with a tower gets no images. Raises ``LoadError``."""
     if config.vision is None:
         return None, ""
     if find_spec("PIL") is None:
@@ -92,14 +89,13 @@ def open_image_processor(
 
 class PatchMaker(Protocol):
     def __call__(self, image: Any, *, is_low_detail: bool) -> npt.NDArray[np.float32]:
-        """An image of PIL's -> (num_patches, patch_features), in the order in which patches are
-        merged."""
+        """PIL's image -> (num_patches, patch_features), in the order of merging."""
         ...
 
 
 class ImageFileProcessor:
-    """The ``ImageProcessor`` of a model's directory. Images are read as they are displayed: rotated
-    by their Exif orientation, the first frame of animations, without transparency."""
+    """Images are read as they are displayed: rotated by their Exif orientation, the first frame of
+    animations, without transparency."""
 
     def __init__(self, directory: Path, vision: VisionConfig) -> None:
         self._vision = vision
@@ -107,7 +103,7 @@ class ImageFileProcessor:
         self._patches: PatchMaker = make(vision, _declared(directory, vision))
 
     def patches(self, data: bytes, grid: tuple[int, int, int]) -> npt.NDArray[np.float32]:
-        """See ``ImageProcessor``. Raises ``InvalidImageError``."""
+        """Raises ``InvalidImageError``."""
         image = self._decoded(data, grid)
         is_low_detail = not self._may_be(image.size, grid, is_low_detail=False)
         found = self._patches(image, is_low_detail=is_low_detail)
@@ -116,8 +112,7 @@ class ImageFileProcessor:
         return np.ascontiguousarray(found, dtype=np.float32)
 
     def _decoded(self, data: bytes, grid: tuple[int, int, int]) -> Any:
-        """The size is checked before any pixel is decoded: there may be no more pixels than the
-        request was counted by."""
+        """Checks the size before decoding: no more pixels than the request was counted by."""
         from PIL import Image, ImageOps
 
         try:
@@ -146,7 +141,6 @@ class ImageFileProcessor:
 
 
 def qwen_patches(vision: VisionConfig, declared: dict[str, Any]) -> PatchMaker:
-    """Images of any size, within bounds of pixels."""
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
     def processor(is_low_detail: bool) -> Any:
@@ -163,7 +157,7 @@ def qwen_patches(vision: VisionConfig, declared: dict[str, Any]) -> PatchMaker:
 
 
 def square_patches(vision: VisionConfig, declared: dict[str, Any]) -> PatchMaker:
-    """Every image as a square of one size, whatever its shape: Gemma 3 without pan and scan."""
+    """Gemma 3 without pan and scan: every image as a square of one size."""
     from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 
     size = {"height": vision.image_px, "width": vision.image_px}
@@ -174,8 +168,8 @@ def square_patches(vision: VisionConfig, declared: dict[str, Any]) -> PatchMaker
 
 
 def tile_patches(vision: VisionConfig, declared: dict[str, Any]) -> PatchMaker:
-    """Every image as tiles of one size, and behind them as one such tile: Idefics3. In low detail,
-    or where a model does not cut images, as that one alone."""
+    """Idefics3: an image's tiles, then the whole image as one tile; that alone in low detail, or
+    where a model does not cut images."""
     from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
     def processor(is_low_detail: bool) -> Any:
@@ -197,7 +191,7 @@ def tile_patches(vision: VisionConfig, declared: dict[str, Any]) -> PatchMaker:
 
 
 def row_patches(vision: VisionConfig, declared: dict[str, Any]) -> PatchMaker:
-    """Images of any shape, reduced to a longest side and never enlarged: Pixtral."""
+    """Pixtral: images of any shape, reduced to a longest side and never enlarged."""
     from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 
     unit_px = vision.patch_px * vision.merge
@@ -218,8 +212,6 @@ def row_patches(vision: VisionConfig, declared: dict[str, Any]) -> PatchMaker:
 def _maker(
     processor: Callable[[bool], Any], merged: Callable[[Any], npt.NDArray[np.float32]]
 ) -> PatchMaker:
-    """``processor`` makes transformers' processor for low detail or not; ``merged`` turns the pixel
-    values that one returns into patches."""
     processors = {is_low_detail: processor(is_low_detail) for is_low_detail in (False, True)}
 
     def patches(image: Any, *, is_low_detail: bool) -> npt.NDArray[np.float32]:
@@ -232,7 +224,7 @@ def _maker(
 def merged_patches(
     pixels: npt.NDArray[np.float32], patch_px: int, merge: int
 ) -> npt.NDArray[np.float32]:
-    """(num_channels, height, width), of whole merged patches -> (num_patches, num_channels *
+    """(num_channels, height, width) of whole merged patches -> (num_patches, num_channels *
     patch_px**2): those that are merged stand after each other."""
     channels, height, width = pixels.shape
     rows, columns = (side // (patch_px * merge) for side in (height, width))

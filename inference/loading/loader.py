@@ -1,10 +1,5 @@
-"""Opens the weights of a load spec: fetch, preflight, tokenizer, weights. The one way in.
-
-    spec ─▶ files (sources) ─▶ config, tensors, memory (preflight) ─▶ tokenizer directory ─▶ weights
-                                  └─▶ an embedding model: OpenedEmbeddingModel
-
-Nothing is allocated for weights before the model is known to be complete and to fit.
-"""
+"""Opens the weights of a load spec: the one way in. Nothing is allocated for weights before the
+model is known to be complete and to fit."""
 
 from __future__ import annotations
 
@@ -76,11 +71,10 @@ COPY_MARGIN = 2
 class OpenedModel:
     config: ModelConfig
     directory: Path
-    """Where config.json lies, when the source has it."""
     weights: WeightSource
     tokenizer_dir: Path
     weight_bytes: int
-    """Bytes of all tensors, as their files hold them, or as they are quantised while loading."""
+    """As the files hold them, or as they are quantised while loading."""
     num_parameters: int
     cache_dir: Path
     need: MemoryNeed
@@ -88,35 +82,28 @@ class OpenedModel:
     files: TensorFiles
     weight_paths: tuple[Path, ...] = ()
     projector: Path | None = None
-    """The mmproj file whose tower the model computes."""
     left_out: str = ""
-    """A sentence for people: the tensors that the model does not compute with."""
     unquantized: Unquantized | None = None
-    """The dense weights of a model that is quantised while it loads, whole."""
     shares: tuple[RankShare, ...] = ()
-    """The shares of all ranks, where several share the model; ``config`` is of the whole,
-    ``weights`` and ``need`` are of one rank."""
+    """Set where several ranks share the model; only ``weights`` and ``need`` are one rank's."""
     layers: LayerRange | None = None
-    """Those of one stage, where the model has several; ``config``, ``weight_bytes`` and
-    ``num_parameters`` are of the whole, ``weights`` and ``need`` are of the stage."""
+    """Set for one of several stages; only ``weights`` and ``need`` are the stage's."""
 
     @property
     def estimated_load_bytes(self) -> int:
-        """All but KV: what it should take on its device. Complete once the model is built, when
-        it is known which weights have a copy."""
+        """All but KV. Complete once the model is built, when its copies are known."""
         return self.need.load_bytes + self.factory.copied_bytes
 
     def close(self) -> None:
-        """Unmaps the files. Call it when the model has been built, or given up."""
+        """Unmaps the files, once the model is built or given up."""
         self.files.close()
 
 
 def open_model(
     spec: LoadSpec, cache_dir: Path, on_progress: OnProgress, *, rank: int = 0, stage: int = 0
 ) -> OpenedModel | OpenedEmbeddingModel:
-    """Open a generating or an embedding model, as its files declare. Blocks while it downloads.
-    ``on_progress`` is called from this thread only. ``rank`` or ``stage``: whose part of the
-    weights. Raises ``LoadError``."""
+    """Blocks while it downloads. ``on_progress`` is called from this thread only. ``rank`` or
+    ``stage``: whose part of the weights. Raises ``LoadError``."""
     on_progress(LoadProgress(stage=LoadStage.STARTING, detail=spec.source))
     device = choose_device(spec, rank)
     use_device(device)
@@ -176,8 +163,8 @@ def open_model(
 
 
 def _free_for_files(spec: LoadSpec, free_bytes: int) -> int:
-    """The memory that the chosen files may take: stages add up their devices, those of other
-    neurons by what the plan allots to them. ``free_bytes``: of the one device."""
+    """Stages add up their devices, those of other neurons by what the plan allots to them.
+    ``free_bytes``: of the one device."""
     if not spec.stages:
         return free_bytes
     own = "" if spec.stage_of is None else spec.stages[spec.stage_of.index].neuron
@@ -206,8 +193,7 @@ def _tokenizer_dir(
 def _config_of_part(
     config: ModelConfig, share: RankShare | None, layers: LayerRange | None
 ) -> ModelConfig:
-    """The config that a rank or a stage takes memory for. Later stages have no logits and no
-    images."""
+    """Later stages have no logits and no images."""
     if share is not None:
         return rank_config(config, share)
     if layers is None:
@@ -219,7 +205,6 @@ def _config_of_part(
 def _memory_need(
     spec: LoadSpec, described: DescribedModel, device: torch.device, config: ModelConfig
 ) -> MemoryNeed:
-    """``config``: of the device's part of the model."""
     kernels = _kernels(spec, described.config, device)
     weight_bytes, copy_bytes = kernels.bytes_of(
         _weights(described), is_tied=described.config.tie_embeddings
@@ -257,7 +242,6 @@ def _weights(described: DescribedModel) -> Iterator[Weight]:
 
 
 def _kernels(spec: LoadSpec, config: ModelConfig, device: torch.device) -> Kernels:
-    """The kernels that will run, as far as that is known before one is tried."""
     is_card = device.type != "cpu"
     is_packed = spec.dtype != "float32" and not family_of(config).uses_transformers
     return Kernels(
@@ -271,7 +255,6 @@ def _kernels(spec: LoadSpec, config: ModelConfig, device: torch.device) -> Kerne
 
 
 def _is_native(spec: LoadSpec, device: torch.device) -> bool:
-    """Whether the native kernels will run, as far as that is known before the model is built."""
     is_cpu_float = device.type == "cpu" and choose_dtype(spec, device) == torch.float32
     return is_cpu_float and spec.tensor_parallel == 1 and find_compiler() is not None
 

@@ -1,9 +1,5 @@
-"""Costs of a model's parts on each kind of device: plain data for plans, and packed as it
-travels from the neuron that has the files, and is stored. Pure.
-
-    first stage only     table, head, norms, tower       ``outer_bytes``
-    each layer           mixer, MLP, router │ experts     ``LayerCost``
-"""
+"""Costs of a model's parts on each kind of device, as plain data for plans, and packed as they
+travel between hosts and are stored. Pure."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Checks whether a model fits before any memory is allocated.
-
-Imports no torch: sizes come from file headers, free memory from the caller."""
+"""Checks whether a model fits before any memory is allocated. Imports no torch."""
 
 from __future__ import annotations
 
@@ -18,21 +16,18 @@ SHORTEST_CONTEXT_TOKENS = 256
 """A model whose weights leave no room for such a context is of no use."""
 
 TABLE_BITS = 9
-"""Bits of a weight in a quantised table on a card, whose rows are looked up: a byte for each code,
-and two 2-byte numbers for each 32."""
+"""On a card, with rows looked up: a byte for each code, and two 2-byte numbers for each 32."""
 WIDENED = frozenset({"Q5_0", "q5", "q6"})
 """Formats that torch's kernel takes as 8 bits: a card's own is always the better one."""
 COPY_BYTES = 2
 """Bytes of a weight in the bfloat16 copy that prompt rows are multiplied with."""
 PREFILL_TOKENS_PER_STEP = {"cpu": 512, "cuda": 4096}
-"""Most prompt rows of a step, by type of device."""
 LOGIT_BYTES = 4
 COPIES_OF_LOGITS = 2
 
 
 class Weight(NamedTuple):
-    """A tensor that a model computes with. ``format``: a name of ``loading.formats``, or anything
-    for what is dense."""
+    """``format``: a name of ``loading.formats``, or anything for a dense one."""
 
     role: Role | None
     format: str
@@ -41,10 +36,7 @@ class Weight(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
-    """What a device's kernels keep packed."""
-
     dense_bytes: int
-    """Bytes of a dense weight."""
     is_card: bool = False
     is_native: bool = False
     """The native decoder packs every format."""
@@ -55,7 +47,7 @@ class Kernels:
     """Tables of tokens stay in codes. An output head that is tied to one is packed beside it."""
 
     def bytes_of(self, weights: Iterable[Weight], *, is_tied: bool = False) -> tuple[int, int]:
-        """The bytes of ``weights``, and of second copies of those that torch's kernels multiply.
+        """Returns also the bytes of second copies of those that torch's kernels multiply.
         ``is_tied``: the output head is the table."""
         bits, num_copied = 0.0, 0
         for weight in weights:
@@ -96,17 +88,13 @@ class MemoryNeed:
     kv_bytes: int
     """The cache that the operator asked for, else that of the shortest context worth serving."""
     copy_bytes: int
-    """A second copy of quantised weights, which makes prompts faster."""
     step_bytes: int = 0
-    """Activations of the largest step."""
     image_bytes: int = 0
-    """Most bytes of cached image rows."""
     correction_bytes: int = 0
-    """Bytes that earlier loads took beyond an estimate like this one; below 0: they took less."""
+    """Bytes that earlier loads took beyond an estimate like this; negative: they took less."""
 
     @property
     def load_bytes(self) -> int:
-        """All but KV and copies."""
         return max(0, self.weight_bytes + self.step_bytes + self.correction_bytes)
 
     @property
@@ -115,8 +103,7 @@ class MemoryNeed:
 
 
 def shortest_context_bytes(config: ModelConfig, kv_format: KVFormat) -> int:
-    """The cache of one such sequence. Its state, where layers have one, is read in one slot and
-    written in another, beside the empty one."""
+    """A sequence's state is read in one slot and written in another, beside the empty one."""
     state_bytes = 3 * cache_layout(config).state_bytes_per_slot
     return kv_bytes_per_token(config, kv_format) * SHORTEST_CONTEXT_TOKENS + state_bytes
 
@@ -133,7 +120,6 @@ def step_bytes(
 
 
 def _mixer_numbers(config: ModelConfig) -> int:
-    """Numbers per row that the widest of the layers' mixers projects to."""
     heads = config.num_heads + 2 * config.num_kv_heads
     conv = 0 if config.short_conv is None else 3 * config.short_conv.channels
     mamba = 0 if config.mamba is None else 2 * config.mamba.projected_features
@@ -141,8 +127,8 @@ def _mixer_numbers(config: ModelConfig) -> int:
 
 
 def _mlp_numbers(config: ModelConfig) -> int:
-    """Numbers per row that the MLP holds at once: gate and up projections of all experts that the
-    row is routed to; and for experts the row itself, sorted by expert, and their outputs."""
+    """Gate and up projections of all experts of the row; and for experts the row itself, sorted by
+    expert, and their outputs."""
     dense = 2 * config.intermediate_size if "dense" in config.mlp_kinds else 0
     if config.experts is None:
         return dense
@@ -152,8 +138,7 @@ def _mlp_numbers(config: ModelConfig) -> int:
 
 
 def check_fits(need: MemoryNeed, free_bytes: int, device: str, *, num_sharing: int = 1) -> None:
-    """``need`` and ``free_bytes`` are one rank's, of ``num_sharing`` on the device. Raises
-    ``DoesNotFitError`` with both numbers, and what the device must have for all of them."""
+    """``need`` and ``free_bytes`` are one rank's. Raises ``DoesNotFitError``."""
     if need.required_bytes > free_bytes:
         raise DoesNotFitError(
             f"the model needs {_gigabytes(need.required_bytes)} on {device} (weights, a step's "
@@ -164,8 +149,7 @@ def check_fits(need: MemoryNeed, free_bytes: int, device: str, *, num_sharing: i
 
 
 def check_kv_memory(kv_memory_bytes: int | None, free_bytes: int, device: str) -> None:
-    """Checks the memory asked for, before anything is fetched. Raises ``DoesNotFitError`` with both
-    numbers."""
+    """Raises ``DoesNotFitError``."""
     if kv_memory_bytes is not None and kv_memory_bytes > free_bytes:
         raise DoesNotFitError(
             f"{_gigabytes(kv_memory_bytes)} of memory for keys and values are asked for, and "

@@ -1,9 +1,5 @@
-"""How a load reports: the callback that receives its progress, a slow job that reports while it
-runs, and the child's end of a process that is given one order and answers in lines.
-
-    stdin: one order, then nothing; its end means that the parent has gone
-    stdout: a message a line
-"""
+"""A load's progress callback, a slow job that reports while it runs, and the child's end of a
+process that reads one order from stdin and writes a message a line."""
 
 from __future__ import annotations
 
@@ -23,7 +19,7 @@ OnProgress = Callable[[LoadProgress], None]
 
 
 def after_each_tensor(on_progress: OnProgress) -> OnProgress:
-    """Reports, having released freed memory: a load takes one tensor more than the model."""
+    """Releases freed memory first: else a load takes one tensor more than the model."""
 
     def report(progress: LoadProgress) -> None:
         release_freed_memory()
@@ -38,8 +34,8 @@ Result = TypeVar("Result")
 
 
 def run_watched(job: Callable[[], Result], report: Callable[[], None]) -> Result:
-    """Calls ``report`` every ``REPORT_EVERY_S`` while ``job`` runs in a thread, and once when it is
-    done. Raises what ``job`` raises. If ``report`` raises, the job is not waited for."""
+    """Calls ``report`` every ``REPORT_EVERY_S`` and once at the end. Raises what ``job`` raises. If
+    ``report`` raises, the job is not waited for."""
     executor = SupervisedPool(max_workers=1)
     try:
         future = executor.submit(job)
@@ -53,7 +49,7 @@ def run_watched(job: Callable[[], Result], report: Callable[[], None]) -> Result
 
 
 def read_order() -> bytes:
-    """The order's JSON. From then on the process ends when its parent does."""
+    """From then on the process ends when its parent does."""
     order = sys.stdin.buffer.readline()
     SupervisedThread(_end_with_parent, name="end-with-parent").start()
     return order

@@ -1,6 +1,5 @@
-"""Costs of a model's layers, read from its config.json or the headers of its GGUF files: the
-tensors that it computes with, as its files hold them or a load quantises them, and the bytes that
-preflight counts for them. Reads no weights, imports no torch."""
+"""Costs of a model's layers, from its config.json or the headers of its GGUF files, as preflight
+counts them. Reads no weights, imports no torch."""
 
 from __future__ import annotations
 
@@ -48,8 +47,7 @@ class NamedWeight(NamedTuple):
 
 
 def read_costs(files: ModelFiles, spec: LoadSpec) -> ModelCosts:
-    """``files``: of GGUF files the headers are enough, of safetensors config.json. ``spec``: how
-    the load would quantise, and what it bounds. Raises ``LoadError``."""
+    """``files``: GGUF headers or a config.json are enough. Raises ``LoadError``."""
     if files.is_gguf:
         # Hosts without neurons may lack the package gguf.
         from inference.loading.gguf.config import read_gguf_model
@@ -88,8 +86,6 @@ def model_costs(
     max_sequences: int = 256,
     max_context_tokens: int | None = None,
 ) -> ModelCosts:
-    """``tensors``: all that the model computes with. ``kv_dtype``, ``max_sequences``,
-    ``max_context_tokens``: as the load is asked for."""
     by_layer: list[list[Weight]] = [[] for _ in range(config.num_layers)]
     outer: dict[str, Weight] = {}
     for name, weight in tensors:
@@ -154,9 +150,7 @@ def _by_kind(count: Callable[[Kind], int]) -> KindBytes:
 
 
 def config_tensors(config: ModelConfig, hub: Json, quantization: str) -> Iterator[NamedWeight]:
-    """Yields the tensors that safetensors files of this config store. ``hub``: config.json, parsed.
-    ``quantization``: the load's setting. Raises ``BadSourceError`` where the config does not name
-    the tensors, and ``BadFileError``."""
+    """``hub``: config.json. Refuses models of the transformers backend."""
     format_of, family = _format_of(hub, quantization), family_of(config)
     _refuse_module(family, config.architecture)
     for tensor in family.tensors(config):
@@ -183,7 +177,6 @@ def _refuse_module(family: Family, name: str) -> None:
 
 
 def _format_of(hub: Json, quantization: str) -> Callable[[TensorRole], str]:
-    """The format of a tensor by its role."""
     matrices, tables = DENSE, DENSE
     packed = read_quantization(hub)
     if packed is not None:

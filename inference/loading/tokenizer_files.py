@@ -1,18 +1,10 @@
-"""The tokenizer directory of a model: its own, or one that is written once into the cache.
+"""The tokenizer directory of a model: its own, or one that is written once into the cache, as
+<cache>/tokenizers/<hash of its files or metadata>.
 
-    <cache>/tokenizers/<hash of its files or metadata>/ tokenizer.json, tokenizer_config.json
-
-    Hugging Face directory ─▶ itself, or its slow tokenizer converted by transformers
-
-    GGUF metadata ─▶ convert ─▶ directory
-                   └ unknown rule, or no chat template ─▶ the base repository's files
-
-    general.source / base_model … repo_url ─▶ org/name ─▶ its tokenizer.json, its chat template
-
-Where the rule that splits text is not known, the tokenizer of the repository that the file was made
-from is used, and where the file names none it is refused. A repository's tokenizer is taken only
-where it gives every token of the file the same id: a file may name the model that it was fine-tuned
-from, with a vocabulary of its own. Imports no torch.
+Where a GGUF's rule that splits text is not known, the tokenizer of the repository that the file was
+made from is used, and where the file names none it is refused. A repository's tokenizer is taken
+only where it gives every token of the file the same id: a file may name the model that it was
+fine-tuned from, with a vocabulary of its own. Imports no torch.
 """
 
 from __future__ import annotations
@@ -103,8 +95,7 @@ def _convert(directory: Path, written: Path) -> None:
 
 
 def _copy_template(directory: Path, written: Path) -> None:
-    """The conversion writes the configuration's template as a file, which would come before the
-    directory's own."""
+    """The conversion writes a template file that would override the directory's own."""
     own = [directory / name for name in TEMPLATE_FILES if (directory / name).is_file()]
     for name in TEMPLATE_FILES if own else ():
         (written / name).unlink(missing_ok=True)
@@ -137,8 +128,7 @@ URL_KEYS = ("source.huggingface.repository", "source.repo_url", "source.url", "r
 UNUSED_TYPE = 5
 """The tokenizer.ggml.token_type of rows that only fill the embedding up, no token elsewhere."""
 FetchTokenizer = Callable[[str], Path]
-"""Repository (of a named source with its scheme) to a folder with its tokenizer files. Raises
-``LoadError``."""
+"""Repository, with its scheme if of a named source -> folder. Raises ``LoadError``."""
 
 
 def no_repository(repo: str) -> Path:
@@ -151,8 +141,7 @@ def tokenizer_directory(
     fetch: FetchTokenizer = no_repository,
     scheme: str = HUGGINGFACE,
 ) -> Path:
-    """``fetch`` brings a repository's tokenizer files, ``scheme`` is of the file's own source.
-    Raises ``BadFileError``."""
+    """``scheme``: of the file's own source. Raises ``BadFileError``."""
     directory = cache_dir / "tokenizers" / _header_fingerprint(header, scheme)
     if directory.is_dir():
         return directory
@@ -185,7 +174,6 @@ def _header_fingerprint(header: GGUFHeader, scheme: str) -> str:
 
 
 def tokenizer_warnings(directory: Path) -> list[str]:
-    """Sentences about the vocabulary of the file that the directory was written for."""
     config = read_json_if_there(directory / "tokenizer_config.json")
     return [config[WARNING]] if WARNING in config else []
 
@@ -213,9 +201,6 @@ def original_of(directory: Path, scheme: str = HUGGINGFACE) -> list[str]:
 def _base_tokenizer(
     metadata: Metadata, fetch: FetchTokenizer, cause: BadFileError, repositories: Sequence[str]
 ) -> tuple[str, dict[str, Any]]:
-    """The text of tokenizer.json and the object of tokenizer_config.json, from the first repository
-    whose vocabulary is the file's. Raises ``BadFileError``, which lists the repositories that were
-    tried."""
     tried = []
     for repo in repositories:
         try:
@@ -233,7 +218,6 @@ def _base_tokenizer(
 
 
 def _base_chat_template(fetch: FetchTokenizer, repositories: Sequence[str]) -> Any:
-    """A template's text, a list of named ones, or ``None`` where none can be had."""
     for repo in repositories:
         try:
             directory = fetch(repo)

@@ -55,12 +55,11 @@ def spread(field: Bytes, width: int, span: int | None = None) -> Bytes:
 
 
 def bits_of(field: Bytes) -> Bytes:
-    """A byte for each bit of a block, the lowest first."""
     return np.unpackbits(np.ascontiguousarray(field), axis=2, bitorder="little")
 
 
 def joined(low: Bytes, high: Bytes, num_low_bits: int) -> Bytes:
-    """Codes of their low and their high bits. Changes both."""
+    """Changes both arguments."""
     high <<= np.uint8(num_low_bits)
     low |= high
     return low
@@ -131,7 +130,6 @@ def _codes(name: str, places: npt.NDArray[np.integer], signs: Bytes) -> Bytes:
 def _super(
     codebook: Codebook, codes: Bytes, scales: npt.NDArray[np.integer], supers: Bytes
 ) -> CodebookWeight:
-    """``supers``: the bytes of a float16 for each block."""
     return CodebookWeight(
         codebook=codebook,
         codes=rows_of(codes),
@@ -143,7 +141,6 @@ def _super(
 def _grouped(
     codebook: Codebook, codes: Bytes, scales: npt.NDArray[np.float16], times: int = 1
 ) -> CodebookWeight:
-    """Each scale counts for ``times`` groups."""
     repeated = np.repeat(scales.reshape(len(scales), -1), times, axis=1)
     return CodebookWeight(codebook=codebook, codes=rows_of(codes), scales=as_torch(repeated))
 
@@ -223,7 +220,6 @@ def _iq1_s(blocks: Blocks) -> CodebookWeight:
 
 
 def _all_or_none(bits: npt.NDArray[np.integer]) -> Bytes:
-    """255 for 1, 0 for 0: the same sign for eight values."""
     return (255 * bits).astype(np.uint8)
 
 

@@ -1,10 +1,5 @@
-"""``ModelConfig`` from GGUF headers, read by the family that the file names, with the vision tower
-of an mmproj file; and whether the file's vocabulary is whole. Imports no torch, but for a file of
-the transformers backend.
-
-    model.gguf ─▶ header ─┐
-    mmproj.gguf ─▶ header ┴─▶ GGUFModel: the text model with images, or in words why without
-"""
+"""``ModelConfig`` from GGUF headers, with the vision tower of an mmproj file. Imports no torch, but
+for a file of the transformers backend."""
 
 from __future__ import annotations
 
@@ -35,13 +30,11 @@ from inference.protocol.load_errors import BadFileError, BadSourceError
 
 TABLE = "token_embd.weight"
 LISTS = {"tokens": str, "merges": str, "token_type": int, "scores": float}
-"""The kinds of the vocabulary's lists."""
 SPECIAL = ("bos", "eos", "eot", "eom", "unknown", "padding")
 
 
 def read_gguf_config(header: GGUFHeader) -> ModelConfig:
-    """Inspects the module of a model of the transformers backend, which imports it and torch.
-    Raises ``UnknownArchitectureError``, ``BadFileError``."""
+    """Imports torch for a model of the transformers backend."""
     with refuses_malformed(f"the metadata of {header.path.name}"):
         check_counts(header.metadata)
         return check_config(_read(header))
@@ -59,8 +52,7 @@ def _read(header: GGUFHeader) -> ModelConfig:
 
 
 def gguf_keys(header: GGUFHeader, section: str | None = None) -> GGUFKeys:
-    """``section``: what most keys stand under, where that is not the architecture's name. Raises
-    ``BadFileError``."""
+    """``section``: the keys' prefix, by default the architecture. Raises ``BadFileError``."""
     shapes = {name: info.shape for name, info in header.tensors.items()}
     return GGUFKeys(header.metadata, section or header.architecture, shapes, _rope_divisors(header))
 
@@ -81,7 +73,6 @@ class GGUFModel:
     """The text model's metadata, and the tensors of all files."""
     projector: Path | None = None
     no_images: str = ""
-    """A sentence for people: why the tower of an mmproj file beside the weights is not computed."""
 
 
 def read_gguf_model(files: ModelFiles, bounded: Callable[[ModelConfig], ModelConfig]) -> GGUFModel:
@@ -123,9 +114,7 @@ def _joined(header: GGUFHeader, tower: GGUFHeader) -> GGUFHeader:
 
 
 def check_vocabulary(header: GGUFHeader) -> None:
-    """Checks that there are as many tokens as the embedding has rows, a type or score for each
-    where the file has any, and that special tokens are among them. A file without a vocabulary
-    passes: its tokenizer comes from elsewhere. Raises ``BadFileError``."""
+    """A file without one passes: its tokenizer is elsewhere. Raises ``BadFileError``."""
     metadata, start = header.metadata, "tokenizer.ggml."
     if f"{start}tokens" not in metadata:
         return
@@ -150,7 +139,6 @@ def check_vocabulary(header: GGUFHeader) -> None:
 
 
 def _list(metadata: Mapping[str, Any], key: str, kind: type) -> list[Any] | None:
-    """``None`` where the file has none."""
     listed = metadata.get(key)
     if listed is None:
         return None

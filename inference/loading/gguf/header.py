@@ -1,12 +1,6 @@
-"""The header of a GGUF file: its metadata, and where each tensor lies; and the tensor types that
-are read here, with what a weight of each takes.
-
-gguf.GGUFReader wraps every string of the vocabulary in numpy views, which takes seconds per 50,000
-tokens; this reads the same header in a tenth of a second. Layout: ggml/docs/gguf.md, versions 2
-and 3, little-endian. Imports no torch.
-
-    magic | version | #tensors | #metadata | metadata ... | tensor infos ... | pad | tensor data
-"""
+"""Reads a GGUF file's header: metadata, and where each tensor lies. Imports no torch. Layout:
+ggml/docs/gguf.md, versions 2 and 3, little-endian. gguf.GGUFReader takes seconds per 50,000 tokens;
+this takes a tenth of a second."""
 
 from __future__ import annotations
 
@@ -37,7 +31,6 @@ SCALAR_FORMATS = {
 MetadataValue = bool | int | float | str | list["MetadataValue"]
 
 SPLIT_COUNT, SPLIT_NUMBER, SPLIT_TENSORS = "split.count", "split.no", "split.tensors.count"
-"""Each part of a model states how many parts there are, its own number, and the tensors of all."""
 
 MOST_HEADER_BYTES = 128 * 1024**2
 """The largest vocabularies take a sixth of it. Parsed values take several times their bytes."""
@@ -61,7 +54,6 @@ REMOVED = {
     37: "IQ4_NL_4_8",
     38: "IQ4_NL_8_8",
 }
-"""Types that llama.cpp once wrote."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +77,6 @@ class TensorInfo:
         return self.num_elements // block_elements * block_bytes
 
     def floats(self) -> npt.NDArray[np.float32]:
-        """Reads a tensor of F32."""
         return np.fromfile(self.path, np.float32, self.num_elements, offset=self.offset)
 
 
@@ -102,8 +93,7 @@ class GGUFHeader:
 
 
 def read_headers(paths: Sequence[Path]) -> GGUFHeader:
-    """The parts of one model as one header: the first part's metadata, everybody's tensors.
-    Raises ``MissingFileError``, ``BadFileError``."""
+    """The metadata are the first part's. Raises ``MissingFileError``, ``BadFileError``."""
     headers = [read_header(path) for path in paths]
     check_parts(headers)
     tensors: dict[str, TensorInfo] = {}
@@ -118,8 +108,7 @@ def read_headers(paths: Sequence[Path]) -> GGUFHeader:
 
 
 def check_parts(headers: Sequence[GGUFHeader]) -> None:
-    """Raises ``BadFileError`` where parts are missing, or are not those of one model in order.
-    Files that state no number of parts are taken as they are named."""
+    """Files that state no number of parts pass as named."""
     counts = [header.metadata.get(SPLIT_COUNT) for header in headers]
     if not any(counts):
         return
@@ -315,7 +304,6 @@ _LAYOUTS = {format: struct.Struct(f"<{format}") for format in SCALAR_FORMATS.val
 
 
 def unreadable_reason(type: GGMLQuantizationType) -> str | None:
-    """Why weights of a type that GGUF has cannot be read here, or ``None``."""
     if type in READABLE_TYPES:
         return None
     known = ", ".join(sorted(type.name for type in READABLE_TYPES))
@@ -326,7 +314,6 @@ def unreadable_reason(type: GGMLQuantizationType) -> str | None:
 
 
 def nearest(name: str) -> str:
-    """The readable type whose name is most like ``name``."""
     names = sorted(str(type.name) for type in READABLE_TYPES)
     (found,) = difflib.get_close_matches(name, names, n=1, cutoff=0.0)
     return found

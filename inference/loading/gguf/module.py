@@ -1,9 +1,5 @@
-"""GGUF files of architectures that no family here reads: metadata and tensors as transformers'
-reader has them, for the transformers backend. The tensors come out dequantised.
-
-    GGUF ─▶ read_module_config ─▶ the family of the module, as if it were config.json
-       └──▶ DequantisedTensors ─▶ the module's weights, by its own names
-"""
+"""Reads GGUF files of architectures that no family here reads, with transformers' reader, for the
+transformers backend. The tensors come out dequantised."""
 
 from __future__ import annotations
 
@@ -33,13 +29,13 @@ from inference.protocol.load_errors import BadFileError, WrongShapeError
 
 
 def read_module_config(header: GGUFHeader, model_type: str) -> dict[str, Any]:
-    """The config.json that this GGUF file corresponds to. Raises ``BadFileError``."""
+    """Raises ``BadFileError``."""
     found = _read(header, tensors_of=None)["config"]
     return {**found, **added_by_metadata(gguf_keys(header)), "model_type": model_type}
 
 
 class DequantisedTensors(TensorFiles):
-    """All are read when the first of them is asked for: transformers' reader knows no other way."""
+    """Reads all tensors at the first use: transformers' reader knows no other way."""
 
     def __init__(self, header: GGUFHeader, config: ModelConfig) -> None:
         """Raises ``BadFileError`` for a tensor that the module has no place for."""
@@ -75,7 +71,7 @@ def _dequantised(
 
 
 def _read(header: GGUFHeader, tensors_of: Any) -> dict[str, Any]:
-    """Reads the file by transformers' reader, without its progress bar."""
+    """Hides the progress bar of transformers' reader."""
     path = _only_file(header)
     try:
         with contextlib.redirect_stderr(io.StringIO()):

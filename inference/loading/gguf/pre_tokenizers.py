@@ -1,10 +1,6 @@
-"""The rules that split text before its pieces are merged, by the names that GGUF files give them.
-
-A file keeps only the name; the rules themselves are here, one line each. They must be exact, or
-text tokenizes into other pieces than the model was trained on, so a name that is not listed is
-refused. Sources: tokenizer.json of the models named, and llama.cpp's src/llama-vocab.cpp for which
-name means which. Imports no torch.
-"""
+"""The rules that split text before its pieces are merged, by GGUF's names. They must be exact, as
+the model was trained on their pieces, so an unlisted name is refused. Sources: tokenizer.json of
+the models named, and llama.cpp's src/llama-vocab.cpp for the names. Imports no torch."""
 
 from __future__ import annotations
 
@@ -63,7 +59,6 @@ KIMI_SPLIT = (
     r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""Chinese characters stand apart from other letters."""
 
 DEEPSEEK_CJK_SPLIT = r"[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
 DEEPSEEK_CODER_SPLITS = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", DEEPSEEK_CJK_SPLIT, r"\p{N}")
@@ -98,7 +93,6 @@ DEEPSEEK3_SPLITS = (
     r"|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+",
 )
-"""One after the other: numbers, Chinese and Japanese, the rest."""
 
 
 def _byte_level() -> pre.PreTokenizer:
@@ -152,7 +146,7 @@ _RULES: tuple[tuple[Callable[[], pre.PreTokenizer], str], ...] = (
     (_split_by(*DEEPSEEK3_SPLITS), "deepseek-v3 hunyuan-dense joyai-llm"),
 )
 PRE_TOKENIZERS = {name: rule for rule, names in _RULES for name in names.split()}
-"""The rules, by the name that a file gives in tokenizer.ggml.pre."""
+"""Keys are values of tokenizer.ggml.pre."""
 BEGINS_WITH_BOS = frozenset(
     [
         *("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0"),
@@ -163,7 +157,7 @@ BEGINS_WITH_BOS = frozenset(
 WHOLE_WORDS_FIRST = BEGINS_WITH_BOS | {"minicpm5", "glm4", "glm5"}
 """Vocabularies that use a whole word's token if they have one, before any merges."""
 COMPOSED_UNICODE = frozenset(["qwen2", "qwen35", "deepseek-r1-qwen", "megrez", "command-r", "olmo"])
-"""Vocabularies whose text is brought to NFC first."""
+"""Vocabularies whose text is normalised to NFC first."""
 
 
 def pre_tokenizer(name: str) -> pre.PreTokenizer:

@@ -2,8 +2,7 @@
 
 Formats: ggml/src/ggml-common.h and ggml-quants.c. Q4_0 to Q8_0 are a scale (and a minimum) per 32
 values: ``GroupedWeight``. Q2_K to Q6_K are blocks of 256 values with whole scales (and minimums)
-per 16 or 32 and a float to scale those: ``SuperBlockWeight``. Types whose codes are looked up in a
-table are in ``codebooks``.
+per 16 or 32 and a float to scale those: ``SuperBlockWeight``.
 """
 
 from __future__ import annotations
@@ -97,7 +96,6 @@ def _q5_1(blocks: Blocks) -> GroupedWeight:
 
 
 def _five_bits(packed: Bytes, fifth: Bytes) -> Bytes:
-    """32 low nibbles and the fifth bits of 32 values, in order."""
     return joined(spread(packed, 4), bits_of(fifth), 4)
 
 
@@ -124,7 +122,7 @@ def _super_block(
     minimums: npt.NDArray[np.generic] | None = None,
     super_minimum: Bytes | None = None,
 ) -> SuperBlockWeight:
-    """Super-scales as their bytes. GGUF takes minimums away; here they are added."""
+    """Super-scales are bytes. GGUF subtracts minimums; here they are added."""
     return SuperBlockWeight(
         bits=bits,
         codes=rows_of(codes),

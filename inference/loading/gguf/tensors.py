@@ -1,15 +1,11 @@
 """Tensors of a GGUF model, memory-mapped, under Hugging Face names and in natural row order.
 
-A model may be split over several files. Tensors are returned as copies, and a tensor's pages leave
-memory as soon as it was read, so a load never holds the file beside the model. Several threads may
-read at once.
+Tensors are returned as copies, and their pages leave memory once read, so a load never holds the
+file beside the model. Several threads may read at once.
 
-Files of NVFP4 hold scales of whole tensors beside the weights, because blocks are scaled by eight
-bits, whose range is small:
-
-    blk.0.ffn_up.weight        blocks
-    blk.0.ffn_up.scale         one float32, or one for each expert of a stack
-    blk.0.ffn_up.input_scale   of activations of four bits, which nothing computes with
+Files of NVFP4 have a ``.scale`` beside a ``.weight``, because blocks are scaled by eight bits,
+whose range is small: one float32, or one for each expert of a stack. Their ``.input_scale``, for
+activations of four bits, is not used.
 """
 
 from __future__ import annotations
@@ -65,7 +61,6 @@ class GGUFTensorFiles(TensorFiles):
         self.left_out = ", ".join(
             f"{count} tensors of {of} left out" for of, count in counts.items() if count
         )
-        """A sentence for people: the tensors that nothing computes with."""
         maps = {path: _mapped(path) for path in {info.path for info in header.tensors.values()}}
         super().__init__({}, maps.clear)
         for info in header.tensors.values():
@@ -79,8 +74,8 @@ class GGUFTensorFiles(TensorFiles):
 
 
 def predicting_names(header: GGUFHeader, config: ModelConfig) -> set[str]:
-    """Layers behind the model's own predict further tokens, and files that have some count them
-    among the blocks. The first is all that is ever computed."""
+    """Tensors of multi-token prediction beyond the first layer, which is all that is ever computed.
+    Files count these layers among the blocks."""
     if f"{header.architecture}.{PREDICTING_LAYERS}" not in header.metadata:
         return set()
     layers = {name: match for name in header.tensors if (match := LAYER_NUMBER.match(name))}
@@ -115,8 +110,7 @@ class GGUFTensor(FileTensor):
         num_heads: int | None,
         scales: Scales | None,
     ) -> None:
-        """``maps``: the open files. ``num_heads``: those whose rows stand in rotary order.
-        ``scales``: of the whole tensor or of its experts."""
+        """``num_heads``: ``None`` in natural order. ``scales``: one, or one per expert."""
         self._info, self._maps, self._num_heads, self._scales = info, maps, num_heads, scales
         self._is_read_ahead = False
         self.shape, self.num_bytes = info.shape, info.num_bytes
@@ -178,8 +172,7 @@ class GGUFTensor(FileTensor):
         return natural_rotary_order(self.shape[0], self._num_heads)
 
     def _read_ahead(self) -> None:
-        """Has the tensor and what follows it read from the disk, without waiting for it: a fault
-        alone reads a few pages, and a disk is fast where much is asked of it at once."""
+        """Starts reading from the disk without waiting: page faults read only a few pages each."""
         if self._is_read_ahead or not hasattr(mmap, "MADV_WILLNEED"):
             return
         self._is_read_ahead = True
@@ -188,8 +181,6 @@ class GGUFTensor(FileTensor):
         self._pages.madvise(mmap.MADV_WILLNEED, first, last - first)
 
     def _forget_pages(self, begin: int, end: int) -> None:
-        """Drops the pages of bytes [begin, end) from memory; another read comes from the file
-        again."""
         if hasattr(mmap, "MADV_DONTNEED"):
             offset = self._info.offset
             first = max(0, offset + begin - MAPPED_AROUND) // mmap.PAGESIZE * mmap.PAGESIZE
@@ -210,10 +201,8 @@ def _mapped(path: Path) -> mmap.mmap:
 
 
 def natural_rotary_order(num_rows: int, num_heads: int) -> Indices:
-    """Returns the index in a GGUF file of each row of llama's q and k.
-
-    GGUF puts the two halves of a rotated pair beside each other; Hugging Face keeps each head's
-    first halves before its second halves:
+    """Returns each row's index in GGUF, which puts the halves of a rotated pair side by side;
+    Hugging Face has a head's first halves first.
 
         GGUF          0  d/2  1  d/2+1 ...   ->   0  1 ... d/2-1  d/2 ... d-1
     """
@@ -222,14 +211,12 @@ def natural_rotary_order(num_rows: int, num_heads: int) -> Indices:
 
 
 def is_scale(name: str, names: Collection[str]) -> bool:
-    """Whether the tensor ``name`` is a scale of another one. ``names``: of all."""
     stem, dot, kind = name.rpartition(".")
     return f"{dot}{kind}" in (SCALE, INPUT_SCALE) and stem + WEIGHT in names
 
 
 def read_scales(tensors: Mapping[str, TensorInfo]) -> tuple[dict[str, Scales], int]:
-    """The scales by the names of their weights, and how many there are of activations. Raises
-    ``BadFileError``."""
+    """Returns also the number of scales of activations."""
     found: dict[str, Scales] = {}
     own = [name for name in tensors if is_scale(name, tensors)]
     for name in own:
@@ -241,7 +228,6 @@ def read_scales(tensors: Mapping[str, TensorInfo]) -> tuple[dict[str, Scales], i
 
 
 def scaled(weight: StoredWeight, scale: float) -> StoredWeight:
-    """``weight``: of a type with a table, whose unit takes the scale in."""
     assert isinstance(weight, CodebookWeight)
     book = weight.codebook
     return replace(weight, codebook=replace(book, unit=book.unit * scale))

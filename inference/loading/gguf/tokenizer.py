@@ -1,8 +1,4 @@
-"""A tokenizer out of a GGUF file's metadata: vocabulary, merges or scores, special tokens.
-
-SentencePiece files keep scores instead of merges, which are worked out from them. Which rule splits
-the text first is in ``gguf_pre_tokenizers``. Imports no torch.
-"""
+"""Makes a tokenizer from a GGUF file's metadata. Imports no torch."""
 
 from __future__ import annotations
 
@@ -27,7 +23,7 @@ DECLARED = re.compile(r"tokenizer\.ggml\.\w+_token_id")
 MARKER = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]{2,}\]|\u25c1[^\u25c1\u25b7\s]+\u25b7")
 TOOL_TEMPLATE = "tokenizer.chat_template.tool_use"
 WARNING = "helexa_warning"
-"""The key of tokenizer_config.json for a sentence about the file's vocabulary."""
+"""Our key of tokenizer_config.json: a sentence about the file's vocabulary."""
 
 SPACE = "\u2581"
 
@@ -42,7 +38,7 @@ SPECIAL = {
 
 
 def convert_tokenizer(metadata: Metadata) -> tuple[Tokenizer, dict[str, Any]]:
-    """The tokenizer and its tokenizer_config.json. Raises ``BadFileError``."""
+    """Returns also its tokenizer_config.json. Raises ``BadFileError``."""
     try:
         return _convert(metadata)
     except LoadError:
@@ -157,15 +153,14 @@ def _add_special_tokens(
 
 
 def _typed(metadata: Metadata) -> list[tuple[str, int]]:
-    """The tokens that the file gives a type."""
     kinds: list[int] = metadata.get("tokenizer.ggml.token_type", [])
     return list(zip(_list(metadata, "tokens"), kinds, strict=False))
 
 
 def split_tokens(tokenizer: Tokenizer, metadata: Metadata) -> dict[str, bool]:
-    """The tokens that have to be single ones and that the file types so that a text's are cut into
-    pieces: those whose ids it declares (``True``), and its chat template's markers (``False``).
-    ``tokenizer``: without its special tokens."""
+    """The tokens that must be single but that the file's types let a text cut into pieces: those
+    whose ids it declares (``True``), and its chat template's markers (``False``). ``tokenizer``:
+    without its special tokens."""
     ids = {token: token_id for token_id, token in enumerate(_list(metadata, "tokens"))}
     tokens = list(ids)
     single = {token for token, kind in _typed(metadata) if kind in (CONTROL, USER_DEFINED)}
@@ -183,7 +178,6 @@ def split_tokens(tokenizer: Tokenizer, metadata: Metadata) -> dict[str, bool]:
 
 
 def template_markers(metadata: Metadata) -> set[str]:
-    """Whatever looks like a marker in the texts that the file's chat templates write."""
     sources = [metadata.get("tokenizer.chat_template"), metadata.get(TOOL_TEMPLATE)]
     found: set[str] = set()
     for source in sources:
@@ -226,8 +220,7 @@ def _tokenizer_config(metadata: Metadata) -> dict[str, Any]:
 
 
 def own_config(metadata: Metadata) -> dict[str, Any]:
-    """The file's own settings, under tokenizer_config.json's names. Without a vocabulary there are
-    none of special tokens. Raises ``BadFileError``."""
+    """Has no special tokens without a vocabulary. Raises ``BadFileError``."""
     tokens: list[str] = _list(metadata, "tokens") if TOKENS in metadata else []
     config: dict[str, Any] = {}
     for ours, theirs in SPECIAL.items():

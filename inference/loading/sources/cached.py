@@ -1,5 +1,4 @@
-"""Downloads in the cache: listed, removed file by file, and what each of them still lacks. Imports
-no torch.
+"""Downloads in the cache: lists and removes them, and finds what they lack. Imports no torch.
 
     <hub cache>/models--org--name/snapshots/<commit>/<file> ─▶ ../../blobs/<hash>     a hub's
     <hub cache>/models--org--name/pending/<commit>.json     {name: {"num_bytes": …, "etag": …}}
@@ -24,8 +23,7 @@ from inference.protocol.neuron_tasks import CachedFile, CachedModel
 
 
 def list_cached(cache_dir: Path) -> list[CachedModel]:
-    """The cached models, sorted by source and revision. Files that vanish meanwhile are left
-    out."""
+    """Sorted by source and revision. Leaves out files that vanish meanwhile."""
     packages = (path for path in (cache_dir / "pypi").glob("[!.]*") if path.is_dir())
     found = [_model(f"pypi:{path.name}", "", path) for path in packages]
     for scheme, hub_dir in hub_directories(cache_dir).items():
@@ -35,8 +33,8 @@ def list_cached(cache_dir: Path) -> list[CachedModel]:
 
 
 def delete_cached(cache_dir: Path, source: str, revision: str, names: Collection[str] = ()) -> int:
-    """Delete the files ``names``, or all if it is empty. Missing files count as deleted. Returns
-    the freed bytes. Raises ``BadSourceError`` for a source that this cache does not hold."""
+    """Deletes ``names``, or all if empty; missing files count as deleted. Returns the freed bytes.
+    Raises ``BadSourceError`` for a source that this cache does not hold."""
     scheme, _, location = source.partition(":")
     if (hub_dir := hub_directories(cache_dir).get(scheme)) is not None:
         return _delete_snapshot(_repository_dir(hub_dir, location), revision, names)
@@ -111,7 +109,6 @@ def _file_bytes(repository: Path) -> int:
 
 
 def _delete_unused_blobs(repository: Path) -> None:
-    """Keeps blobs, partial ones too, that another revision uses or a download continues."""
     used = {path.resolve() for path, _ in files_under(repository / "snapshots")}
     for commit in _pending_commits(repository):
         pending = _pending_of(repository, commit).values()
@@ -155,7 +152,6 @@ def pending_remove(repository: Path, commit: str, names: Collection[str]) -> Non
 
 
 def _pending_of(repository: Path, commit: str) -> dict[str, PendingFile]:
-    """The listed files that are not there yet; empty where nothing is known of a download."""
     try:
         files = _decode(_pending_path(repository, commit).read_bytes())
     except (OSError, msgspec.MsgspecError):
@@ -173,7 +169,6 @@ def partial_of(target: Path) -> Path:
 
 
 def _partial_files(repository: Path, files: Iterable[PendingFile]) -> list[Path]:
-    """The beginnings of these files that interrupted downloads left."""
     partials = (partial_of(repository / "blobs" / file.etag) for file in files if file.etag)
     return [path for path in partials if path.is_file()]
 

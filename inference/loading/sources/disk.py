@@ -1,6 +1,4 @@
-"""Downloaded files on the disk: whether there is room for them, what lies under a folder, and
-whether a file is what the load spec pinned. Room is checked before a download starts, and while it
-runs."""
+"""Files on the disk: free space, what lies under a folder, and pinned hashes."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ from inference.protocol.load_report import LoadProgress, LoadStage
 RESERVE_BYTES = 64 * 1024**2
 """Left for everybody else on that disk: logs, the database."""
 CHUNK_BYTES = 256 * 1024 * 1024
-"""Read between two messages of progress."""
+"""Bytes read between two progress messages."""
 BUFFER_BYTES = 1024 * 1024
 
 
@@ -35,7 +33,7 @@ def free_disk_bytes(directory: Path) -> int:
 
 
 def check_disk(directory: Path, missing_bytes: int, what: str) -> None:
-    """``missing_bytes``: still to be written. Raises ``DiskFullError`` with both numbers."""
+    """Raises ``DiskFullError``."""
     free_bytes = free_disk_bytes(directory)
     if missing_bytes > 0 and missing_bytes + RESERVE_BYTES > free_bytes:
         raise DiskFullError(
@@ -50,20 +48,17 @@ def is_disk_full(error: BaseException) -> bool:
 
 
 def unwritten(error: OSError, directory: Path) -> LoadError:
-    """Words for operators: what the system refused while files were written there."""
     if is_disk_full(error):
         return DiskFullError(f"the disk of {directory} was full: {error}")
     return DownloadFailedError(f"{directory} cannot be written: {error}")
 
 
 def bytes_under(directory: Path) -> int:
-    """The bytes of all files there; links do not count."""
     return sum(stats.st_size for path, stats in files_under(directory) if not path.is_symlink())
 
 
 def files_under(directory: Path, *, is_deep: bool = True) -> Iterator[tuple[Path, os.stat_result]]:
-    """Sorted within each folder. Files and folders that vanish meanwhile or cannot be read are left
-    out. ``is_deep=False``: those in the folder itself."""
+    """Sorted within each folder. Leaves out what vanishes meanwhile or cannot be read."""
     for folder, _, names in os.walk(directory):
         for name in sorted(names):
             path = Path(folder, name)

@@ -1,10 +1,9 @@
-"""``python -m inference.loading.sources.fetch`` downloads a model's files and does nothing else.
+"""``python -m inference.loading.sources.fetch`` downloads a model's files. It reads a
+``FetchOrder`` from stdin, whose end means that the parent has gone, and writes ``FetchMessage``
+lines.
 
-    stdin: one ``FetchOrder``, then nothing; its end means that the parent has gone
-    stdout: a ``FetchMessage`` a line
-
-A process of its own, so that a download is cancelled by ending it and costs a neuron no thread that
-it cannot end. Downloaded bytes stay, and the next download resumes them. Imports no torch.
+A process of its own: ending it cancels a download, which a thread does not allow. Downloaded bytes
+stay, and the next download resumes them. Imports no torch.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ class Fetching(msgspec.Struct, frozen=True, kw_only=True, tag="fetching"):
 
 class Fetched(msgspec.Struct, frozen=True, kw_only=True, tag="fetched"):
     weights: list[str]
-    """Paths."""
     weight_bytes: int
     new_files: dict[str, list[str]] = {}
     """The files that were missing before: ``source@revision`` -> names, as in ``CachedModel``."""
@@ -78,8 +76,7 @@ def fetch(order: FetchOrder, on_progress: OnProgress) -> Fetched | FetchFailed:
 
 
 def _cached_names(cache_dir: Path, spec: LoadSpec) -> dict[str, set[str]]:
-    """The cached files of this source alone, and those that were begun: others may be downloaded at
-    the same time."""
+    """Of this source alone: others may be downloaded at the same time."""
     name = spec.source.partition("==")[0]
     return {
         f"{model.source}@{model.revision}": {file.name for file in model.files} | {*model.missing}

@@ -38,7 +38,6 @@ CONFIG_FILES = (
     "config_sentence_transformers.json",
     "1_Pooling/config.json",
 )
-"""Files that decide whether a model can run here."""
 TEXT_FILES = (
     *CONFIG_FILES,
     "tokenizer.json",
@@ -68,8 +67,6 @@ PREFERRED_TYPES = ("BF16", "F16", "Q8_0", "F32")
 
 @dataclass(frozen=True, slots=True)
 class WantedFiles:
-    """The file or quant that a load's ``file`` names."""
-
     weights: str | None = None
     """A file's name or a quant; ``None``: the best that fit."""
     projector: str | None = None
@@ -81,14 +78,11 @@ class WantedFiles:
 
     @property
     def names_projector(self) -> bool:
-        """Whether the mmproj file is not looked for beside the weights."""
         return self.projector not in (None, NO_PROJECTOR)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenFiles:
-    """Names in a source."""
-
     weights: tuple[str, ...]
     projector: str | None
     wanted: WantedFiles
@@ -98,7 +92,6 @@ class ChosenFiles:
         return self.weights if self.projector is None else (*self.weights, self.projector)
 
     def at(self, directory: Path, path_of: Callable[[str], Path]) -> ModelFiles:
-        """``directory``: of the config and the tokenizer. ``path_of``: where a file lies."""
         return ModelFiles(
             directory=directory,
             weights=tuple(map(path_of, self.weights)),
@@ -115,17 +108,15 @@ class ModelFiles:
     """Where config.json and the tokenizer lie, when the source has them."""
     weights: tuple[Path, ...]
     projector: Path | None = None
-    """The mmproj file of a GGUF model: its vision tower."""
     wanted: WantedFiles = WantedFiles()
 
     @property
     def all_weights(self) -> tuple[Path, ...]:
-        """The mmproj file last."""
         return self.weights if self.projector is None else (*self.weights, self.projector)
 
     @property
     def is_gguf(self) -> bool:
-        """By its name, or not by it: Ollama's blobs have no suffix."""
+        """Everything but .safetensors: Ollama's blobs have no suffix."""
         return not is_safetensors(self.weights[0].name)
 
 
@@ -139,19 +130,17 @@ class GGUFVariant:
 
     @property
     def quant(self) -> str | None:
-        """Like ``Q4_K_M``; ``None`` for a name without one."""
         return quant_of(self.stem)
 
 
 def quant_of(stem: str) -> str | None:
-    """``None``: the name, without its suffix, ends with no quant."""
+    """Like ``Q4_K_M``; ``None``: the name ends with no quant."""
     match = _QUANT.search(stem.upper())
     return match and match[1]
 
 
 def config_files(names: Collection[str]) -> tuple[str, ...]:
-    """The files, without weights, that decide whether a source can run here. They include the
-    tokenizer, which has an embedding model's lower-casing."""
+    """Includes an embedding model's tokenizer, which states its lower-casing."""
     wanted = (*CONFIG_FILES, TOKENIZER) if SENTENCE_CONFIG in names else CONFIG_FILES
     return tuple(name for name in wanted if name in names)
 
@@ -159,12 +148,9 @@ def config_files(names: Collection[str]) -> tuple[str, ...]:
 def choose_weights(
     sizes: Mapping[str, int], wanted: str | None, free_bytes: int
 ) -> tuple[str, ...]:
-    """The weight files to open, of those that a source holds (name -> bytes).
-
-    ``wanted`` is a file name or a GGUF quant. Without one: the safetensors, else the only GGUF,
-    else the largest GGUF that fits ``free_bytes`` with a tenth to spare. Raises
-    ``QuantizationNotFoundError``, ``MissingFileError``.
-    """
+    """``sizes``: name -> bytes. ``wanted``: a file name or a GGUF quant. Without one: the
+    safetensors, else the only GGUF, else the largest GGUF that fits ``free_bytes`` with a tenth to
+    spare."""
     dense = tuple(sorted(n for n in sizes if SAFETENSORS_NAME.fullmatch(n)))
     variants = gguf_variants(sizes)
     if wanted is not None:
@@ -179,7 +165,6 @@ def choose_weights(
 
 
 def gguf_variants(sizes: Mapping[str, int]) -> list[GGUFVariant]:
-    """The models among the files. An mmproj file is none."""
     shards: dict[str, list[str]] = {}
     for name in sorted(sizes):
         if is_gguf_name(name) and not is_projector(name):
@@ -207,7 +192,7 @@ def is_projector(name: str) -> bool:
 
 
 def check_shards(names: Sequence[str]) -> None:
-    """Raises ``MissingFileError``, naming a shard that its siblings count on."""
+    """Raises ``MissingFileError``."""
     for name in names:
         stem, dot, suffix = name.rpartition(".")
         if match := SHARD.search(stem):
@@ -234,8 +219,7 @@ def _named(wanted: str, dense: tuple[str, ...], variants: Sequence[GGUFVariant])
 
 
 def _of_quant(wanted: str, variants: Sequence[GGUFVariant]) -> list[GGUFVariant]:
-    """``q4k`` means Q4_K_M, as llama.cpp reads Q4_K. Where no quant has that name, part of the
-    file's name is matched, as the original did."""
+    """``q4k`` means Q4_K_M, as llama.cpp reads Q4_K."""
     squeezed = wanted.upper().replace("_", "")
     for name in (squeezed, f"{squeezed}M"):
         found = [v for v in variants if v.quant and v.quant.replace("_", "") == name]
@@ -277,8 +261,7 @@ def wanted_files(file: str | None) -> WantedFiles:
 def choose_files(
     sizes: Mapping[str, int], wanted: WantedFiles, free_bytes: int, *, reads_images: bool = True
 ) -> ChosenFiles:
-    """The files to open, of those that a source holds (name -> bytes). ``reads_images``: ``False``
-    where the model is known to read none, so that an mmproj file is of no use. Raises
+    """``sizes``: name -> bytes. ``reads_images``: ``False`` looks for no mmproj file. Raises
     ``BadSourceError``, ``MissingFileError``, ``QuantizationNotFoundError``."""
     projector = None
     for _ in range(2):  # the mmproj file takes memory, too, and goes with the weights
@@ -293,8 +276,6 @@ def choose_files(
 
 
 def projector_beside(sizes: Mapping[str, int], weights: Sequence[str]) -> str | None:
-    """The mmproj file that goes with GGUF files; ``None``: there is none, or ``weights`` are
-    safetensors."""
     if is_safetensors(weights[0]):
         return None
     by_folder: dict[PurePosixPath, list[str]] = {}
@@ -317,8 +298,7 @@ def _of_model(there: Sequence[str], weights: str, sizes: Mapping[str, int]) -> l
 
 
 def _subject(name: str) -> str:
-    """The model that a file is named after, in small letters and digits: empty for
-    ``mmproj-model-f16.gguf``."""
+    """The model that a file is named after, in lower case; empty for ``mmproj-model-f16.gguf``."""
     stem = SHARD.sub("", gguf_stem(PurePosixPath(name).name))
     if quant := quant_of(stem):
         stem = stem[: -len(quant)]

@@ -2,10 +2,9 @@
 
     <target>.incomplete ─▶ GET, Range: bytes=<its size>- ─▶ checked ─▶ <target>, by one rename
 
-With HF_HUB_OFFLINE nothing is asked. huggingface_hub never resumes a file, so blobs are transferred
-here, each from where it was broken off, and linked by huggingface_hub, whose HTTP client asks the
-proxy that the environment names for a URL. A blob's name, its etag, stands for its bytes: a partial
-file of that name is the beginning of the same file. One process at a time writes it.
+With HF_HUB_OFFLINE nothing is requested. huggingface_hub never resumes a file, so blobs are
+transferred here, and linked by huggingface_hub. A blob's name, its etag, stands for its bytes, so a
+partial file continues the same file. One process at a time writes it.
 """
 
 from __future__ import annotations
@@ -40,24 +39,22 @@ from inference.protocol.load_errors import HashMismatchError
 from inference.proxies import UnsupportedProxyError, proxy_for
 
 ANSWER_LIMIT_S = 10.0
-"""The limit of each read of an answer."""
+"""Limit of each read of a response."""
 SHA256 = re.compile(r"[0-9a-f]{64}")
 """The etag of a large file is its hash; that of a small one is git's."""
 PIECE_BYTES = 10 * 10**9
-"""A larger file comes in pieces, each by a ``Range`` of its own: the hub's network serves no more
-than 50 GB at once."""
+"""Larger files come in ``Range`` pieces: the hub's network serves at most 50 GB at once."""
 # The base of its HTTP client's errors: the client itself is huggingface_hub's own affair.
 TransportError: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]
 
 
 def open_client() -> httpx2.Client:
-    """With the redirects and timeouts of huggingface_hub's own, which sets them by request."""
+    """Redirects and timeouts are those of huggingface_hub, which sets timeouts by request."""
     return httpx2.Client(transport=ProxyingTransport(), follow_redirects=True, timeout=None)
 
 
 class ProxyingTransport(httpx2.BaseTransport):
-    """Chooses the proxy of each request: a hub redirects to other hosts. With HF_HUB_OFFLINE
-    nothing is asked. For many threads."""
+    """Chooses the proxy of each request, as a hub redirects to other hosts. Thread-safe."""
 
     def __init__(self) -> None:
         self._by_proxy: dict[str | None, httpx2.HTTPTransport] = {}
@@ -85,19 +82,16 @@ set_client_factory(open_client)
 class RepositoryListing:
     commit: str
     files: Mapping[str, PendingFile]
-    """Keys are names; a file has its blob where the hub reports it."""
     gguf_architecture: str | None = None
-    """The architecture of a repository of GGUF files, as the hub read it from one of them."""
+    """As the hub read it from one of the repository's GGUF files."""
 
     @property
     def sizes(self) -> dict[str, int]:
-        """File name -> bytes."""
         return {name: file.num_bytes for name, file in self.files.items()}
 
 
 def text_architecture(gguf: Mapping[str, Any] | None) -> str | None:
-    """``gguf``: what the hub reports of a repository's GGUF files, which it reads in one of them;
-    ``None`` where that is an mmproj file."""
+    """``None`` where the hub read an mmproj file."""
     found = (gguf or {}).get("architecture")
     return None if found == PROJECTOR_ARCHITECTURE else found
 
@@ -106,7 +100,6 @@ class HuggingFaceHub:
     """Raises huggingface_hub's errors."""
 
     def __init__(self, endpoint: str | None = None, token: str | bool | None = None) -> None:
-        """``endpoint``, ``token``: as ``HubSource`` has them; ``None``: huggingface_hub's own."""
         self._endpoint = endpoint
         self._token = token
 
@@ -128,7 +121,6 @@ class HuggingFaceHub:
         )
 
     def commit(self, repo: str, revision: str | None) -> str | None:
-        """The commit that the revision is at now; ``None`` where the hub does not report it."""
         if constants.HF_HUB_OFFLINE:
             return None
         api = HfApi(endpoint=self._endpoint, token=self._token)
@@ -138,7 +130,6 @@ class HuggingFaceHub:
             return None
 
     def fetch(self, repo: str, commit: str, name: str, cache_dir: Path) -> Path:
-        """Transfers a file's blob, continuing a partial one; huggingface_hub links it."""
         common: dict[str, Any] = {"endpoint": self._endpoint, "token": self._token}
         url = hf_hub_url(repo, name, revision=commit, endpoint=self._endpoint)
         headers = build_hf_headers(token=self._token)
@@ -160,9 +151,9 @@ class HuggingFaceHub:
 def transfer(
     url: str, target: Path, *, num_bytes: int, headers: Mapping[str, str], sha256: str | None
 ) -> None:
-    """``sha256``: of the whole file, which is checked where it came in parts. ``url`` is asked
-    again for each part, so it has to outlast the transfer. Blocks while another process writes the
-    same file. Raises huggingface_hub's errors and ``OSError``."""
+    """``sha256``: of the whole file, checked where it came in parts. ``url`` is requested for each
+    part, so it has to outlast the transfer. Blocks while another process writes the same file.
+    Raises huggingface_hub's errors and ``OSError``."""
     partial = partial_of(target)
     while not target.exists():
         with partial.open("ab") as file:
@@ -180,7 +171,7 @@ def transfer(
 
 
 def _continue(url: str, file: BinaryIO, num_bytes: int, headers: Mapping[str, str]) -> bool:
-    """Whether it came in parts: some of it was there, or it is larger than a piece."""
+    """Returns whether it came in parts: some of it existed, or it is larger than a piece."""
     first = done = file.seek(0, 2)
     if done > num_bytes:
         first = done = file.truncate(0)

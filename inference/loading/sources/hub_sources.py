@@ -18,7 +18,6 @@ from inference.settings.storage import HUGGINGFACE, SOURCES, NamedSource
 
 REPOSITORY_PREFIX = "models--"
 NAMED_SOURCES = "sources"
-"""The cache's folder for the caches of named sources."""
 
 
 def hub_cache_dir(cache_dir: Path) -> Path:
@@ -39,8 +38,6 @@ def repository_dir(hub_dir: Path, repo: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class HubSource:
-    """Hugging Face, unless the operator has named another."""
-
     scheme: str = HUGGINGFACE
     endpoint: str | None = None
     """``None``: huggingface_hub's own, which ``HF_ENDPOINT`` names."""
@@ -53,7 +50,6 @@ class HubSource:
     cache: Path | None = None
 
     def directory(self, cache_dir: Path) -> Path:
-        """``cache_dir``: the neuron's cache of all models."""
         if self.scheme == HUGGINGFACE:
             return hub_cache_dir(cache_dir)
         return (self.cache or cache_dir / NAMED_SOURCES) / self.scheme
@@ -81,17 +77,14 @@ def hub_sources() -> tuple[HubSource, ...]:
 
 
 def hub_source(scheme: str) -> HubSource | None:
-    """``None``: no hub of that name is known to this process."""
     return next((one for one in hub_sources() if one.scheme == scheme), None)
 
 
 def is_of_hub(source: str) -> bool:
-    """``source``: with its scheme."""
     return hub_source(source.partition(":")[0]) is not None
 
 
 def is_downloaded(source: str) -> bool:
-    """Whether its files come from elsewhere, by way of a cache."""
     return is_of_hub(source) or source.startswith("pypi:")
 
 
@@ -105,8 +98,7 @@ def default_scheme() -> str:
 
 
 def hub_directories(cache_dir: Path) -> dict[str, Path]:
-    """Scheme -> its cache. Those of sources that are no longer named are included as far as they
-    lie in ``cache_dir``, so that they can be seen and deleted."""
+    """Includes caches of sources no longer named, so that they can be listed and deleted."""
     found = {one.scheme: one.directory(cache_dir) for one in hub_sources()}
     left = sorted((cache_dir / NAMED_SOURCES).glob("*"))
     return found | {path.name: path for path in left if path.name not in found and path.is_dir()}

@@ -1,13 +1,6 @@
-"""``huggingface:org/name``: the files of one model out of a hub repository, through its cache.
-Named sources are read the same way, each from its endpoint and through its own cache.
-
-    hub's listing ─┐
-                   ├─▶ names ─▶ pending ─▶ fetched one by one, where they are not cached ─▶ paths
-    cached files ──┘   (where the hub cannot be asked, or with HF_HUB_OFFLINE)
-
-Hugging Face's cache is the user's own (HF_HUB_CACHE, HF_HOME) where it is set, else under our data
-directory.
-"""
+"""``huggingface:org/name``: a model's files from a hub repository, through its cache; named sources
+too, each through its own. Without the hub, the cache is the listing. Hugging Face's cache is the
+user's own (HF_HUB_CACHE, HF_HOME) where it is set, else under our data directory."""
 
 from __future__ import annotations
 
@@ -60,8 +53,6 @@ from inference.protocol.load_report import LoadProgress, LoadStage
 
 
 class Repository:
-    """One repository of a hub, at one revision, and what the cache holds of it."""
-
     def __init__(
         self,
         repo: str,
@@ -79,8 +70,7 @@ class Repository:
         self._on_progress = on_progress
 
     def download(self, wanted: str | None, free_bytes: int) -> ModelFiles:
-        """``wanted``: a load's ``file``. ``free_bytes``: the memory that a choice among several
-        quants must fit. Raises ``LoadError``."""
+        """``free_bytes``: memory that a choice among quants must fit. Raises ``LoadError``."""
         with self._named_errors():
             listing = self._listing()
             reads_images = may_read_images(listing.gguf_architecture)
@@ -95,15 +85,13 @@ class Repository:
         return chosen.at(paths[first].parents[first.count("/")], paths.__getitem__)
 
     def download_folder(self, wanted: Sequence[str]) -> Path | None:
-        """The folder with those files of ``wanted`` that the repository has; ``None``: it has none
-        of them. Raises ``LoadError``."""
+        """``None``: the repository has none of them. Raises ``LoadError``."""
         with self._named_errors():
             listing = self._listing()
             names = [name for name in wanted if name in listing.files]
             return self._fetch_all(listing, names)[names[0]].parent if names else None
 
     def _listing(self) -> RepositoryListing:
-        """The hub's; where it cannot be asked, that of the newest files that are cached."""
         try:
             return self._hub.list_files(self._repo, self._revision)
         except HfHubHTTPError:
@@ -128,7 +116,7 @@ class Repository:
     def _check_runs_here(
         self, listing: RepositoryListing, texts: Sequence[str], weights: Sequence[str]
     ) -> None:
-        """Checks by small files, before gigabytes are fetched."""
+        """Checks small files before gigabytes are fetched."""
         if not is_safetensors(weights[0]):
             if listing.gguf_architecture is not None:
                 check_gguf_architecture(listing.gguf_architecture)
@@ -192,7 +180,6 @@ class Repository:
             raise self._named(error) from error
 
     def _named(self, error: Exception) -> LoadError:
-        """In the operator's words; the cause keeps the hub's."""
         repo, source = self._repo, self._source
         if is_disk_full(error):
             return DiskFullError(f"the disk was full before all of {repo} was downloaded: {error}")

@@ -46,8 +46,7 @@ EXTRACTED = 2
 def download(
     requirement: str, sha256: str | None, cache_dir: Path, on_progress: OnProgress
 ) -> Path:
-    """The extracted wheel's directory. Raises ``BadSourceError``, ``DownloadFailedError``,
-    ``HashMismatchError``, ``BadFileError``, ``DiskFullError``."""
+    """Returns the extracted wheel's directory. Raises ``LoadError``."""
     package_dir = package_directory(requirement, sha256, cache_dir)
     if package_dir.is_dir():
         return package_dir
@@ -70,7 +69,7 @@ def download(
 
 
 def package_directory(requirement: str, sha256: str | None, cache_dir: Path) -> Path:
-    """The extracted wheel's directory, which need not exist yet. Raises ``BadSourceError``."""
+    """It need not exist yet. Raises ``BadSourceError``."""
     match = REQUIREMENT.fullmatch(requirement)
     if match is None:
         raise BadSourceError(f"{requirement!r} is not written pypi:name or pypi:name==version")
@@ -121,7 +120,7 @@ def _fetch_wheel(requirement: str, directory: Path, on_progress: OnProgress) -> 
 
 
 def _wheel_bytes(log: Path) -> int:
-    """The wheel's size, roughly, as pip has printed it; 0 before that."""
+    """Rounded, as pip prints it; 0 until it does."""
     found = WHEEL_SIZE.findall(log.read_text(errors="replace"))
     return int(float(found[-1][0]) * UNIT_BYTES[found[-1][1]]) if found else 0
 

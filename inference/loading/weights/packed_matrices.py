@@ -72,8 +72,7 @@ def from_packed(
     scales: torch.Tensor,
     shape: tuple[int, ...],
 ) -> Codes:
-    """compressed-tensors: how many bits there are follows from ``shape``, (out_features,
-    in_features)."""
+    """compressed-tensors: the bits follow from ``shape``, (out_features, in_features)."""
     bits = 32 * packed.shape[1] // shape[1]
     zeros = None if zero_points is None else spread(zero_points.T, bits).T[: shape[0]]
     codes = spread(packed, bits)[:, : shape[1]]
@@ -81,8 +80,7 @@ def from_packed(
 
 
 def stored(matrix: Codes, feature_groups: torch.Tensor | None = None) -> StoredWeight:
-    """``feature_groups`` (in_features,): the group of each input feature, where they do not follow
-    each other."""
+    """``feature_groups`` (in_features,): each input's group, where they are not in order."""
     if feature_groups is not None or not _fits(matrix):
         return DenseWeight(weight=_dense(matrix, feature_groups).to(torch.bfloat16))
     num_features = matrix.codes.shape[1]
@@ -104,7 +102,7 @@ def stored(matrix: Codes, feature_groups: torch.Tensor | None = None) -> StoredW
 
 
 def _fits(matrix: Codes) -> bool:
-    """Whether a ``GroupedWeight`` can hold the codes. With 8 bits a group has no minimum."""
+    """A ``GroupedWeight`` of 8 bits has no minimums."""
     num_features, num_groups = matrix.codes.shape[1], matrix.scales.shape[1]
     is_centred = matrix.bits == 4 or bool((_zeros(matrix) == 128).all())
     return num_features % (num_groups * GROUP_FEATURES) == 0 and is_centred
@@ -125,8 +123,7 @@ def _dense(matrix: Codes, feature_groups: torch.Tensor | None) -> torch.Tensor:
 
 
 def scaled(weight: torch.Tensor, scales: torch.Tensor, block: tuple[int, int]) -> torch.Tensor:
-    """``weight`` (rows, columns) of fp8, each times its scale: one for all, for a row, or for a
-    block of so many rows and columns. bfloat16."""
+    """``weight`` (rows, columns) of fp8; one scale for all, a row, or a block. Returns bfloat16."""
     scales = scales.float()
     if scales.dim() < 2:
         scales = scales.reshape(-1, 1)

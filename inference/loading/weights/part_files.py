@@ -1,5 +1,4 @@
-"""``TensorFiles`` of which one rank or one stage reads its part: what ranks share out is cut as it
-is read, and a stage reads its layers' tensors."""
+"""``TensorFiles`` that hold the part of one rank or one stage."""
 
 from __future__ import annotations
 
@@ -73,8 +72,7 @@ class RankTensor(FileTensor):
 
 
 def rank_shares(config: ModelConfig, files: TensorFiles, num_ranks: int) -> tuple[RankShare, ...]:
-    """The shares of all ranks, none where there is one; ``files`` are whole. Raises
-    ``BadSourceError`` by name for what does not come out even."""
+    """``files`` are whole. Empty for one rank. Raises ``BadSourceError`` for an uneven split."""
     if num_ranks == 1:
         return ()
     packed = packing_groups(files)
@@ -111,8 +109,7 @@ def cut_tensor(tensor: torch.Tensor, cut: Cut) -> torch.Tensor:
 
 
 def packing_groups(files: TensorFiles) -> Mapping[str, int]:
-    """How many inputs each packed weight holds in one group, by name: formats of safetensors have
-    groups, and so have GGUF's that are smaller than a block of theirs."""
+    """Inputs in one group of each packed weight, by name."""
     formats = {name: files.format_of(name) for name in files.names}
     return {
         name: max(GROUP_FEATURES, _BLOCK_FEATURES.get(format, 0))
@@ -131,8 +128,7 @@ def stage_ranges(spec: LoadSpec) -> list[LayerRange]:
 
 
 def layers_of_stage(spec: LoadSpec, config: ModelConfig, stage: int) -> LayerRange | None:
-    """``None``: the model is not divided into stages. Raises ``BadSourceError`` where the stages
-    are not the model's layers."""
+    """Raises ``BadSourceError`` where the stages are not the model's layers."""
     if not spec.stages:
         return None
     ranges = stage_ranges(spec)

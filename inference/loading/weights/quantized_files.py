@@ -1,11 +1,8 @@
-"""``TensorFiles`` whose dense matrices come out quantised, one at a time as they are asked for
-(decision 9).
-
-Projections take the bits that were asked for. Embedding tables and output heads always take 8, and
-with fp8 stay dense: no residual stream dilutes what a table adds to the first hidden state, and no
-later product averages out what a head adds to a logit. Projections of fp8 are rounded on their
-device, by ``LinearFactory``; here they are only counted. Norms, biases, routers of experts, and
-matrices whose sides fit no kernel stay dense.
+"""``TensorFiles`` whose dense matrices come out quantised, one at a time (decision 9). Tables and
+output heads always take 8 bits, and with fp8 stay dense: no residual stream dilutes what a table
+adds to the first hidden state, and no later product averages out what a head adds to a logit.
+``LinearFactory`` rounds projections of fp8 on their device. Norms, biases, routers, and matrices
+whose sides fit no kernel stay dense.
 
 A matrix becomes groups of 32 input features, with float16 scales and minimums:
 
@@ -45,16 +42,14 @@ Bits = Literal[4, 5, 6, 8]
 Floats = npt.NDArray[np.float32]
 
 CHUNK_WEIGHTS = 256 * 1024
-"""Rows of so many weights are converted at once by one thread: they fit a core's cache, and numpy
-releases the interpreter lock while it computes."""
+"""Of one thread: they fit a core's cache, and numpy releases the interpreter lock meanwhile."""
 LARGEST_FLOAT16 = float(np.finfo(np.float16).max)
 LARGEST_8_BIT_CODE = 127
 CODES: dict[Bits, tuple[int, int]] = {4: (0, 15), 5: (-16, 15), 6: (-32, 31)}
 NARROWER_RANGE = 0.9
-"""The part of a group's range where a second fit of 4 bits starts: it gives up the ends for a finer
-step."""
+"""Part of a group's range where a second fit of 4 bits starts: a finer step without the ends."""
 BEYOND_THE_LOWEST_CODE = 1.1
-"""Where a signed fit starts that clips its group's largest value for a finer step."""
+"""Start of a signed fit that clips its group's largest value for a finer step."""
 REFITS = 2
 
 
@@ -68,7 +63,7 @@ class _Fit(NamedTuple):
 
 
 def quantize(weight: torch.Tensor, bits: Bits, threads: ThreadPoolExecutor) -> GroupedWeight:
-    """``weight`` (out_features, in_features) of float32, float16 or bfloat16 on the CPU, with
+    """``weight``: (out_features, in_features) of float32, float16 or bfloat16 on the CPU,
     in_features a multiple of 32. Raises ``ValueError`` for values that are not finite, or beyond
     float16."""
     out_features, in_features = weight.shape
@@ -112,8 +107,6 @@ def _float32(rows: torch.Tensor) -> Floats:
 
 
 def _fit(values: Floats, bits: Bits) -> _Fit:
-    """The best of: the group's ends as they are; least squares from each start, codes and line
-    refitted to each other in turns."""
     if bits == 8:
         return _fit_8_bits(values)
     starts = _starts(values, bits)
@@ -147,9 +140,6 @@ def _fit_8_bits(values: Floats) -> _Fit:
 
 
 def _starts(values: Floats, bits: Bits) -> list[tuple[Floats, Floats | None]]:
-    """Scales and minimums, the group's ends first. 4 bits: its smallest and largest value, and a
-    narrower range; else its largest value at the lowest code, at the highest and beyond the
-    lowest."""
     lowest, highest = CODES[bits]
     if bits == 4:
         smallest, largest = values.min(axis=0), values.max(axis=0)
@@ -174,8 +164,6 @@ def _codes(values: Floats, scales: Floats, minimums: Floats | None, bits: Bits) 
 
 
 def _refitted(values: Floats, codes: Floats, *, has_minimums: bool) -> tuple[Floats, Floats | None]:
-    """The line through each group's (code, value) pairs, through zero without a minimum; flat where
-    all codes are the same."""
     if not has_minimums:
         return _slope(values, codes), None
     mean_code = codes.mean(axis=0)
@@ -227,7 +215,6 @@ class QuantizedFiles(TensorFiles):
 
 
 def _becomes(tensor: FileTensor, role: Role | None, wanted: InSitu) -> InSitu | None:
-    """``None`` for what stays as it is."""
     if len(tensor.shape) != 2 or tensor.format not in DENSE_FORMATS:
         return None
     becomes = _wanted_for(role, wanted)
@@ -237,7 +224,7 @@ def _becomes(tensor: FileTensor, role: Role | None, wanted: InSitu) -> InSitu | 
 
 
 class QuantizedTensor(FileTensor):
-    """One that files hold dense, or in fp8, which is dense here."""
+    """Hides ``has_fp8`` of a tensor of fp8, which comes out dense."""
 
     def __init__(
         self, name: str, dense: FileTensor, becomes: InSitu | None, threads: ThreadPoolExecutor
@@ -265,7 +252,6 @@ class QuantizedTensor(FileTensor):
 
 
 def roles_of(config: ModelConfig) -> dict[str, Role]:
-    """Each tensor's role, by its name and by the name of each part that files may hold it in."""
     return {
         name: tensor.role
         for tensor in family_of(config).tensors(config)
@@ -276,9 +262,8 @@ def roles_of(config: ModelConfig) -> dict[str, Role]:
 def check_quantization(
     files: TensorFiles, config: ModelConfig, spec: LoadSpec, device: torch.device
 ) -> InSitu | None:
-    """The format that dense weights are quantised to; ``None`` where none are, also for files that
-    already have the wanted format. Raises ``BadSourceError`` for a format that these files or this
-    device cannot have."""
+    """``None``: nothing is quantised, also where files already have the wanted format. Raises
+    ``BadSourceError`` for a format that these files or this device cannot have."""
     if spec.quantization == "auto":
         return None
     wanted = None if spec.quantization == "none" else spec.quantization
@@ -335,7 +320,6 @@ def _refuse_other_formats(
 
 
 def _wanted_for(role: Role | None, wanted: InSitu) -> InSitu | None:
-    """``None`` for what stays dense, also for a tensor that the model does not compute with."""
     if role in TABLE_ROLES:
         return None if wanted == "fp8" else "q8"
     return wanted if role in MATRIX_ROLES else None

@@ -1,8 +1,5 @@
-"""The tensors of weight files, whatever the files' format, each by its Hugging Face name; and those
-of safetensors files, memory-mapped.
-
-opened files ─▶ TensorFiles ─▶ renamed, joined, cut, quantised ─▶ TensorFiles
-"""
+"""The tensors of weight files of any format, by Hugging Face names; and those of safetensors files,
+memory-mapped."""
 
 from __future__ import annotations
 
@@ -28,8 +25,7 @@ from inference.protocol.load_errors import BadFileError, MissingTensorError, sha
 
 
 class FileTensor:
-    """One tensor as the files' headers describe it; nothing is read before it is asked for. Each
-    kind overrides ``dense`` or ``stored``, and what else differs."""
+    """Read when asked for. Each kind overrides ``dense`` or ``stored``."""
 
     shape: tuple[int, ...]
     format: str
@@ -48,12 +44,11 @@ class FileTensor:
         return DenseWeight(weight=self.dense())
 
     def stored_rows(self, first: int, last: int) -> StoredWeight:
-        """Rows [first, last) of a tensor, all of whose axes but its last count as rows: of a stack
-        of matrices, rows of one of them."""
+        """Rows [first, last) over all axes but the last; of a stack, within one matrix."""
         return with_tensors(self.stored(), lambda tensor: tensor[first:last])
 
     def reader(self) -> RowReader | None:
-        """A reader of a matrix's rows; ``None``: it comes whole, from ``stored``."""
+        """``None``: it comes whole, from ``stored``."""
         return None
 
     def fp8(self) -> Fp8Weight:
@@ -61,8 +56,6 @@ class FileTensor:
 
 
 class MadeTensor(FileTensor):
-    """One that is made of the files' own when it is read."""
-
     def __init__(
         self,
         shape: tuple[int, ...],
@@ -131,14 +124,12 @@ INTEGER_BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "I32": 4, "I64": 8}
 ELEMENT_BYTES = DTYPE_BYTES | QUANTIZED_BYTES | INTEGER_BYTES
 EXPERT_CODES = "U8"
 _CODES_OF_EXPERTS = re.compile(r".*\.experts\.\w+_(blocks|scales)")
-"""Tensors that ``named_files`` unpacks."""
 
 
 class SafeTensor(FileTensor):
     def __init__(
         self, open_file: Callable[[], Any], name: str, shape: tuple[int, ...], format: str
     ) -> None:
-        """``open_file``: the library's handle of the file that holds it."""
         self._name, self.shape, self.format = name, shape, format
         self.num_bytes = math.prod(shape) * ELEMENT_BYTES[format]
         self._open_file = open_file
@@ -160,8 +151,7 @@ class SafeTensor(FileTensor):
         return entry
 
     def columns(self, index: int, outputs: slice) -> torch.Tensor:
-        """Columns of one entry of the first axis. A slice with a step is cut from the whole entry,
-        as the library has none."""
+        """A slice with a step is cut from the whole entry, as the library has none."""
         if outputs.step is not None:
             return self.part(index)[:, outputs]
         found: torch.Tensor = self._open_file().get_slice(self._name)[index, :, outputs]
@@ -207,7 +197,6 @@ class SafetensorsFiles(TensorFiles):
 
 
 def _opened(path: Path) -> Any:
-    """The library's handle, whose tensors are torch's. Reads the header alone."""
     try:
         return safetensors.safe_open(path, framework="pt")
     except (safetensors.SafetensorError, OSError) as error:

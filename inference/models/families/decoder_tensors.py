@@ -1,6 +1,5 @@
-"""The tensors of a decoder, from its config and the names of its layers: by Hugging Face's names,
-with their roles and shapes. Files may hold each expert by itself or a layer's in one tensor; both
-come out of ``loading/weights/named_files.py`` one by one.
+"""A decoder's tensors by Hugging Face's names, with their roles and shapes. Files may stack a
+layer's experts in one tensor; ``loading/weights/named_files.py`` takes them apart.
 
 Some models have a layer that predicts the token after the next (multi-token prediction), which is
 attention, with an MLP of the model's kind. Inside it is called as if it were the model's last
@@ -22,7 +21,6 @@ from inference.models.layer_configs import DeltaConfig, LatentConfig
 
 
 def delta_tensors(config: ModelConfig) -> Iterator[TensorRole]:
-    """The tensors of a Gated DeltaNet layer."""
     delta, hidden = config.delta, config.hidden_size
     assert delta is not None
     prefix, names, heads = "linear_attn.", delta.names, delta.num_value_heads
@@ -64,7 +62,6 @@ def _of_key_heads(delta: DeltaConfig, width: int) -> Section:
 
 
 def conv_tensors(config: ModelConfig) -> Iterator[TensorRole]:
-    """The tensors of a short convolution."""
     conv, hidden = config.short_conv, config.hidden_size
     assert conv is not None
     channels, has_bias = Section("channels", conv.channels), conv.has_bias
@@ -77,8 +74,7 @@ def conv_tensors(config: ModelConfig) -> Iterator[TensorRole]:
 
 
 def mamba_tensors(config: ModelConfig) -> Iterator[TensorRole]:
-    """Yields the tensors of a Mamba-2 layer. They are not divided among ranks: the norm is of many
-    heads together."""
+    """Not divided among ranks: the norm is of many heads together."""
     mamba, hidden = config.mamba, config.hidden_size
     assert mamba is not None
     prefix, heads, channels = f"{mamba.prefix}.", (mamba.num_heads,), (mamba.conv_channels,)
@@ -133,7 +129,6 @@ def _layer(
 
 
 def outer_tensors(config: ModelConfig) -> Iterator[TensorRole]:
-    """The tensors of a decoder around its layers."""
     table = config.vocab_size, config.hidden_size
     tokens = (Section("vocabulary", config.vocab_size),)
     yield TensorRole("model.embed_tokens.weight", "embedding", table, sections=tokens)
@@ -143,7 +138,6 @@ def outer_tensors(config: ModelConfig) -> Iterator[TensorRole]:
 
 
 def in_layer(index: int, tensor: TensorRole) -> TensorRole:
-    """``tensor`` with its whole name."""
     prefix = f"model.layers.{index}."
     parts = tuple(prefix + part for part in tensor.parts)
     return replace(tensor, name=prefix + tensor.name, parts=parts)
@@ -193,7 +187,6 @@ def _norm(name: str, config: ModelConfig) -> Iterator[TensorRole]:
 
 
 def latent_tensors(config: ModelConfig) -> Iterator[TensorRole]:
-    """The tensors of one layer's multi-head latent attention."""
     shape, hidden, num_heads = config.latent, config.hidden_size, config.num_heads
     assert shape is not None, "its layers are latent"
     own, has_bias = "self_attn.", config.qkv_bias
@@ -216,7 +209,7 @@ def latent_tensors(config: ModelConfig) -> Iterator[TensorRole]:
 
 
 def _up(shape: LatentConfig) -> Iterator[tuple[str, int, int]]:
-    """Projections of latents to keys and values: names, outputs of each head, and inputs."""
+    """Yields names, outputs of each head, and inputs."""
     if shape.is_up_split:
         yield "k_b_proj", shape.kv_rank, shape.plain_dim
         yield "v_b_proj", shape.value_dim, shape.kv_rank
@@ -225,14 +218,12 @@ def _up(shape: LatentConfig) -> Iterator[tuple[str, int, int]]:
 
 
 def _whole(name: str, features: int, in_features: int, *, has_bias: bool) -> Iterator[TensorRole]:
-    """A projection that is the same on every rank."""
     yield TensorRole(f"{name}.weight", "whole_column", (features, in_features))
     if has_bias:
         yield TensorRole(f"{name}.bias", "whole_column", (features,))
 
 
 def sparse_tensors(config: ModelConfig) -> Iterator[TensorRole]:
-    """The tensors of one layer's mixture."""
     experts, hidden = config.experts, config.hidden_size
     assert experts is not None, "its layers are sparse"
     count, inner = experts.num_experts, experts.intermediate_size
@@ -283,7 +274,6 @@ _NEXTN_NAMES = {
 
 
 def predictor_tensors(config: ModelConfig) -> Iterator[TensorRole]:
-    """The tensors of the layer of multi-token prediction."""
     hidden = config.hidden_size
     table = config.vocab_size, hidden
     yield TensorRole(f"{PREDICTOR_TABLE}.weight", "embedding", table, is_optional=True)
@@ -297,14 +287,14 @@ def predictor_tensors(config: ModelConfig) -> Iterator[TensorRole]:
 
 
 def mtp_name(name: str, config: ModelConfig) -> str:
-    """The name inside of a tensor of files whose names of that layer begin with ``mtp.``."""
+    """For files whose names of that layer begin with ``mtp.``."""
     if not name.startswith(_PREDICTOR_LAYER):
         return name
     return f"model.layers.{config.num_layers}.{name.removeprefix(_PREDICTOR_LAYER)}"
 
 
 def nextn_name(name: str, config: ModelConfig) -> str:
-    """The name inside of a tensor of files that have that layer behind the model's own ones."""
+    """For files that have that layer behind the model's own."""
     layer = f"model.layers.{config.num_layers}."
     stem, _, kind = name.removeprefix(layer).rpartition(".")
     if not name.startswith(layer) or stem not in _NEXTN_NAMES:
@@ -322,12 +312,11 @@ def gguf_nextn_name(name: str, config: ModelConfig) -> str | None:
 
 
 def has_gguf_predictor(config: ModelConfig, names: Container[str]) -> bool:
-    """``names``: of a GGUF file's tensors. Files may count the layer by a key and lack it."""
+    """Files may count the layer by a key and lack it."""
     return f"blk.{config.num_layers}.nextn.eh_proj.weight" in names
 
 
 def with_predictor_layer(config: ModelConfig) -> ModelConfig:
-    """The model as if it had the layer of multi-token prediction behind its own."""
     return replace(
         config,
         num_layers=config.num_layers + 1,
@@ -337,6 +326,5 @@ def with_predictor_layer(config: ModelConfig) -> ModelConfig:
 
 
 def lone_predictor_layer(config: ModelConfig) -> ModelConfig:
-    """A model of nothing but that layer."""
     mlp: MlpKind = "dense" if config.experts is None else "sparse"
     return replace(config, num_layers=1, mixers=("attention",), mlps=(mlp,), delta=None)

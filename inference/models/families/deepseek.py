@@ -31,8 +31,7 @@ from inference.protocol.load_errors import BadFileError
 
 
 def latent_fields(shape: LatentConfig, num_layers: int) -> dict[str, Any]:
-    """Fields of ``ModelConfig``: one head of keys is kept, and it is a latent with its rotary
-    key."""
+    """Fields of ``ModelConfig``: the one head of keys is a latent with its rotary key."""
     return {
         "latent": shape,
         "mixers": ("latent",) * num_layers,
@@ -44,7 +43,6 @@ def latent_fields(shape: LatentConfig, num_layers: int) -> dict[str, Any]:
 
 
 def read_latent(config: Json) -> dict[str, Any]:
-    """``latent_fields`` by the keys of DeepSeek's kin. Raises ``BadFileError``."""
     is_compressed = config.get("q_lora_rank") is not None
     shape = LatentConfig(
         kv_rank=positive_integer(config, "kv_lora_rank"),
@@ -73,12 +71,11 @@ LATENT_NAMES = {
     "attn_k_b": "self_attn.k_b_proj",
     "attn_v_b": "self_attn.v_b_proj",
 }
-"""Hugging Face's names by GGUF's, within a layer."""
 
 
 def gguf_latent(keys: GGUFKeys) -> LatentConfig:
     """Older files hold ``attn_kv_b`` whole, and the widths of a head as those of its key and value;
-    newer ones hold it in two, and those are of a latent. Raises ``BadFileError``."""
+    newer ones hold it in two, and those are of a latent."""
     is_split = keys.has_tensor("blk.0.attn_k_b.weight")
     suffix = "_mla" if keys.find("attention.key_length_mla") else ""
     rotary_dim = keys.integer("rope.dimension_count")
@@ -98,7 +95,7 @@ def gguf_latent(keys: GGUFKeys) -> LatentConfig:
 
 def gguf_latent_fields(keys: GGUFKeys, shape: LatentConfig, num_layers: int) -> dict[str, Any]:
     """Fields of ``ModelConfig``. Of YaRN's rule files hold a tenth of what multiplies queries and
-    keys as a whole; cosines and sines are multiplied by nothing. Raises ``BadFileError``."""
+    keys as a whole; cosines and sines are multiplied by nothing."""
     fields = latent_fields(shape, num_layers)
     scaling = rope_scaling(keys, keys.integer("context_length"))
     if scaling is not None and scaling.kind == "yarn":
@@ -113,8 +110,7 @@ def gguf_latent_fields(keys: GGUFKeys, shape: LatentConfig, num_layers: int) -> 
 
 
 def _magnitude(rope: Json) -> float:
-    """YaRN's factor of queries and keys, those features too that are not rotated. Cosines
-    and sines are left the rest of its rule: see ``hub_config.rope_scaling``."""
+    """YaRN's factor of whole queries and keys, not that of cosines and sines."""
     kind = rope.get("rope_type", rope.get("type", "default"))
     below = rope.get("mscale_all_dim")
     if kind == "default" or not below:
@@ -193,7 +189,6 @@ def _whole(config: Json) -> Json:
 
 
 def _check_every_layer(config: Json) -> None:
-    """Raises ``BadFileError`` where dense layers lie between those with experts."""
     if (every := config.get("moe_layer_freq") or 1) != 1:
         raise BadFileError(f"moe_layer_freq {every!r} is not supported; known: 1")
 
@@ -207,7 +202,7 @@ def _check_scoring(config: Json, known: str) -> None:
 
 def read_gguf(keys: GGUFKeys) -> ModelConfig:
     """llama.cpp writes all of these models alike: the scoring of experts distinguishes V2's files.
-    Its rule for groups is V3's; V2's own is not in the file. Raises ``BadFileError``."""
+    Its rule for groups is V3's; V2's own is not in the file."""
     num_layers = keys.layers_before_predictors()
     mixture = gguf_mixture(keys, normalizes=False, num_layers=num_layers)
     experts: ExpertsConfig = mixture["experts"]

@@ -1,12 +1,5 @@
-"""The declaration of a family of decoders. All else derives from it: which files can be loaded,
-which tensors they must hold, which weights are quantised, and the builder of the model.
-
-    config.json ─┐                    ┌─ tensors ─▶ preflight, quantising, splits
-    GGUF keys ───┴─▶ ModelConfig ─────┴─ builder ─▶ the model, on torch operators
-
-A family declares the names of its layers once, as ``LayerNames``: its tensors and GGUF's names for
-them follow from those and from the config.
-"""
+"""The declaration of a family of decoders, from which all else derives: which files can be loaded,
+which tensors they must hold, which weights are quantised, and the model's builder."""
 
 from __future__ import annotations
 
@@ -28,7 +21,6 @@ MODEL_NAMES = {
     "output_norm": "model.norm",
     "output": "lm_head",
 }
-"""Hugging Face's names by GGUF's, around the layers."""
 EXPERT_NAMES = {
     "ffn_gate_inp": "mlp.gate",
     "ffn_gate_exps": "mlp.experts.gate_proj",
@@ -47,8 +39,7 @@ _LAYER_NAME = re.compile(r"blk\.(\d+)\.(.+)")
 
 
 def gguf_layer_names(names: LayerNames) -> dict[str, str]:
-    """Hugging Face's names within a layer by GGUF's. Files call the norm before the MLP
-    ``post_attention_norm`` as well, where there is no norm of the mixer's output."""
+    """``post_attention_norm`` is the norm before the MLP where the mixer's output has none."""
     qkv = ("attn_q", "attn_k", "attn_v") if len(names.qkv) == 3 else ("attn_qkv",)
     gate_up = ("ffn_gate", "ffn_up")[-len(names.gate_up) :]
     named: dict[str, str | None] = {
@@ -69,8 +60,7 @@ def gguf_layer_names(names: LayerNames) -> dict[str, str]:
 
 
 def renaming(names: Mapping[str, str]) -> Callable[[str], str]:
-    """A ``Family.hub_name``. ``names``: parts of names in files, and the model's in their place, in
-    this order."""
+    """A ``Family.hub_name`` that replaces parts of names, in this order."""
 
     def hub_name(name: str) -> str:
         for theirs, ours in names.items():
@@ -90,49 +80,39 @@ def _natural_order(name: str, config: ModelConfig) -> int | None:
 @dataclass(frozen=True, kw_only=True)
 class Family:
     name: str
-    """The name for people, in docs and messages."""
     model_types: tuple[str, ...]
-    """``model_type`` of config.json."""
     gguf_architectures: tuple[str, ...] = ()
     """``general.architecture`` of GGUF files; none where they are not read."""
     gguf_shared: tuple[str, ...] = ()
     """Names that another family's files have too; that family decides between the two."""
     read_config: Callable[[Json, Json], ModelConfig]
-    """Reads config.json and generation_config.json, parsed. Raises ``BadFileError`` for
-    anything that the family would compute wrongly."""
+    """Of config.json and generation_config.json, parsed. Raises ``BadFileError``."""
     read_gguf: Callable[[GGUFKeys], ModelConfig] | None = None
     """Raises ``BadFileError``."""
     layer_names: LayerNames = field(default_factory=LayerNames)
     hub_name: Callable[[str], str] = _OWN_NAMES
-    """Maps a name in a safetensors file to the model's."""
+    """Safetensors name -> the model's."""
     has_transposed_experts: bool = False
     """Whether safetensors may stack experts with their inputs first."""
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """Prefixes of names in safetensors files that the model does not compute with, and in words
-    their purpose."""
+    """Prefixes of unused names in safetensors, with their purpose in words."""
     predictor_name: Callable[[str, ModelConfig], str] | None = None
-    """Maps the ``hub_name`` of a tensor to a name of the layer of multi-token prediction (see
-    ``families.decoder_tensors``); ``None`` where the family knows no such layer."""
+    """``hub_name`` -> the name of multi-token prediction's tensor; ``None``: no such layer."""
     gguf_layer: Mapping[str, str] = field(default_factory=dict)
-    """Hugging Face's names by GGUF's, within a layer, beside those that ``layer_names`` declare:
-    after ``blk.N.`` and ``model.layers.N.``, without ``.weight`` and ``.bias``. A tensor whose name
-    ends in neither stands here under its whole name."""
+    """Hugging Face's names by GGUF's, within a layer, beside those of ``layer_names``; without
+    ``.weight`` and ``.bias``, but a name that ends in neither stands here whole."""
     gguf_model: Mapping[str, str] = field(default_factory=dict)
-    """Hugging Face's names by GGUF's, around the layers, beside ``MODEL_NAMES``."""
+    """The same around the layers, beside ``MODEL_NAMES``."""
     gguf_folded: frozenset[str] = frozenset()
-    """GGUF's names within a layer of tensors that have the heads' axis and their features' as one
-    here."""
+    """GGUF's names within a layer of tensors whose axes of heads and of features are one here."""
     interleaved_heads: Callable[[str, ModelConfig], int | None] = _natural_order
-    """The number of heads whose rows stand in GGUF's interleaved rotary order in the tensor of this
-    Hugging Face name; ``None`` where rows are in their natural order."""
+    """How many heads of a tensor are in GGUF's rotary order; ``None``: in natural order."""
     gguf_projectors: tuple[str, ...] = ()
     """The ``clip.projector_type`` of mmproj files whose towers it computes."""
     uses_transformers: bool = False
-    """Whether the transformers backend computes it: its modules read their files' tensors."""
     detector: str = ""
-    """``module:name`` of a function ``ModelConfig -> ModelConfig`` that completes a config by
-    inspecting transformers' module without its weights. Imported when a model is opened. Raises
-    ``UnsupportedModuleError``. Empty: config.json is complete."""
+    """``module:name`` of a function that completes a config from transformers' module without its
+    weights, imported when a model is opened. Raises ``UnsupportedModuleError``."""
     builder: str = DECODER
     """``module:name`` of what builds the model on torch operators, imported when one is built:
     ``(config, weights, context_tokens, kv_format) -> Model``."""
@@ -142,8 +122,7 @@ class Family:
         return gguf_layer_names(self.layer_names) | dict(self.gguf_layer)
 
     def gguf_name(self, name: str) -> str | None:
-        """``blk.0.attn_q.weight`` -> ``model.layers.0.self_attn.q_proj.weight``; ``None`` for a
-        tensor that the family does not compute with."""
+        """``blk.0.attn_q.weight`` -> ``model.layers.0.self_attn.q_proj.weight``, or ``None``."""
         match = _LAYER_NAME.fullmatch(name)
         inner = name if match is None else match[2]
         known = MODEL_NAMES | dict(self.gguf_model) if match is None else self._gguf_layer
@@ -160,14 +139,11 @@ class Family:
         return match is not None and match[2].rpartition(".")[0] in self.gguf_folded
 
     def tensors(self, config: ModelConfig) -> Iterable[TensorRole]:
-        """All tensors of a model of this config; none where a module of transformers' computes it,
-        which alone knows their names."""
         return () if self.uses_transformers else decoder_tensors(config, self.layer_names)
 
 
 def model_name(name: str, family: Family, config: ModelConfig) -> str | None:
-    """The model's name of a tensor of its GGUF files, an mmproj file among them; ``None`` for one
-    that it does not compute with."""
+    """Also of its mmproj file; ``None``: the model does not compute with it."""
     if config.vision is not None and (found := tower_name(name, config.vision)) is not None:
         return found
     if config.has_predictor and (found := gguf_nextn_name(name, config)) is not None:

@@ -62,7 +62,6 @@ GEMMA3_LEFT_OUT = {TOWER: "images"} | {
 }
 """SigLIP's head is not computed with, also where the tower is."""
 LOCAL_THETA = 10_000.0
-"""The base frequency of Gemma 3's sliding layers, where its config has none."""
 LARGEST_LAYERS = {"gemma2": 46, "gemma3": 62}
 """The number of layers of the 27B, whose scores are scaled by the model's width over its heads.
 GGUF has no key for it."""
@@ -79,10 +78,8 @@ def read_gemma2(config: Json, generation: Json) -> ModelConfig:
 
 
 def read_gemma3(config: Json, generation: Json) -> ModelConfig:
-    """Reads the config of Gemma 3. Its rotary embedding is declared for each kind of layer, or as
-    one with the sliding layers' base beside it. Checkpoints with a vision tower nest the text
-    model, and declare only values that differ from their library's defaults. Raises
-    ``BadFileError``."""
+    """Rotary embeddings are declared for each kind of layer, or as one with the sliding base beside
+    it. Checkpoints with a tower declare only what differs from their library's defaults."""
     whole, config = config, text_config(config, NESTED_DEFAULTS)
     vision = read_siglip_vision(whole, config)
     config, local_theta = rope_by_kind(config)
@@ -198,7 +195,6 @@ GEMMA4_DEFAULTS = NESTED_DEFAULTS | {
 }
 GLOBAL_HEAD_DIM = 512
 GEMMA4_PERIOD = 6
-"""The last of so many layers sees all, where config.json does not list them."""
 
 
 def read_gemma4(config: Json, generation: Json) -> ModelConfig:
@@ -213,7 +209,7 @@ def read_gemma4(config: Json, generation: Json) -> ModelConfig:
 
 
 def layer_kv(config: dict[str, Any]) -> tuple[tuple[int, int], ...]:
-    """Returns each layer's number of KV heads and their width. Raises ``BadFileError``."""
+    """(KV heads, head width) of each layer; 0 heads: it reads an earlier layer's."""
     kinds = _gemma4_kinds(config)
     num_own = len(kinds) - int(config.get("num_kv_shared_layers") or 0)
     listed = {int(key): own for key, own in (config.get("per_layer_config") or {}).items()}

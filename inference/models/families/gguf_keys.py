@@ -1,8 +1,5 @@
-"""Reads what families share in a GGUF file's metadata.
-
-Keys and conventions: llama.cpp's gguf-py/gguf/constants.py. The file itself is read elsewhere: here
-it is its metadata, the shapes of its tensors, and the rotary divisors that it may hold.
-"""
+"""Reads what families share in a GGUF file's metadata. Keys and conventions: llama.cpp's
+gguf-py/gguf/constants.py."""
 
 from __future__ import annotations
 
@@ -36,26 +33,22 @@ SAMPLING_KEYS = {
 }
 
 NO_FACTORS = (0.0, 1.0)
-"""Factors of linear scaling that scale nothing."""
 PREDICTING_LAYERS = "nextn_predict_layers"
-"""The key for the number of last blocks that predict further tokens."""
 ROPE_FREQUENCIES = "rope_freqs.weight"
 """The tensor that is not a weight but a rule: it becomes ``RopeScaling``."""
 
 
 @dataclass(frozen=True, slots=True)
 class GGUFKeys:
-    """A file's metadata, of which most keys stand under the architecture's name."""
-
     metadata: Mapping[str, Any]
     architecture: str
     shapes: Mapping[str, tuple[int, ...]]
-    """The shapes of its tensors, by GGUF name: row-major, as torch has them."""
+    """By GGUF name; row-major, as torch has them."""
     rope_divisors: Sequence[float] | None = None
     """The numbers of ``ROPE_FREQUENCIES``, one for each frequency."""
 
     def find(self, key: str) -> int | None:
-        """``None`` also for 0. Raises ``BadFileError``."""
+        """Returns ``None`` for 0, too."""
         value = self.metadata.get(f"{self.architecture}.{key}")
         if value is None:
             return None
@@ -64,14 +57,12 @@ class GGUFKeys:
         return value or None
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """Raises ``BadFileError``."""
         value = self.find(key) or default
         if value is None:
             raise BadFileError(f"the GGUF metadata lacks {self.architecture}.{key}")
         return value
 
     def number(self, key: str, default: float) -> float:
-        """Raises ``BadFileError``."""
         value = self.metadata.get(f"{self.architecture}.{key}", default)
         if not isinstance(value, int | float):
             raise BadFileError(f"{self.architecture}.{key} is {value!r}, not a number")
@@ -81,13 +72,11 @@ class GGUFKeys:
         return str(self.metadata.get(f"{self.architecture}.{key}", default))
 
     def layers_before_predictors(self) -> int:
-        """Returns the number of layers without those that predict further tokens, which come last
-        and are left out. Raises ``BadFileError``."""
+        """Predicting layers come last, and are left out."""
         return self.integer("block_count") - (self.find(PREDICTING_LAYERS) or 0)
 
     def heads_of_keys(self) -> int:
-        """Returns the number of KV heads of layers that attend, in files that list them by layer.
-        Raises ``BadFileError``."""
+        """For files that list KV heads by layer."""
         name = next((name for name in self.shapes if name.endswith(".attn_k.weight")), None)
         if name is None:
             return self.integer("attention.head_count")
@@ -105,10 +94,9 @@ def read_decoder_gguf(
     is_rotated_in_part: bool = False,
     **declared: Any,
 ) -> ModelConfig:
-    """``is_windowed``: whether a window that the file declares is of all layers.
-    ``is_rotated_in_part``: whether the file declares how much of each head is rotated.
-    ``declared``: fields of ``ModelConfig`` that the family knows better than the common keys.
-    Raises ``BadFileError``."""
+    """``is_windowed``: the declared window is of all layers. ``is_rotated_in_part``: the file
+    declares how much of each head is rotated. ``declared``: fields of ``ModelConfig`` that override
+    the common keys."""
     eps = "layer_norm_epsilon" if declared.get("norm") == "layer" else "layer_norm_rms_epsilon"
     default_eps = 1e-5 if declared.get("norm") == "layer" else 1e-6
     hidden_size = keys.integer("embedding_length")
@@ -150,8 +138,7 @@ def read_decoder_gguf(
 
 
 def text_facts(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of ``ModelConfig``: which tokens begin and end a text, and how to sample.
-    Raises ``BadFileError``."""
+    """Fields of ``ModelConfig``. Raises ``BadFileError``."""
     return {
         "bos_token_id": _token_id(metadata, "bos"),
         "eos_token_ids": _end_of_sequence_ids(metadata),
@@ -168,8 +155,7 @@ def head_dim(keys: GGUFKeys) -> int:
 def windowed_layers(
     keys: GGUFKeys, period: int, *, last: MixerKind = "attention"
 ) -> tuple[MixerKind, ...]:
-    """The kind of each layer: the file lists which have a window, or names another period than the
-    architecture's. Raises ``BadFileError``."""
+    """The file lists the layers with a window, or overrides the architecture's period."""
     num_layers = keys.integer("block_count")
     key = f"{keys.architecture}.attention.sliding_window_pattern"
     pattern = keys.metadata.get(key, period)
@@ -181,8 +167,7 @@ def windowed_layers(
 
 
 def rope_scaling(keys: GGUFKeys, max_positions: int) -> RopeScaling | None:
-    """A file that names no type means linear. Raises ``BadFileError`` for a rule that is not known
-    here."""
+    """No type means linear. Raises ``BadFileError`` for an unknown rule."""
     _check_rope_factors(keys)
     kind = keys.text("rope.scaling.type", "linear")
     declared = f"{keys.architecture}.rope.scaling.factor" in keys.metadata
@@ -223,7 +208,6 @@ def rope_scaling(keys: GGUFKeys, max_positions: int) -> RopeScaling | None:
 
 
 def _check_rope_factors(keys: GGUFKeys) -> None:
-    """Raises ``BadFileError`` for a factor that is not computed, whatever the type."""
     is_yarn = keys.text("rope.scaling.type", "linear") == "yarn"
     for key, neutral in {
         "alpha": (0.0, 1.0),

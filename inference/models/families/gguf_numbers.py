@@ -1,9 +1,6 @@
-"""Checks every metadata key that changes numbers against the config that was read from the file:
-the model computes with the file's value, or the file is refused by the key's name.
-
-Keys: llama.cpp's gguf-py/gguf/constants.py. Other keys settle shapes, which the tensors prove, or
-change nothing that is computed here.
-"""
+"""Checks metadata keys that change numbers against the config read from the file: the file is
+refused by a key whose value the model would not compute with. Keys: llama.cpp's
+gguf-py/gguf/constants.py. Other keys settle shapes or change nothing here."""
 
 from __future__ import annotations
 
@@ -18,8 +15,7 @@ from inference.protocol.load_errors import BadFileError
 
 OFF, OFF_OR_1 = (0,), (0, 1)
 Accepted = tuple[Any, ...] | None
-"""The values of a key that are what the model computes; ``None``: it computes nothing of the
-kind."""
+"""A key's values that the model computes; ``None``: it has nothing of the kind."""
 
 GATING_NUMBERS = {"softmax": (0, 1), "sigmoid": (0, 2), "softmax_of_chosen": (0, 1, 3)}
 """llama.cpp's ``expert_gating_func``; 0 is the architecture's own."""
@@ -33,7 +29,7 @@ def read_gguf(family: Family, keys: GGUFKeys) -> ModelConfig:
 
 
 def check_computed(keys: GGUFKeys, config: ModelConfig, but: Collection[str] = ()) -> None:
-    """``but``: keys that are read elsewhere. Raises ``BadFileError``."""
+    """``but``: keys that are read elsewhere."""
     for key, computed in COMPUTED.items():
         value = keys.metadata.get(f"{keys.architecture}.{key}")
         if value is None or key in but:

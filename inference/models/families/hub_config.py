@@ -1,8 +1,7 @@
-"""Reads what families share in config.json and generation_config.json: sizes, rotary scaling, token
-ids, sampling defaults.
+"""Reads what families share in config.json and generation_config.json. Functions here raise
+``BadFileError``.
 
-``read_decoder`` reads the keys that most of them spell alike; a family passes its own fields. A
-checkpoint may nest the text model beside towers for images or audio: config.json has it under
+A checkpoint may nest the text model beside towers for images or audio: config.json has it under
 ``text_config``, and its tensors are called ``language_model.*``.
 """
 
@@ -24,8 +23,7 @@ Json = Mapping[str, Any]
 
 
 def read_decoder(config: Json, generation: Json, **declared: Any) -> ModelConfig:
-    """``declared``: fields of ``ModelConfig`` that the family knows better than config.json's
-    common keys. Raises ``BadFileError``."""
+    """``declared``: fields of ``ModelConfig`` that override the common keys."""
     num_heads = positive_integer(config, "num_attention_heads")
     hidden_size = positive_integer(config, "hidden_size")
     max_positions = positive_integer(config, "max_position_embeddings")
@@ -55,7 +53,6 @@ LLAMA_BIASES = {
     "output_bias": "attention_bias",
     "mlp_bias": "mlp_bias",
 }
-"""Fields of ``ModelConfig``, and config.json's keys of them."""
 
 
 def read_llama(
@@ -66,8 +63,7 @@ def read_llama(
     biases: Mapping[str, str] = LLAMA_BIASES,
     **declared: Any,
 ) -> ModelConfig:
-    """Reads a decoder of llama's layers: SiLU, and heads rotated whole. ``defaults``: what
-    config.json may leave out. Raises ``BadFileError``."""
+    """SiLU, and heads rotated whole. ``defaults``: what config.json may leave out."""
     config = {**(defaults or {}), **config}
     check_activation(config, "silu", "swish")
     check_whole_rotary(config)
@@ -76,8 +72,6 @@ def read_llama(
 
 
 def generation_facts(config: Json, generation: Json) -> dict[str, Any]:
-    """Fields of ``ModelConfig``: which tokens begin and end a text, and how to sample.
-    Raises ``BadFileError``."""
     return {
         "bos_token_id": next(iter(_ids("bos_token_id", config, generation)), None),
         "eos_token_ids": _ids("eos_token_id", generation, config),
@@ -87,8 +81,7 @@ def generation_facts(config: Json, generation: Json) -> dict[str, Any]:
 
 
 def extended_positions(declared: int, scaling: RopeScaling | None) -> int:
-    """YaRN's reach is its factor times the trained length, which files often do not declare.
-    Raises ``BadFileError``."""
+    """YaRN's reach is its factor times the trained length, which files often do not declare."""
     if scaling is None or scaling.kind != "yarn":
         return declared
     if not (math.isfinite(scaling.factor) and scaling.factor > 0):
@@ -99,27 +92,24 @@ def extended_positions(declared: int, scaling: RopeScaling | None) -> int:
 
 
 def check_activation(config: Json, *known: str, key: str = "hidden_act") -> None:
-    """Raises ``BadFileError`` for an activation that is none of ``known``, the first of which is
-    meant where config.json names none."""
+    """The first of ``known`` is the default."""
     activation = config.get(key) or known[0]
     if activation not in known:
         raise BadFileError(f"{key} {activation!r} is not supported; this build runs {known[0]}")
 
 
 def check_whole_rotary(config: Json) -> None:
-    """Raises ``BadFileError`` where only a part of each head is rotated."""
     if _rotary_factor(config, 1.0) != 1.0:
         raise BadFileError("partial_rotary_factor other than 1.0 is not supported")
 
 
 def check_no_window(config: Json) -> None:
-    """Raises ``BadFileError`` where ``use_sliding_window`` switches a window on."""
     if config.get("use_sliding_window"):
         raise BadFileError("a sliding window on some of the layers is not supported")
 
 
 def rotary_dim(config: Json, default: float = 1.0) -> int:
-    """Features of each head that are rotated; ``default``: the share where none is declared."""
+    """``default``: the rotated share where none is declared."""
     heads = positive_integer(config, "num_attention_heads")
     width = int(config.get("head_dim") or positive_integer(config, "hidden_size") // heads)
     return int(width * _rotary_factor(config, default))
@@ -138,13 +128,11 @@ def repeated(
     others: MixerKind = "sliding",
     last: MixerKind = "attention",
 ) -> tuple[MixerKind, ...]:
-    """Returns the kind of each layer, where every ``period``-th is unlike the others."""
+    """Every ``period``-th layer is of the kind ``last``."""
     return tuple(others if (index + 1) % period else last for index in range(num_layers))
 
 
 def kinds_of_layers(config: Json, default: tuple[MixerKind, ...]) -> tuple[MixerKind, ...]:
-    """Returns the kinds of the layers as ``layer_types`` lists them; ``default`` where it is
-    missing. Raises ``BadFileError``."""
     listed = config.get("layer_types")
     if not listed:
         return default
@@ -154,8 +142,7 @@ def kinds_of_layers(config: Json, default: tuple[MixerKind, ...]) -> tuple[Mixer
 
 
 def same_in_all_layers(config: Json, key: str) -> Any:
-    """Returns what ``config[key]`` lists for each layer; itself where it is no list. Raises
-    ``BadFileError`` where layers differ."""
+    """Raises ``BadFileError`` where a list has different values."""
     listed = config.get(key)
     if not isinstance(listed, list):
         return listed
@@ -170,7 +157,7 @@ def optional_number(config: Json, key: str) -> float | None:
 
 
 def check_dense(config: Json) -> None:
-    """Raises ``BadFileError`` for safetensors that hold quantised weights."""
+    """Raises ``BadFileError``."""
     if quantization := config.get("quantization_config"):
         method = quantization.get("quant_method", "unknown")
         raise BadFileError(
@@ -190,8 +177,7 @@ def rope_parameters(config: Json) -> Json:
 
 
 def rope_by_kind(config: Json) -> tuple[Json, float | None]:
-    """Reads a rotary embedding that is declared for each kind of layer. Returns ``config`` with the
-    one of layers that see all, and the base of those within a window. Raises ``BadFileError``."""
+    """Returns also the base of sliding layers, where it is declared for each kind of layer."""
     rope = config.get("rope_parameters") or {}
     if "full_attention" not in rope:
         return config, None
@@ -204,7 +190,6 @@ def rope_by_kind(config: Json) -> tuple[Json, float | None]:
 
 
 def rope_scaling(rope: Json, max_positions: int) -> RopeScaling | None:
-    """Raises ``BadFileError`` for a rule that is not known here."""
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":
         return None
@@ -228,8 +213,7 @@ def rope_scaling(rope: Json, max_positions: int) -> RopeScaling | None:
 
 
 def _attention_factor(rope: Json) -> float | None:
-    """DeepSeek's files give two factors of the logarithm instead: cosines and sines get their
-    ratio."""
+    """DeepSeek gives two factors of the logarithm: cosines and sines get their ratio."""
     factor = rope.get("attention_factor")
     if factor is not None:
         return float(factor)
@@ -269,12 +253,11 @@ def positive_integer(config: Json, key: str) -> int:
 
 
 def optional_size(config: Json, key: str, default: int) -> int:
-    """``default`` where config.json has no such size, or 0. Raises ``BadFileError``."""
+    """Returns ``default`` for 0, too."""
     return positive_integer(config, key) if config.get(key) else default
 
 
 def _ids(key: str, first: Json, second: Json) -> tuple[int, ...]:
-    """Those of ``first``, or of ``second`` where it has no such key. Raises ``BadFileError``."""
     value = first.get(key, second.get(key))
     if value is None:
         return ()
@@ -291,8 +274,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "min_p": (0.0, 1.0),
     "repetition_penalty": (0.01, math.inf),
 }
-"""The bounds of each default, by the names of ``SamplingOptions``. A file may go beyond what
-clients may ask for, and no further than to what has a meaning."""
+"""A file may go beyond what clients may ask for, but not beyond what has a meaning."""
 
 NEUTRAL: dict[str, Any] = {
     "general.sampling.sequence": "",
@@ -304,15 +286,14 @@ NEUTRAL: dict[str, Any] = {
     "no_repeat_ngram_size": 0,
     "num_beams": 1,
 }
-"""Defaults of GGUF files and of generation_config.json that no sampler here computes, with the
-value that changes nothing. What only tunes one of them (``mirostat_tau``) goes without saying."""
+"""Defaults that no sampler here computes, with the value that changes nothing. What only tunes one
+of them (``mirostat_tau``) is not listed."""
 
 
 def generation_defaults(
     given: Mapping[str, Any], keys: Mapping[str, str] | None = None
 ) -> dict[str, float | int]:
-    """``keys``: how ``given`` spells the names; ``None``: as ``BOUNDS`` does. Raises
-    ``BadFileError``."""
+    """``keys``: names in ``given`` -> those of ``BOUNDS``. Raises ``BadFileError``."""
     names = keys or {name: name for name in BOUNDS}
     found = {
         name: _checked(key, given[key], *BOUNDS[name])
@@ -323,7 +304,6 @@ def generation_defaults(
 
 
 def unused_defaults(given: Mapping[str, Any]) -> tuple[str, ...]:
-    """A phrase for each default that would change answers and is not computed."""
     return tuple(
         f"{key} {given[key]!r}"
         for key, neutral in NEUTRAL.items()
@@ -376,8 +356,7 @@ def hub_name(name: str) -> str:
 
 
 def text_config(config: Json, defaults: Json) -> dict[str, Any]:
-    """The text model's config, of a checkpoint with or without towers. ``defaults``: those of the
-    library that wrote it, which leaves out equal values."""
+    """``defaults``: of the library that wrote the config, which leaves out equal values."""
     if "text_config" not in config:
         return dict(config)
     ends = {key: config[key] for key in OUTER if key in config}

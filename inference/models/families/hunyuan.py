@@ -1,7 +1,5 @@
 """Hunyuan, dense and with experts: llama's layers with a norm of each rotated head, and a rotary
-base that is stretched once and for all. Its experts stand in every layer, beside one that all rows
-go through.
-"""
+base that is stretched once and for all. Every layer has experts, and a shared one."""
 
 from __future__ import annotations
 
@@ -30,14 +28,12 @@ NOT_BUILT = {
     "moe_layer_num_skipped": "dense layers before those with experts",
     "position_embedding_xdrope": "rotary embedding of several axes",
 }
-"""Switches of config.json, and in words what each switches on."""
 PER_LAYER = ("moe_topk", "num_experts", "moe_intermediate_size", "num_shared_expert")
 
 
 def read_moe(config: Json, generation: Json) -> ModelConfig:
-    """``intermediate_size`` is the shared expert's width, and the others' where
-    ``moe_intermediate_size`` names no other. Lists name each layer's own number: layers
-    that differ are refused. Raises ``BadFileError``."""
+    """``intermediate_size`` is the shared expert's width, and the others' default. Lists name each
+    layer's number: layers that differ are refused."""
     own = {key: same_in_all_layers(config, key) for key in PER_LAYER if key in config}
     inner = positive_integer(config, "intermediate_size")
     num_shared = optional_size(own, "num_shared_expert", 1)

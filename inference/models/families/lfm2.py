@@ -92,8 +92,7 @@ def _mixers(config: Json) -> tuple[MixerKind, ...]:
 
 
 def _intermediate_size(config: Json) -> int:
-    """The declared size is that of an MLP without gates, unless ``block_auto_adjust_ff_dim`` is
-    off."""
+    """``block_auto_adjust_ff_dim``: the declared size is that of an MLP without gates."""
     key = "block_ff_dim" if config.get("block_ff_dim") else "intermediate_size"
     size = positive_integer(config, key)
     if not config.get("block_auto_adjust_ff_dim", True):
@@ -114,7 +113,6 @@ def read_mixture_gguf(keys: GGUFKeys) -> ModelConfig:
 
 
 def _read_gguf(keys: GGUFKeys, model_type: str, **declared: Any) -> ModelConfig:
-    """Infers from their tensors which layers are convolutions. Raises ``BadFileError``."""
     mixers: tuple[MixerKind, ...] = tuple(
         "conv" if keys.has_tensor(f"blk.{index}.shortconv.conv.weight") else "attention"
         for index in range(keys.integer("block_count"))
@@ -139,7 +137,6 @@ _OF_EXPERTS = re.compile(r"(.*)\.feed_forward\.(gate|experts|expert_bias)\b(.*)"
 
 
 def hub_name(name: str) -> str:
-    """Renames experts to what other mixtures call them, and the last norm as in other decoders."""
     match = _OF_EXPERTS.fullmatch(name)
     if match is None:
         return name.replace("model.embedding_norm.", "model.norm.")

@@ -1,10 +1,7 @@
 """Decoders of llama's layers: llama 1-3.x and smollm, mistral, qwen2 and qwen3, Seed-OSS, SmolLM3,
 ERNIE 4.5, Ministral 3, whose queries grow with their position, and Phi-3 and Phi-4 (dense) with
 fused projections. Beside a vision tower: a llama (Idefics3, SmolVLM), and a mistral or a Ministral
-3 (Mistral Small 3.1 and later, Ministral 3, Pixtral).
-
-A family that differs from llama in nothing but its config needs its readers and a ``Family``
-here."""
+3 (Mistral Small 3.1 and later, Ministral 3, Pixtral)."""
 
 from __future__ import annotations
 
@@ -49,7 +46,6 @@ IDEFICS3_DEFAULTS: dict[str, Any] = {
     "num_attention_heads": 32,
     "max_position_embeddings": 2048,
 }
-"""The values of keys that the text model's config leaves out."""
 
 
 def read_config(config: Json, generation: Json) -> ModelConfig:
@@ -64,8 +60,7 @@ def read_config(config: Json, generation: Json) -> ModelConfig:
 
 
 def _sliding_window(config: Json) -> int | None:
-    """One window for all layers, or none. qwen2 and qwen3 declare a window that only
-    ``use_sliding_window`` switches on."""
+    """qwen2 and qwen3 declare a window that only ``use_sliding_window`` switches on."""
     window = config.get("sliding_window")
     switched_off = config["model_type"] != "mistral" and not config.get("use_sliding_window")
     if window is None or switched_off:
@@ -79,7 +74,7 @@ def _sliding_window(config: Json) -> int | None:
 
 
 def read_gguf(keys: GGUFKeys, *, model_type: str) -> ModelConfig:
-    """Mixtral's files call themselves llama's. Raises ``BadFileError``."""
+    """Mixtral's files call themselves llama's."""
     if model_type == "llama" and keys.find("expert_count"):
         return read_mixture_gguf(keys, model_type="mixtral", normalizes=True)
     return read_decoder_gguf(keys, model_type, is_windowed=True)
@@ -95,7 +90,7 @@ def interleaved_heads(name: str, config: ModelConfig) -> int | None:
 
 
 def read_idefics3(config: Json, generation: Json) -> ModelConfig:
-    """The outer config declares whether embeddings are tied. Raises ``BadFileError``."""
+    """The outer config declares whether embeddings are tied."""
     text = text_config(config, IDEFICS3_DEFAULTS)
     text["tie_word_embeddings"] = config.get("tie_word_embeddings", False)
     if (model_type := text["model_type"]) != "llama":
@@ -141,7 +136,6 @@ def read_phi3(config: Json, generation: Json) -> ModelConfig:
 
 
 def _llama_like(model_type: str, **own: Any) -> Family:
-    """A family that differs from llama in nothing but what ``read_config`` reads."""
     return Family(
         name=model_type,
         model_types=(model_type,),
@@ -228,7 +222,7 @@ MISTRAL3_DEFAULTS: dict[str, Any] = {
     "rope_theta": 1e9,
     "tie_word_embeddings": False,
 }
-"""The values of Mistral Small 3.1 for keys that its config leaves out."""
+"""Those of Mistral Small 3.1, whose config leaves them out."""
 PIXTRAL_DEFAULTS: dict[str, Any] = {
     "model_type": "mistral",
     "vocab_size": 32_000,
@@ -240,7 +234,7 @@ PIXTRAL_DEFAULTS: dict[str, Any] = {
     "max_position_embeddings": 131_072,
     "sliding_window": None,
 }
-"""The values of keys that Pixtral 12B's text config leaves out."""
+"""Those of Pixtral 12B, whose config leaves them out."""
 
 
 def read_ministral3(config: Json, generation: Json) -> ModelConfig:
@@ -264,7 +258,7 @@ def read_mistral3(config: Json, generation: Json) -> ModelConfig:
 
 
 def read_pixtral(config: Json, generation: Json) -> ModelConfig:
-    """Raises ``BadFileError``, also for a LLaVA model with any other tower."""
+    """Refuses a LLaVA model with any other tower."""
     tower = config.get("vision_config")
     kind = tower.get("model_type") if isinstance(tower, dict) else None
     if kind != "pixtral":
@@ -277,7 +271,6 @@ def read_pixtral(config: Json, generation: Json) -> ModelConfig:
 
 
 def _pixtral_vision(config: Json, text: Json, *, has_projector_bias: bool) -> VisionConfig | None:
-    """``None`` where there is no tower of Pixtral's. Raises ``BadFileError``."""
     tower = config.get("vision_config")
     if not isinstance(tower, dict) or tower.get("model_type", "pixtral") != "pixtral":
         return None

@@ -43,8 +43,7 @@ CHUNK_TOKENS = GROWTH_POSITIONS = 8192
 GROWTH_BETA = 0.1
 """GGUF has no keys for these: every published model's are the same."""
 UNNORMED_EXPERTS = 128
-"""The number of experts of Maverick, whose queries and keys have no norm. GGUF has no key for it
-either."""
+"""Maverick's, whose queries and keys have no norm. GGUF has no key for that either."""
 
 
 def read_config(config: Json, generation: Json) -> ModelConfig:
@@ -95,8 +94,6 @@ def _growth(beta: float, positions: int) -> QueryGrowth:
 
 
 def _check_layer_types(config: Json, mixers: tuple[MixerKind, ...]) -> None:
-    """Raises ``BadFileError`` where a layer sees another part of the context than layers of its
-    rotation do."""
     names = {"chunked": "chunked_attention", "unrotated": "full_attention"}
     listed = config.get("layer_types")
     if listed and list(listed) != [names[kind] for kind in mixers]:

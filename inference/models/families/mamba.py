@@ -50,7 +50,6 @@ MAMBA_LAYER = {
 
 
 def _read_mamba(config: Json) -> MambaConfig:
-    """Reads the sizes of families that call them ``mamba_…``. Raises ``BadFileError``."""
     sizes = MAMBA_DEFAULTS | {
         key: config[key] for key in MAMBA_DEFAULTS if config.get(key) is not None
     }
@@ -80,8 +79,7 @@ def _step_limit(declared: Any) -> tuple[float, float]:
 
 
 def _read_mamba_gguf(keys: GGUFKeys) -> MambaConfig:
-    """llama.cpp's converter has put the negated rate of forgetting in place of its logarithm.
-    Raises ``BadFileError``."""
+    """llama.cpp's converter writes the negated rate of forgetting, not its logarithm."""
     num_heads = keys.integer("ssm.time_step_rank")
     return MambaConfig(
         num_heads=num_heads,
@@ -128,7 +126,6 @@ def read_granite_gguf(keys: GGUFKeys) -> ModelConfig:
 
 
 def logit_multiplier_gguf(keys: GGUFKeys) -> float:
-    """Raises ``BadFileError``."""
     return 1.0 / (keys.number("logit_scale", 0.0) or 1.0)
 
 
@@ -201,7 +198,6 @@ def read_bamba(config: Json, generation: Json) -> ModelConfig:
 
 
 def read_hybrid_gguf(keys: GGUFKeys) -> ModelConfig:
-    """Infers from their tensors which layers are Mamba-2. Raises ``BadFileError``."""
     attention: MixerKind = "unrotated"
     if is_rotated_gguf(keys, default=False):
         attention = "attention"

@@ -13,7 +13,6 @@ from inference.protocol.load_errors import BadFileError
 
 
 def experts_of(config: Json, **declared: Any) -> ExpertsConfig:
-    """``declared``: fields that the family knows better than config.json's common keys."""
     common: dict[str, Any] = {
         "experts_per_token": positive_integer(config, "num_experts_per_tok"),
         "normalizes": bool(config.get("norm_topk_prob", False)),
@@ -37,9 +36,7 @@ def mlps_of(config: Json) -> tuple[MlpKind, ...]:
 
 
 def routed_fields(config: Json, **declared: Any) -> dict[str, Any]:
-    """Fields of ``ModelConfig``: which layers are sparse and what of, by the keys of DeepSeek's
-    kin. ``declared``: fields of ``ExpertsConfig`` that the family knows better. Raises
-    ``BadFileError``."""
+    """By the keys of DeepSeek's kin. ``declared``: overriding fields of ``ExpertsConfig``."""
     inner = positive_integer(config, "moe_intermediate_size")
     num_dense = int(config.get("first_k_dense_replace") or 0)
     num_layers = positive_integer(config, "num_hidden_layers")
@@ -62,14 +59,12 @@ def routed_fields(config: Json, **declared: Any) -> dict[str, Any]:
 
 
 SHARED_EXPERTS = {".mlp.shared_experts.": ".mlp.shared_expert."}
-"""A part of names in files that call the expert that all rows go through several."""
+"""Some files name the shared expert in the plural."""
 
 
 def read_mixture_gguf(
     keys: GGUFKeys, *, model_type: str, normalizes: bool, **declared: Any
 ) -> ModelConfig:
-    """``declared``: fields of ``ModelConfig`` that the family knows better than the common keys.
-    Raises ``BadFileError``."""
     mixture = gguf_mixture(keys, normalizes=normalizes)
     return read_decoder_gguf(keys, model_type, **mixture, **declared)
 
@@ -77,9 +72,8 @@ def read_mixture_gguf(
 def gguf_mixture(
     keys: GGUFKeys, *, normalizes: bool, num_layers: int | None = None, **declared: Any
 ) -> dict[str, Any]:
-    """Fields of ``ModelConfig``. Sizes and kinds of layers are those of the tensors, because files
-    that are older than a key do not have it. ``declared``: fields of ``ExpertsConfig`` that the
-    family knows better. Raises ``BadFileError``."""
+    """Fields of ``ModelConfig``. Sizes and layers are read from the tensors, because old files lack
+    keys. ``declared``: fields of ``ExpertsConfig`` that override them."""
     stacks = {
         index: shape
         for index in range(keys.integer("block_count"))
@@ -159,7 +153,7 @@ def _check_groups(experts: ExpertsConfig) -> None:
 
 
 def groups_of(config: Json) -> dict[str, int]:
-    """Fields of ``ExpertsConfig`` by the keys of DeepSeek's kin. Raises ``BadFileError``."""
+    """Fields of ``ExpertsConfig`` by the keys of DeepSeek's kin."""
     keys = {"num_groups": "n_group", "groups_per_token": "topk_group"}
     return {
         name: 1 if config.get(key) is None else positive_integer(config, key)

@@ -1,8 +1,7 @@
 """Decoders of llama's layers whose MLPs are mixtures of experts: mixtral, olmoe, qwen2_moe and
 qwen3_moe, dots.llm1, MiniMax-M2, ERNIE 4.5 with experts, GLM-4.5 and later, and gpt-oss.
 
-GLM-4.5's experts are chosen by their sigmoids and a bias that only chooses, of the best groups
-where there are several, beside one that all rows go through.
+GLM-4.5 chooses experts by their sigmoids and a bias that only chooses, of the best groups.
 
 gpt-oss attends with sinks, within a window in every other layer, and its biased experts have a
 clamped activation. Its published files hold the experts in MXFP4, and gates and the rest row by
@@ -51,7 +50,7 @@ GPT_OSS_ROUTING: dict[str, Any] = {
     "swish_gain": 1.702,
     "limit": 7.0,
 }
-"""The routing of its experts; GGUF has no key for it."""
+"""GGUF has no key for it."""
 
 
 def read_gpt_oss(config: Json, generation: Json) -> ModelConfig:
@@ -126,14 +125,13 @@ BLOCK_NAMES = {
     ".w2.": ".down_proj.",
     ".w3.": ".up_proj.",
 }
-"""Mixtral's names of experts; and MiniMax's, whose published files have the bias that only chooses
-beside the router, whose own it is here."""
+"""Mixtral's; and MiniMax's, whose files have the bias that only chooses beside the router."""
 ERNIE_NAMES = {
     "mlp.gate.moe_statics.": "mlp.gate.",
     "mlp.moe_statics.": "mlp.gate.",
     **SHARED_EXPERTS,
 }
-"""The bias that only chooses, in files of transformers 5, and before it."""
+"""Older and newer names of the bias that only chooses."""
 
 
 def read_mixtral(config: Json, generation: Json) -> ModelConfig:
@@ -150,7 +148,6 @@ def read_mixtral(config: Json, generation: Json) -> ModelConfig:
 
 
 def read_olmoe(config: Json, generation: Json) -> ModelConfig:
-    """Norms are of all heads of queries together, and of keys. Raises ``BadFileError``."""
     if config.get("clip_qkv") is not None:
         raise BadFileError("clip_qkv is not supported")
     inner = positive_integer(config, "intermediate_size")
@@ -191,8 +188,6 @@ def read_dots1(config: Json, generation: Json) -> ModelConfig:
 
 
 def read_minimax_m2(config: Json, generation: Json) -> ModelConfig:
-    """Norms are of all heads of queries together, and of keys; a part of each head is rotated.
-    Raises ``BadFileError``."""
     check_activation(config, "silu", "swish")
     has_norm, kind = config.get("use_qk_norm", True), config.get("qk_norm_type", "per_layer")
     if not has_norm or kind != "per_layer":
@@ -217,8 +212,6 @@ def read_minimax_m2(config: Json, generation: Json) -> ModelConfig:
 
 
 def read_ernie_moe(config: Json, generation: Json) -> ModelConfig:
-    """Experts are chosen by a softmax over all and a bias that only chooses. Raises
-    ``BadFileError``."""
     if config.get("use_bias"):
         raise BadFileError("biases of every projection are not supported beside experts")
     inner = positive_integer(config, "moe_intermediate_size")

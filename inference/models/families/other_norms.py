@@ -183,7 +183,7 @@ def read_olmo3(config: Json, generation: Json) -> ModelConfig:
 
 
 def read_olmo_gguf(keys: GGUFKeys) -> ModelConfig:
-    """llama.cpp calls both OLMo 2: the third has a window. Raises ``BadFileError``."""
+    """llama.cpp calls both OLMo 2: the third has a window."""
     window = keys.find("attention.sliding_window")
     theta = keys.number("rope.freq_base", OLMO3_THETA)
     if window is None:

@@ -1,8 +1,5 @@
-"""config.json's declaration of quantised safetensors, and which of the methods are read.
-
-``loading/weights/packed_files.py`` reads them: it takes each matrix's parameters from its
-tensors, which are more exact than config.json's declaration for all.
-"""
+"""config.json's declaration of quantised safetensors. ``loading/weights/packed_files.py`` reads
+them: their tensors are more exact than the declaration."""
 
 from __future__ import annotations
 
@@ -13,7 +10,6 @@ from inference.models.families.hub_config import Json
 from inference.protocol.load_errors import BadFileError
 
 Method = Literal["fp8", "gptq", "awq", "compressed-tensors"]
-"""``quant_method`` of config.json."""
 
 MXFP4, MXFP4_MODEL = "mxfp4", "gpt_oss"
 """``loading/weights/named_files.py`` reads those."""
@@ -28,18 +24,17 @@ FP8_BLOCK = (128, 128)
 class Quantization:
     method: Method
     bits: int = 8
-    """The bits of compressed-tensors are those of its first group: its tensors determine theirs."""
+    """compressed-tensors: those of its first group; the tensors determine their own."""
     has_floats: bool = False
-    """Whether the codes of compressed-tensors are fp8."""
+    """compressed-tensors: the codes are fp8."""
     zeros_less_one: bool = False
-    """Whether the files hold zero points less one, as GPTQ's first format does."""
+    """The files hold zero points less one, as GPTQ's first format does."""
     block: tuple[int, int] = FP8_BLOCK
-    """Rows and columns that share a scale, where there are scales of blocks."""
+    """(rows, columns) that share a scale."""
 
 
 def read_quantization(config: Json) -> Quantization | None:
-    """``None`` for dense weights. Raises ``BadFileError``, which names the method that is not
-    read."""
+    """``None``: dense weights. Raises ``BadFileError``."""
     declared = _declared(config)
     method, bits = declared.get("quant_method", "unknown"), declared.get("bits")
     if bits is not None and not isinstance(bits, int):
@@ -61,7 +56,7 @@ def read_quantization(config: Json) -> Quantization | None:
 
 
 def _declared(config: Json) -> Json:
-    """The declaration, which is mostly in the outer config where the text model is nested."""
+    """Mostly in the outer config, where the text model is nested."""
     nested = config.get("text_config") or {}
     found = config.get("quantization_config") or config.get("compression_config")
     return found or nested.get("quantization_config") or {}

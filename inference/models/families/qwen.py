@@ -1,17 +1,14 @@
 """Qwen3.5 and Qwen3-Next, and the Qwens beside a vision tower: Qwen2.5-VL, and Qwen3-VL without and
-with experts. ``llama`` has the plain ones, ``mixtures`` those with experts.
+with experts.
 
-Qwen3.5 and Qwen3-Next are hybrids of Gated DeltaNet and attention with a gate on its output, with a
-dense MLP or a mixture of experts. Most layers are DeltaNet, every few are attention; a part of each
-head is rotated, and norms' weights are stored less one. Qwen3-Next's projections go from key head
-to key head.
+Qwen3.5 and Qwen3-Next are hybrids of Gated DeltaNet and, every few layers, attention with a gate on
+its output, with a dense MLP or a mixture. A part of each head is rotated, and norms' weights are
+stored less one. Qwen3-Next's projections go from key head to key head.
 
-Checkpoints with a tower nest the text model: config.json has it under ``text_config``, and its
-tensors are called ``model.language_model.*``. A text's three rotary positions are all the same, so
-that interleaving them changes nothing. Qwen2.5-VL's rotary frequencies turn in blocks by time,
-height and width; its published checkpoints have the text model's keys in config.json itself, and
-its tensors beside those of ``visual.*``. Some blocks of Qwen3-VL's tower are added to the decoder's
-first layers; files stack its experts, as published with their inputs first."""
+A text's three rotary positions are all the same, so that interleaving them changes nothing.
+Qwen2.5-VL's published checkpoints have the text model's keys in config.json itself, and its tensors
+beside those of ``visual.*``. Qwen3-VL's published files stack experts with their inputs first.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +40,6 @@ from inference.models.layer_configs import NEGATIVE_RATE, DeltaConfig, DeltaName
 from inference.protocol.load_errors import BadFileError
 
 DEFAULT_INTERVAL = 4
-"""Every fourth layer is attention, where no interval is declared."""
 DEFAULT_ROTARY_FACTOR = 0.25
 
 KINDS: Mapping[str, MixerKind] = {"linear_attention": "delta", "full_attention": "attention"}
@@ -89,8 +85,7 @@ def read_qwen3_next(config: Json, generation: Json) -> ModelConfig:
 
 
 def hybrid_fields(config: Json, names: DeltaNames) -> dict[str, Any]:
-    """Fields of ``ModelConfig``: a hybrid's layers, DeltaNet and attention. ``config``: of the text
-    model. Raises ``BadFileError``."""
+    """Fields of ``ModelConfig``. ``config``: of the text model."""
     has_bias = bool(config.get("attention_bias", False))
     return {
         "mixers": _mixers(config),
@@ -112,8 +107,6 @@ def hybrid_fields(config: Json, names: DeltaNames) -> dict[str, Any]:
 
 
 def sparse_fields(config: Json) -> dict[str, Any]:
-    """The fields of hybrids with a mixture of experts beside one that all rows go through.
-    Raises ``BadFileError``."""
     return {
         "experts": experts_of(
             config,
@@ -146,8 +139,7 @@ def _rotary_dim(config: Json) -> int:
 
 
 def text_config(config: Json) -> dict[str, Any]:
-    """Returns the text model's config, with or without a tower. Of the outer config,
-    ``tie_word_embeddings`` holds for the text too."""
+    """Of the outer config, ``tie_word_embeddings`` holds for the text too."""
     nested = config.get("text_config")
     if nested is None:
         return dict(config)
@@ -181,8 +173,7 @@ def read_qwen3_next_gguf(keys: GGUFKeys) -> ModelConfig:
 def gguf_fields(
     keys: GGUFKeys, names: DeltaNames, *, are_value_heads_tiled: bool
 ) -> dict[str, Any]:
-    """``hybrid_fields`` of a GGUF. llama.cpp's converter has added the one to norms' weights, and
-    has put the negated rate of forgetting in place of its logarithm. Raises ``BadFileError``."""
+    """llama.cpp's converter adds one to norms' weights and writes negated rates of forgetting."""
     num_layers = keys.layers_before_predictors()
     num_value_heads = keys.integer("ssm.time_step_rank")
     interval = keys.integer("full_attention_interval", DEFAULT_INTERVAL)
@@ -250,8 +241,7 @@ def read_qwen2_5_vl(config: Json, generation: Json) -> ModelConfig:
 
 
 def _unscaled(text: dict[str, Any]) -> dict[str, Any]:
-    """Replaces ``mrope`` by the default scaling: for text alone the two rotary embeddings are the
-    same."""
+    """For text alone, ``mrope`` is the same as the default scaling."""
     for key in ROPE_KEYS:
         rope = text.get(key)
         if isinstance(rope, dict) and "mrope" in (rope.get("rope_type"), rope.get("type")):
@@ -269,7 +259,7 @@ def read_qwen3_vl(config: Json, generation: Json) -> ModelConfig:
 
 
 def read_qwen3_vl_moe(config: Json, generation: Json) -> ModelConfig:
-    """The family's routing always normalises. Raises ``BadFileError``."""
+    """The family's routing always normalises."""
     text = text_config(config) | {"norm_topk_prob": True}
     return replace(read_qwen3_moe(text, generation), vision=read_vision(config, text))
 

@@ -32,7 +32,6 @@ from inference.protocol.load_errors import UnknownArchitectureError
 NUM_NEAREST = 2
 LEAST_LIKENESS = 0.7
 MODELS_PAGE = "docs/models.md"
-"""Lists every architecture that runs, for people."""
 
 FAMILIES: tuple[Family, ...] = (
     *llama.FAMILIES,
@@ -65,7 +64,6 @@ def find_family(model_type: str) -> Family | None:
 
 
 def family_of(config: ModelConfig) -> Family:
-    """The family that has read this config."""
     return _BY_MODEL_TYPE[config.architecture]
 
 
@@ -74,7 +72,7 @@ def known_model_types() -> tuple[str, ...]:
 
 
 def check_architecture(model_type: str) -> Family:
-    """Raises ``UnknownArchitectureError``, which names the nearest ones."""
+    """Raises ``UnknownArchitectureError``."""
     family = _BY_MODEL_TYPE.get(model_type)
     if family is None:
         raise unknown_architecture(model_type, _BY_MODEL_TYPE)
@@ -82,8 +80,7 @@ def check_architecture(model_type: str) -> Family:
 
 
 def check_gguf_architecture(architecture: str) -> Family:
-    """``architecture``: as GGUF spells it. Raises ``UnknownArchitectureError``, which names the
-    nearest ones."""
+    """Raises ``UnknownArchitectureError``."""
     family = _BY_GGUF.get(architecture)
     if family is None:
         raise unknown_architecture(architecture, _BY_GGUF)
@@ -91,14 +88,12 @@ def check_gguf_architecture(architecture: str) -> Family:
 
 
 def may_read_images(gguf_architecture: str | None) -> bool:
-    """Whether the tower of an mmproj file may be of use to a model of this architecture; ``None``:
-    it is not known."""
+    """Whether an mmproj file may be of use; ``None``: the architecture is not known."""
     family = None if gguf_architecture is None else _BY_GGUF.get(gguf_architecture)
     return family is None or bool(family.gguf_projectors)
 
 
 def unknown_architecture(architecture: str, known: Iterable[str]) -> UnknownArchitectureError:
-    """Names up to two of ``known`` that are spelt much alike: all of them would fill a screen."""
     reason = REFUSED_TYPES.get(architecture)
     refused = "" if reason is None else f", which {reason}"
     return UnknownArchitectureError(

@@ -62,8 +62,6 @@ TABLE_ROLES: frozenset[Role] = frozenset({"embedding", "head"})
 
 @dataclass(frozen=True, slots=True)
 class TensorRole:
-    """One tensor that a model computes with."""
-
     name: str
     """Hugging Face's, with ``.weight`` or ``.bias``."""
     role: Role
@@ -71,10 +69,8 @@ class TensorRole:
     parts: tuple[str, ...] = ()
     """Names of the tensors that files may hold instead: this one, cut along its first axis."""
     sections: tuple[Section, ...] = ()
-    """The sections along the axis that ranks split: the last one of a row, else the first. None:
-    the tensor is the same on every rank."""
+    """Along the axis that ranks split: a row's last, else the first. Empty: not split."""
     is_optional: bool = False
-    """Whether the model does without it where the files lack it."""
     may_be_folded: bool = False
     """Whether files may hold the numbers of a vector along two axes."""
 
@@ -82,7 +78,7 @@ class TensorRole:
 def column(
     name: str, in_features: int, *sections: Section, has_bias: bool = False
 ) -> Iterator[TensorRole]:
-    """A projection whose outputs are ``sections``. Its bias is split as they are."""
+    """``sections``: of the outputs."""
     role: Role = "column"
     features = sum(section.features for section in sections)
     yield TensorRole(f"{name}.weight", role, (features, in_features), sections=sections)
@@ -93,7 +89,7 @@ def column(
 def row(
     name: str, out_features: int, *sections: Section, has_bias: bool = False
 ) -> Iterator[TensorRole]:
-    """A projection whose inputs are ``sections``."""
+    """``sections``: of the inputs."""
     features = sum(section.features for section in sections)
     yield TensorRole(f"{name}.weight", "row", (out_features, features), sections=sections)
     if has_bias:
@@ -102,8 +98,7 @@ def row(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerNames:
-    """Hugging Face's names after ``model.layers.N.``, without ``.weight``. Projections that one
-    input meets may lie in one tensor or in several."""
+    """Names after ``model.layers.N.``, without ``.weight``."""
 
     input_norm: str | None = "input_layernorm"
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
@@ -119,10 +114,8 @@ class LayerNames:
     """Gates first; only what goes up where an MLP has no gates."""
     down: str = "mlp.down_proj"
     mlp_added_norm: str | None = None
-    """The norm of the MLP's output."""
 
     @property
     def norms(self) -> tuple[str, ...]:
-        """The norms of the residual stream and of the outputs added to it."""
         declared = (self.input_norm, self.mixed_norm, self.mlp_norm, self.mlp_added_norm)
         return tuple(dict.fromkeys(name for name in declared if name is not None))

@@ -1,11 +1,6 @@
-"""All vision towers, however a file describes them: their tensors, the model's names of these, what
-makes a tower that cannot be computed, and the sizes of images in preprocessor_config.json.
-
-Names are those of safetensors files, and those of mmproj files, which llama.cpp's
-gguf-py/gguf/constants.py lists:
-
-    vision_tower.encoder.layers.0.mlp.fc1.weight ─┐
-    v.blk.0.ffn_up.weight ────────────────────────┴─▶ model.visual.blocks.0.mlp.linear_fc1.weight"""
+"""All vision towers, however a file describes them: their tensors and names, which towers cannot be
+computed, and the sizes of images in preprocessor_config.json. llama.cpp's gguf-py/gguf/constants.py
+lists the names of mmproj files."""
 
 from __future__ import annotations
 
@@ -24,13 +19,12 @@ from inference.protocol.load_errors import BadFileError
 
 TOWER = "model.visual."
 VISION = "vision"
-"""The purpose of the tower's tensors, in words."""
 ROPE_THETA = 10000.0
 NORM_EPS = 1e-6
 
 
 def tower_tensors(vision: VisionConfig) -> Iterator[TensorRole]:
-    """Dense whatever the decoder's become: a small part of the whole, and it is run seldom."""
+    """Dense whatever the decoder's become: a tower is small, and seldom run."""
     size, patch = vision.hidden_size, vision.patch_px
     frames = (vision.temporal_patch,) if vision.kind in ("qwen3_vl", "qwen2_5_vl") else ()
     yield _tensor("patch_embed.proj.weight", size, vision.num_channels, *frames, patch, patch)
@@ -67,7 +61,6 @@ def _block(vision: VisionConfig, prefix: str) -> Iterator[TensorRole]:
 
 
 def _merger(vision: VisionConfig) -> Iterator[TensorRole]:
-    """What makes rows of the decoder of the blocks' output."""
     size, merged, out = vision.hidden_size, vision.merged_features, vision.out_hidden_size
     match vision.kind:
         case "qwen3_vl":
@@ -99,7 +92,6 @@ def _merger(vision: VisionConfig) -> Iterator[TensorRole]:
 
 
 def checked_tower(vision: VisionConfig, text_hidden_size: int) -> VisionConfig:
-    """Raises ``BadFileError`` for a tower that cannot be computed or does not fit its decoder."""
     unit_px = vision.merge * vision.patch_px
     if vision.image_px and not _is_square_whole(vision):
         of = "tiles" if vision.kind == "idefics3" else "images"
@@ -138,8 +130,7 @@ def _is_square_whole(vision: VisionConfig) -> bool:
 
 
 def with_pixels(config: ModelConfig, processor: Json | None) -> ModelConfig:
-    """``processor``: preprocessor_config.json, which limits the size of images; without it the
-    checkpoint is read as a text model. Raises ``BadFileError``."""
+    """``processor``: preprocessor_config.json; ``None``: a text model. Raises ``BadFileError``."""
     if config.vision is None or processor is None:
         return replace(config, vision=None)
     if not processor.get("do_resize", True):
@@ -177,7 +168,6 @@ def _between(vision: VisionConfig, processor: Json) -> dict[str, Any]:
 
 
 def _check_square(image_px: int, processor: Json) -> None:
-    """Raises ``BadFileError`` where the processor makes images that are not the tower's."""
     size, wanted = processor.get("size"), {"height": image_px, "width": image_px}
     if size != wanted:
         raise BadFileError(f"preprocessor_config.json: size is {size!r}, the tower's is {wanted}")
@@ -197,7 +187,7 @@ def _of_rows(vision: VisionConfig, processor: Json) -> dict[str, Any]:
 
 
 def _of_tiles(vision: VisionConfig, processor: Json) -> dict[str, Any]:
-    """Images are cut into tiles unless ``do_image_splitting`` is false. Raises ``BadFileError``."""
+    """Images are cut into tiles unless ``do_image_splitting`` is false."""
     tile = dict(processor.get("max_image_size") or {}).get("longest_edge")
     if tile != vision.image_px:
         raise BadFileError(
@@ -253,8 +243,7 @@ _HUB_QKV = re.compile(r"(?:self_attn|attention)\.([qkv])_proj")
 
 
 def tower_hub_name(name: str) -> str | None:
-    """The model's name of a tensor of a tower or its projector in a safetensors file; ``None`` for
-    any other, and for SigLIP's head, which is not computed with."""
+    """Returns ``None`` for SigLIP's head, too, which is not computed."""
     if match := _HUB_PROJECTOR.fullmatch(name):
         return f"{TOWER}merger.{_HUB_PROJECTORS.get(match[1], match[1])}"
     match = _HUB_TOWER.fullmatch(name)
@@ -274,7 +263,6 @@ def _in_block(name: str) -> str:
 
 
 def towered_name(name: str) -> str:
-    """The ``Family.hub_name`` of a text model that may have SigLIP's tower or Pixtral's."""
     return tower_hub_name(name) or hub_name(name)
 
 
@@ -318,14 +306,13 @@ _NUMBERED = re.compile(r"v\.(blk|deepstack)\.(\d+)\.(\w+)\.(weight|bias)")
 
 
 def is_rotated(name: str) -> bool:
-    """Whether the tensor, by the model's name, is the queries or the keys of a block, whose rows
-    llama.cpp's converter writes in pairs for Pixtral."""
+    """``name``: the model's. llama.cpp's converter writes these rows in pairs for Pixtral."""
     return _ROTATED.fullmatch(name) is not None
 
 
 def tower_name(name: str, vision: VisionConfig) -> str | None:
-    """``v.blk.0.attn_qkv.weight`` -> ``model.visual.blocks.0.attn.qkv.weight``, and with a number
-    at its end for a part of a tensor; ``None`` for a tensor that is not the tower's."""
+    """``v.blk.0.attn_qkv.weight`` -> ``model.visual.blocks.0.attn.qkv.weight``; a part of a tensor
+    gets a number at its end."""
     has_frames = vision.temporal_patch > 1
     alone = {
         PATCHES: f"{PATCH_KERNEL}.0" if has_frames else PATCH_KERNEL,

@@ -1,11 +1,6 @@
-"""The vision tower of a GGUF model, as an mmproj file's metadata describe it.
-
-llama.cpp's converter puts a model's tower and projector into a file of their own, with the
-architecture ``clip``. Keys and names: gguf-py/gguf/constants.py. Imports no torch.
-
-    text model's metadata ─┐
-    mmproj's metadata ─────┴─▶ VisionConfig
-"""
+"""The vision tower of a GGUF model, from its mmproj file: llama.cpp's converter puts tower and
+projector into a file of their own, with the architecture ``clip``. Keys and names:
+gguf-py/gguf/constants.py. Imports no torch."""
 
 from __future__ import annotations
 
@@ -39,22 +34,19 @@ SECTION = "clip.vision"
 QWEN2_5_PROJECTOR, QWEN3_PROJECTOR = "qwen2.5vl_merger", "qwen3vl_merger"
 GEMMA3_PROJECTOR, IDEFICS3_PROJECTOR, PIXTRAL_PROJECTOR = "gemma3", "idefics3", "pixtral"
 UNUSED_TENSORS = frozenset({"v.token_embd.img_break"})
-"""Tensors of mmproj files that are not computed with: Pixtral's has the text model's own embedding
-of the token between rows once more, and a prompt has that token."""
+"""Pixtral's mmproj files repeat the text model's embedding of the token between rows."""
 NORM_EPS_KEY = "attention.layer_norm_epsilon"
 PAD_TOKEN = "<|image_pad|>"
 SECTIONS = "rope.dimension_sections"
 LEAST_TOKENS, MOST_TOKENS = 8, 4096
-"""The bounds on an image's tokens where the file bounds its pixels by no key: llama.cpp's for
-Qwen's towers."""
+"""llama.cpp's for Qwen's towers, where the file bounds an image's pixels by no key."""
 MERGED = "mm.0.weight"
 WINDOW_PX = 112
 _UNUSED = re.compile(r"<unused\d+>")
 
 
 def projector_problem(projector: Mapping[str, Any], text: GGUFKeys, family: Family) -> str | None:
-    """Why the text model cannot have this mmproj file's tower, in words; ``None``: it can.
-    ``projector``: the file's metadata. ``family``: of the text model."""
+    """A sentence for people, or ``None``. ``projector``: the mmproj file's metadata."""
     architecture = projector.get("general.architecture")
     if architecture != ARCHITECTURE:
         return f"its architecture is {architecture!r}, where an mmproj file has {ARCHITECTURE!r}"
@@ -84,13 +76,13 @@ def projector_problem(projector: Mapping[str, Any], text: GGUFKeys, family: Fami
 
 
 def projector_type(projector: Mapping[str, Any]) -> str | None:
-    """Files of several towers name each one's."""
+    """Files of several towers name the type of each."""
     found = projector.get("clip.projector_type") or projector.get(f"{SECTION}.projector_type")
     return None if found is None else str(found)
 
 
 def read_projector(projector: GGUFKeys, text: GGUFKeys) -> VisionConfig:
-    """The tower of an mmproj file that has no ``projector_problem``. Raises ``BadFileError``."""
+    """Call it only without a ``projector_problem``. Raises ``BadFileError``."""
     kind = projector_type(projector.metadata)
     assert kind is not None, "it was checked"
     return checked_tower(READERS[kind](projector, text), text.integer("embedding_length"))
@@ -111,7 +103,7 @@ def _read_qwen3(projector: GGUFKeys, text: GGUFKeys) -> VisionConfig:
 
 
 def _read_qwen2_5(projector: GGUFKeys, text: GGUFKeys) -> VisionConfig:
-    """Every so many blocks one sees the whole image."""
+    """One of every ``n_wa_pattern`` blocks sees the whole image."""
     _check_computed(projector, "use_silu")
     period, depth = projector.integer("n_wa_pattern"), projector.integer("block_count")
     return _merger(
@@ -160,9 +152,7 @@ def _mrope_section(text: GGUFKeys) -> tuple[int, int, int]:
 
 
 def find_soft_token(text: GGUFKeys) -> tuple[int, str] | None:
-    """Gemma 3's token for each row of an image, its id and its text: converters may cut the
-    vocabulary in front of its own token, and then it is the last of the tokens that are kept for
-    such uses."""
+    """Gemma 3's token for image rows; converters may cut it off: then it is the last unused one."""
     tokens = _vocabulary(text)
     if SOFT_TOKEN in tokens:
         return tokens.index(SOFT_TOKEN), SOFT_TOKEN
@@ -239,7 +229,7 @@ READERS: dict[str, Callable[[GGUFKeys, GGUFKeys], VisionConfig]] = {
     IDEFICS3_PROJECTOR: _read_idefics3,
     PIXTRAL_PROJECTOR: _read_pixtral,
 }
-"""By ``clip.projector_type``."""
+"""Keys are values of ``clip.projector_type``."""
 
 
 def _common_fields(projector: GGUFKeys) -> dict[str, Any]:
@@ -290,7 +280,6 @@ def _tensor_shape(projector: GGUFKeys, name: str, num_axes: int) -> tuple[int, .
 
 
 def _vocabulary(text: GGUFKeys) -> list[Any]:
-    """The text model's tokens; none where its metadata lack them."""
     tokens = text.metadata.get("tokenizer.ggml.tokens")
     return tokens if isinstance(tokens, list) else []
 

@@ -1,6 +1,5 @@
-"""Vision towers as config.json describes them, without their processors' image sizes. Each reader
-takes the outer config and the decoder's part, and raises ``BadFileError`` for a tower that would be
-computed wrongly."""
+"""Vision towers as config.json describes them, without their processors' image sizes. Readers take
+the outer config and the decoder's part."""
 
 from __future__ import annotations
 
@@ -36,8 +35,8 @@ SIGLIP_REQUIRED = frozenset(
 
 
 def read_vision(config: Json, text: Json) -> VisionConfig | None:
-    """The tower of Qwen3-VL and Qwen3.5. ``None`` where there is none, or none that is whole: such
-    a checkpoint is read as a text model."""
+    """For Qwen3-VL and Qwen3.5. A tower that is not whole is ``None``: the model is read as a text
+    model."""
     own = {"num_position_embeddings", "temporal_patch_size"}
     tower = _whole_qwen_tower(config, text, QWEN_REQUIRED | own)
     if tower is None:
@@ -58,7 +57,7 @@ def read_vision(config: Json, text: Json) -> VisionConfig | None:
 
 
 def read_windowed_vision(config: Json, text: Json) -> VisionConfig | None:
-    """The tower of Qwen2.5-VL, most of whose blocks see a window of the image."""
+    """For Qwen2.5-VL, most of whose blocks see a window of the image."""
     own = {"fullatt_block_indexes", "window_size"}
     tower = _whole_qwen_tower(config, text, QWEN_REQUIRED | own)
     if tower is None:
@@ -109,7 +108,6 @@ def _check_gelu(tower: Json) -> None:
 
 
 def _encoder_fields(tower: Json, text: Json) -> dict[str, Any]:
-    """The sizes that towers other than Qwen's spell alike."""
     return {
         "depth": positive_integer(tower, "num_hidden_layers"),
         "hidden_size": positive_integer(tower, "hidden_size"),
@@ -121,17 +119,16 @@ def _encoder_fields(tower: Json, text: Json) -> dict[str, Any]:
 
 SOFT_TOKEN, SOFT_TOKEN_ID = "<image_soft_token>", 262_144
 NUM_TOKENS = 256
-"""Facts of Gemma 3, where its config has none."""
+"""Gemma 3's, where its config has none."""
 
 
 def soft_text(image_token: str) -> ImageText:
-    """``image_token``: Gemma 3's token for each row of an image."""
     start = "<start_of_image>"
     return ImageText(start, f"\n\n{start}{image_token}<end_of_image>\n\n")
 
 
 def read_siglip_vision(config: Json, text: Json) -> VisionConfig | None:
-    """The tower of Gemma 3. ``None`` where there is none, or none that is whole."""
+    """For Gemma 3. A tower that is not whole is ``None``."""
     tower = config.get("vision_config")
     if not isinstance(tower, dict) or not tower.keys() >= SIGLIP_REQUIRED:
         return None
@@ -154,8 +151,7 @@ def read_siglip_vision(config: Json, text: Json) -> VisionConfig | None:
 
 
 def merge_of(patches_per_side: int, num_tokens: int) -> int:
-    """The patches each way that become one of an image's ``num_tokens``. Raises
-    ``BadFileError``."""
+    """Patches each way that become one token."""
     tokens_per_side = math.isqrt(num_tokens)
     if not 0 < tokens_per_side <= patches_per_side or tokens_per_side**2 != num_tokens:
         raise BadFileError(
@@ -165,7 +161,7 @@ def merge_of(patches_per_side: int, num_tokens: int) -> int:
 
 
 def square_fields(image_px: int, patch_px: int, merge: int) -> dict[str, Any]:
-    """The fields of a ``VisionConfig`` that follow from the one size of Gemma 3's images."""
+    """Fields of ``VisionConfig`` that follow from the one size of Gemma 3's images."""
     return {
         "kind": "gemma3",
         "image_px": image_px,
@@ -202,7 +198,7 @@ TILE_TEXT = ImageText(
 
 
 def read_idefics3_vision(config: Json, text: Json) -> VisionConfig | None:
-    """The tower of Idefics3 and SmolVLM: SigLIP's over squares, which are an image or its tiles."""
+    """For Idefics3 and SmolVLM: SigLIP's over squares, which are an image or its tiles."""
     if not isinstance(declared := config.get("vision_config"), dict):
         return None
     tower = IDEFICS3_DEFAULTS | declared
@@ -250,8 +246,7 @@ ROW_TEXT = ImageText(
 
 
 def read_pixtral_vision(config: Json, text: Json, *, has_projector_bias: bool) -> VisionConfig:
-    """The tower of Pixtral and Mistral Small 3, whose images have any shape.
-    ``has_projector_bias``: where the config does not name it."""
+    """For Pixtral and Mistral Small 3. ``has_projector_bias``: default."""
     tower = PIXTRAL_DEFAULTS | config["vision_config"]
     for key, known in (
         ("vision_feature_layer", -1),
@@ -285,8 +280,6 @@ def read_pixtral_vision(config: Json, text: Json, *, has_projector_bias: bool) -
 
 
 def row_fields(longest_px: int, patch_px: int, merge: int) -> dict[str, Any]:
-    """The fields of a ``VisionConfig`` that follow from the longest side of an image, and of all
-    such towers."""
     return {
         "kind": "pixtral",
         "division": "rows",

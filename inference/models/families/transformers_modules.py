@@ -1,15 +1,12 @@
-"""Decoders that transformers has and no family here: ``inference.models.transformers_backend`` runs
-them.
+"""Decoders that ``inference.models.transformers_backend`` runs, as no family here does.
 
-    TRANSFORMERS_PAGED     all layers attend through transformers' attention interface, over our
-                           paged attention; the cache's sizes are read from config.json and checked
-                           against the module before weights are read
-    TRANSFORMERS_CACHED    others, with transformers' own cache over our blocks and state slots; its
-                           contents are detected from the module without its weights
+TRANSFORMERS_PAGED: all layers attend through transformers' attention interface, over our paged
+attention. TRANSFORMERS_CACHED: others, with transformers' own cache over our blocks and state
+slots, whose contents are detected from the module without its weights.
 
-The types are a list, not a guess: each was compared with transformers' own answers. Some GGUF
-architectures that no family here reads are read by transformers as well, dequantised. Its reader
-passes over some of the metadata: those that change the answer are added here.
+The types are a list, not a guess: each was compared with transformers' answers. Some GGUF
+architectures are read by transformers as well, dequantised; metadata that its reader passes over
+and that change the answer are added here.
 """
 
 from __future__ import annotations
@@ -42,9 +39,7 @@ NAMES = {
     "max_positions": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
     "intermediate_size": ("intermediate_size", "n_inner", "ffn_dim"),
 }
-"""Names of sizes in config.json."""
 CHANGING_ROPES = frozenset({"dynamic", "longrope"})
-"""Kinds whose angles follow the longest sequence of a batch."""
 KNOWN_LAYERS = frozenset({"full_attention", "sliding_attention"})
 
 
@@ -70,8 +65,7 @@ def read_paged(config: Json, generation: Json) -> ModelConfig:
 
 
 def _module(config: Json, generation: Json, *left_out: str, **sizes: Any) -> ModelConfig:
-    """``left_out``: keys of config.json that its module is not given. Weights are not quantised any
-    more when the module gets them."""
+    """``left_out``: keys that the module does not get. Its weights come dense."""
     left_out = ("quantization_config", *left_out)
     return ModelConfig(
         rms_norm_eps=0.0,
@@ -96,7 +90,6 @@ def _check_layers(config: Json) -> None:
 
 
 def check_rope(config: Json) -> None:
-    """Raises ``BadFileError``."""
     rope: Any = rope_parameters(config)
     by_kind = [inner for inner in rope.values() if isinstance(inner, dict)]
     for inner in (rope, *by_kind):
@@ -109,7 +102,7 @@ def check_rope(config: Json) -> None:
 
 
 def _num_kv_heads(config: Json, num_heads: int) -> int:
-    """Returns the number of KV heads. With latent attention every head gets keys of its own."""
+    """With latent attention every head gets keys of its own."""
     if config.get("kv_lora_rank") or config.get("multi_query"):
         return 1 if config.get("multi_query") else num_heads
     return optional_size(config, "num_key_value_heads", num_heads)
@@ -146,13 +139,11 @@ TRANSFORMERS_PAGED = Family(
 
 
 EPSILONS = ("eps", "epsilon")
-"""Suffixes of epsilon parameters."""
 
 
 def check_numbers(config: Json, of: str = "") -> None:
-    """Checks the numbers of a config.json that goes to transformers' module as it is: transformers
-    takes NaN for a number, and some modules then answer with it. Infinity is allowed in lists,
-    where it ends an open range. Raises ``BadFileError``."""
+    """transformers accepts NaN, and some modules then answer with it. Infinity is allowed in lists,
+    where it ends an open range."""
     for key, value in config.items():
         if isinstance(value, dict) and "__float__" not in value:
             check_numbers(value, f"{of}{key}.")
@@ -173,7 +164,7 @@ def _problem(key: str, value: Any) -> str | None:
 
 
 def _number(value: Any) -> float | None:
-    """``None`` for anything but a number. transformers writes those that JSON lacks its own way."""
+    """transformers writes numbers that JSON lacks its own way."""
     match value:
         case bool():
             return None
@@ -185,8 +176,7 @@ def _number(value: Any) -> float | None:
 
 
 def read_cached(config: Json, generation: Json) -> ModelConfig:
-    """Sizes that config.json leaves out are 1 until the module is inspected. Raises
-    ``BadFileError``."""
+    """Sizes that config.json leaves out are 1 until the module is inspected."""
     architecture = str(config["model_type"])
     if (nested := NESTED_TYPES.get(architecture)) is not None:
         config, architecture = _text_config(config), nested
@@ -214,7 +204,7 @@ def _text_config(config: Json) -> Json:
 
 
 def _optional_size(config: Json, name: str) -> int:
-    """1 where config.json has none, or one for each layer. Raises ``BadFileError``."""
+    """1 where config.json has none, or one for each layer."""
     given = (key for key in NAMES[name] if not isinstance(config.get(key), list | None))
     found = next((key for key in given if config[key] != 0), None)
     return 1 if found is None else positive_integer(config, found)
@@ -252,11 +242,11 @@ READ_ELSEWHERE = frozenset(
         "rope.freq_base",
     }
 )
-"""Keys that transformers' reader reads, that are added here, or whose number a module has too."""
+"""Keys that transformers' reader or this file reads, or whose number a module has too."""
 
 
 def check_module_keys(keys: GGUFKeys, config: ModelConfig) -> None:
-    """Raises ``BadFileError`` for a key that changes numbers and that nobody reads."""
+    """Raises ``BadFileError`` for a key that changes numbers and is not read."""
     if rope_scaling(keys, config.max_positions) is not None:
         raise BadFileError(
             f"rope scaling ({keys.architecture}.rope.scaling.factor, rope.scaling.type or "
@@ -286,7 +276,6 @@ def added_by_metadata(keys: GGUFKeys) -> dict[str, Any]:
 
 
 def _rotary(keys: GGUFKeys) -> dict[str, Any]:
-    """Bases, and how much of each head is rotated."""
     head_dim = keys.integer("embedding_length") // keys.integer("attention.head_count")
     rotated = keys.integer("rope.dimension_count", head_dim)
     theta = keys.metadata.get(f"{keys.architecture}.rope.freq_base", 10_000.0)

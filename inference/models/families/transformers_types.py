@@ -96,8 +96,6 @@ CACHED_TYPES: tuple[str, ...] = (
     "zamba2",
     "zaya",
 )
-"""The types that run with transformers' own cache over our blocks and state slots, because not all
-their layers attend through transformers' attention interface."""
 NESTED_TYPES: dict[str, str] = {
     "dots3_note": "dots3_note_text",
     "gemma3n": "gemma3n_text",
@@ -170,4 +168,3 @@ _REFUSED: dict[str, tuple[str, ...]] = {
     ),
 }
 REFUSED_TYPES: dict[str, str] = {name: words for words, names in _REFUSED.items() for name in names}
-"""The reason, for people, why each type is refused."""

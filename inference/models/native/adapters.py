@@ -25,27 +25,24 @@ PROJECTIONS_OF_LAYER = 5
 
 @dataclass(frozen=True, slots=True)
 class AdaptedStack:
-    """The weights that one of a layer's projections stacks."""
-
     names: Sequence[tuple[str, int]]
-    """With their numbers of outputs."""
+    """(name, out_features)."""
     is_packed: bool
-    """Whether any of them is read as codes, and what it reads is quantised."""
+    """Whether any is read as codes, so that its input is quantised."""
 
 
 @dataclass(frozen=True, slots=True)
 class NativeAdapter:
     struct: ctypes.Structure
     inner_width: int
-    """Numbers of a row between down and up, of the widest projection, in whole groups."""
+    """Most numbers of a row between down and up, in whole groups."""
     alive: Sequence[object]
-    """The weights that the struct points at."""
+    """Weights that the struct points at."""
 
 
 def native_adapter(
     weights: AdapterWeights, layers: Sequence[Sequence[AdaptedStack]], library: ctypes.CDLL
 ) -> NativeAdapter:
-    """``layers``: of each layer's five projections the weights."""
     stacks = [stack for layer in layers for stack in layer]
     check_known(weights, (name for stack in stacks for name, _ in stack.names))
     alive: list[object] = []
@@ -98,7 +95,6 @@ def _dense(matrix: torch.Tensor) -> DenseWeight:
 
 
 def _in_codes(matrix: torch.Tensor) -> GroupedWeight:
-    """Rounded to 8 bits, in groups of 32 inputs."""
     groups = matrix.view(len(matrix), -1, GROUP_FEATURES)
     scales = (groups.abs().amax(dim=2) / LARGEST_CODE).half()
     steps = torch.where(scales == 0, 1.0, scales.float())
@@ -109,7 +105,6 @@ def _in_codes(matrix: torch.Tensor) -> GroupedWeight:
 def adapter_pointers(
     adapters: Sequence[NativeAdapter | None],
 ) -> tuple[ctypes.Array[ctypes.c_void_p], int]:
-    """One for each sequence, and the widest's ``inner_width``."""
     addresses = [None if a is None else ctypes.addressof(a.struct) for a in adapters]
     width = max((a.inner_width for a in adapters if a is not None), default=0)
     return (ctypes.c_void_p * len(addresses))(*addresses), width

@@ -1,10 +1,6 @@
-"""The structs of a model's packed weights, each checked to be as large as the C++ side will index
-it. That indexes without looking, so everything it relies on is checked here, once, before it is
-given a pointer.
-
-dtypes and contiguity are checked where pointers are made, in ``structs``. The C++ side reports how
-many bytes a packed weight takes, so that there is no second table of formats.
-"""
+"""The structs of a model's packed weights, checked before C++ gets a pointer, because it indexes
+without looking. ``structs`` checks dtypes and contiguity. The C++ side reports how many bytes a
+packed weight takes, so that there is no second table of formats."""
 
 from __future__ import annotations
 
@@ -65,14 +61,13 @@ VECTORS: dict[type, dict[str, tuple[str, ...]]] = {
     CLatent: {"query_norm": ("query_rank",), "latent_norm": ("kv_rank",)},
     CExperts: {"choice_bias": ("num_experts",)},
 }
-"""The shapes of a struct's tensors, by names of its config."""
+"""The shapes of a struct's tensors, as attributes of its config."""
 SCORINGS: dict[Scoring, int] = {"softmax": 0, "sigmoid": 1, "softmax_of_chosen": 2}
 """``Scoring`` of model.h."""
 
 
 class CheckedWeights:
-    """The structs of one model. They point at tensors, and keep none alive. All methods raise
-    ``UnfitWeightsError``, by the part's name; what is ``None`` is null."""
+    """The structs keep no tensors alive. Methods raise ``UnfitWeightsError``; ``None`` is null."""
 
     def __init__(self, library: ctypes.CDLL, config: ModelConfig) -> None:
         if config.num_heads % config.num_kv_heads:
@@ -150,8 +145,7 @@ class CheckedWeights:
         )
 
     def _mixer(self, name: str, layer: NativeLayer) -> tuple[Fields, int, int]:
-        """The struct of what is in attention's place, and the widths of a projected row and of the
-        mixer's output."""
+        """Returns also the widths of a projected row and of the mixer's output."""
         config = self._config
         if (delta := layer.delta) is not None:
             net = delta.shape
@@ -268,7 +262,6 @@ class CheckedWeights:
 
 
 def _pointer(name: str, kind: type[ctypes.Structure], source: Any, **given: object) -> object:
-    """``source`` has the tensors, and a config with their sizes."""
     config = source.config if isinstance(source, NativeExperts) else source.shape
     for own, sizes in VECTORS[kind].items():
         shape = tuple(getattr(config, size) for size in sizes)

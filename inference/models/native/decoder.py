@@ -1,9 +1,5 @@
-"""One native decoder: one call of the C side per forward pass, with pointers to the step's arrays,
-images and cache.
-
-Owns the packed weights (kept alive for as long as the C side points at them). The KV cache and
-the step are the caller's; the call releases the interpreter lock while it runs.
-"""
+"""One native decoder: one call of the C side per forward pass, which releases the interpreter lock.
+It keeps the packed weights alive for the C side; the KV cache and the step are the caller's."""
 
 from __future__ import annotations
 
@@ -36,12 +32,11 @@ from inference.models.native.structs import (
 from inference.models.step_input import StepImages, StepInput
 
 MOST_KEPT_LOGITS = 1 << 24
-"""Most numbers of a step's logits that are kept for the next: 64 MiB."""
+"""64 MiB."""
 
 
 def native_images(images: StepImages, num_rows: int, rope: RopeTable | None) -> ctypes.Structure:
-    """``num_rows``: of the step. ``rope``: what the layers rotate by, ``None`` where none does.
-    Returns the struct, which keeps its tensors alive."""
+    """``rope``: ``None`` where no layer rotates. The struct keeps its tensors alive."""
     cosines, sines = (None, None) if rope is None else _angles(images, rope)
     image_rows = torch.full((num_rows,), -1)
     embeddings, deepstack = None, None
@@ -97,16 +92,14 @@ class NativeKV:
     values: torch.Tensor
     block_tokens: int
     states: States | None = None
-    """The states of layers that keep a state instead."""
 
     def block(self, block_id: int) -> dict[str, torch.Tensor]:
-        """Views of one block, by name."""
         views = {"keys": self.keys[:, block_id], "values": self.values[:, block_id]}
         return {name: view for name, view in views.items() if view.numel()}
 
 
 def batch_of(step: StepInput, kv: NativeKV, images: ctypes.Structure | None) -> ctypes.Structure:
-    """The struct of a step, valid as long as the step and the cache are."""
+    """Valid as long as the step and the cache are."""
     table = step.block_table
     pointers, inner_width = None, 0
     if step.adapters is not None:
@@ -150,8 +143,7 @@ ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1}
 
 
 class NativeDecoder:
-    """A decoder on the C side. Not thread-safe: one caller at a time, as the engine's one owner
-    thread is."""
+    """Not thread-safe: one caller at a time."""
 
     def __init__(
         self,
@@ -216,10 +208,8 @@ class NativeDecoder:
     def forward(
         self, step: StepInput, kv: NativeKV, images: ctypes.Structure | None = None
     ) -> torch.Tensor:
-        """Runs a step's rows through the model, writes their keys, values and states to ``kv``,
-        returns float32 logits (num_logits, vocab_size). ``images``: what ``step.images`` are here.
-        Raises ``MemoryError``, and ``IndexError`` for token ids outside the vocabulary, having
-        written nothing."""
+        """Returns float32 logits (num_logits, vocab_size). Raises ``MemoryError``, and
+        ``IndexError`` for token ids outside the vocabulary, having written nothing."""
         step = step.with_all_ids()
         logits = self._new_logits(step.num_logits)
         batch = batch_of(step, kv, images)
@@ -247,8 +237,8 @@ class NativeDecoder:
         return rows
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Returns the logits of ``hidden`` (num_rows, hidden_size) float32, the last layer's
-        output, as float32 (num_rows, vocab_size). Raises ``MemoryError``."""
+        """``hidden``: float32 (num_rows, hidden_size), the last layer's output. Returns float32
+        (num_rows, vocab_size). Raises ``MemoryError``."""
         num_rows = len(hidden)
         logits = self._new_logits(num_rows)
         if not num_rows:
@@ -266,8 +256,8 @@ class NativeDecoder:
         return logits
 
     def _new_logits(self, num_rows: int) -> torch.Tensor:
-        """(num_rows, vocab_size) in the last step's memory, if nobody reads that step's any more:
-        pages of the system's took a fifth of a step of 32 rows with Gemma's 262,144 tokens."""
+        """(num_rows, vocab_size), in the last step's memory unless somebody still holds it: fresh
+        pages took a fifth of a step of 32 rows with Gemma's 262,144 tokens."""
         size = num_rows * self._vocab_size
         if size > MOST_KEPT_LOGITS:
             return torch.empty(num_rows, self._vocab_size)
@@ -328,8 +318,7 @@ class NativeDecoder:
         return token_ids
 
     def drop_scratch(self) -> None:
-        """The threads and what steps computed in go; the weights stay. ``make_scratch`` comes
-        before the next step."""
+        """Frees threads and scratch memory; ``make_scratch`` must come before the next step."""
         self._library.helexa_decoder_free(self._decoder)
         self._logits = np.empty(0, dtype=np.float32)
 
@@ -343,7 +332,7 @@ class NativeDecoder:
 
 
 def _check(status: int) -> None:
-    """``Status`` of library.cpp. Raises ``MemoryError``, ``IndexError`` and ``RuntimeError``."""
+    """``Status`` of library.cpp."""
     if status == 1:
         raise MemoryError("the native decoder has no memory for a step")
     if status == 3:

@@ -59,8 +59,8 @@ class Angles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeDelta:
-    """A Gated DeltaNet layer's tensors beside its projections, all float32. The layer's ``qkv`` is
-    queries, keys, values, gates, betas and decays, each with all of its heads in order."""
+    """All float32. The layer's ``qkv`` is queries, keys, values, gates, betas and decays, each with
+    all of its heads in order."""
 
     shape: DeltaConfig
     conv_weight: torch.Tensor
@@ -74,8 +74,7 @@ class NativeDelta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeConv:
-    """A short convolution's tensors beside its projections, float32. The layer's ``qkv`` is both
-    gates, then the values."""
+    """All float32. The layer's ``qkv`` is both gates, then the values."""
 
     shape: ShortConvConfig
     weight: torch.Tensor
@@ -86,8 +85,8 @@ class NativeConv:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeLatent:
-    """Latent attention's weights beside its projections. The layer's ``qkv`` is queries, or their
-    compressed form, then the latent and its rotary key."""
+    """The layer's ``qkv`` is queries, or their compressed form, then the latent and its rotary
+    key."""
 
     shape: LatentConfig
     latent_norm: torch.Tensor
@@ -99,7 +98,6 @@ class NativeLatent:
     query_norm: torch.Tensor | None = None
     """float32 (query_rank,)"""
     queries: Projection = ()
-    """Makes queries of their compressed form."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,10 +111,8 @@ class NativeLayer:
     down: Projection = ()
     input_norm: NativeNorm | None = None
     mixed_norm: NativeNorm | None = None
-    """The norm of what the mixer adds."""
     mlp_norm: NativeNorm | None = None
     mlp_added_norm: NativeNorm | None = None
-    """The norm of what the MLP adds."""
     query_norm: torch.Tensor | None = None
     key_norm: torch.Tensor | None = None
     """float32 (head_dim,), or as wide as all heads."""
@@ -126,13 +122,10 @@ class NativeLayer:
     is_chunked: bool = False
     """Whether a row sees its chunk of ``window`` tokens, and not the last ``window`` of them."""
     grows_queries: bool = False
-    """Whether its queries are multiplied by the model's growth."""
     experts: NativeExperts | None = None
-    """The experts that stand in place of ``gate_up`` and ``down``."""
     delta: NativeDelta | None = None
     conv: NativeConv | None = None
     mamba: MambaVectors | None = None
-    """The vectors of a Mamba mixer in place of attention, of either kind."""
     latent: NativeLatent | None = None
 
     @property

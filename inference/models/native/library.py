@@ -34,23 +34,21 @@ COMPILE_TIMEOUT_S = 900
 
 
 class NativeUnavailableError(Exception):
-    """The native decoder cannot run here; the message is the load report's reason."""
+    """The message is the load report's reason."""
 
 
 def automatic_kv_format() -> KVFormat:
-    """The default format of keys and values: int8 where this CPU multiplies bytes."""
+    """int8 where this CPU multiplies bytes."""
     return "int8" if b" avx512_vnni " in _cpu().replace(b"\n", b" ") + b" " else "bf16"
 
 
 def find_compiler() -> str | None:
-    """``CXX`` where it names a program, else the first C++ compiler on the PATH."""
     candidates = [os.environ.get("CXX"), "g++", "clang++", "c++"]
     return next((found for name in candidates if name and (found := shutil.which(name))), None)
 
 
 def load_library(cache_dir: Path) -> ctypes.CDLL:
-    """The compiled library; compiles it (some seconds) when ``cache_dir`` has none that fits.
-    Raises ``NativeUnavailableError``."""
+    """Compiles it unless ``cache_dir`` has it. Raises ``NativeUnavailableError``."""
     compiler = find_compiler()
     if compiler is None:
         raise NativeUnavailableError("no C++ compiler found (g++, clang++, or CXX)")
@@ -85,7 +83,6 @@ def _compile(compiler: str, library: Path) -> None:
 
 
 def _fingerprint(compiler: str) -> str:
-    """Names what the library depends on: our source, the compiler, and what ``native`` means."""
     digest = hashlib.sha256()
     for source in (SOURCE_DIR / SOURCE_NAME, *sorted(SOURCE_DIR.glob("*.h"))):
         digest.update(source.read_bytes())

@@ -46,7 +46,6 @@ def load_layer(
     angles: Mapping[MixerKind, Angles],
     packer: Packer,
 ) -> NativeLayer:
-    """``angles`` of each kind of mixer that rotates heads."""
     names, prefix = family_of(config).layer_names, f"model.layers.{index}."
     kind, is_sparse = config.mixer_kinds[index], config.mlp_kinds[index] == "sparse"
 
@@ -99,7 +98,6 @@ def load_layer(
 
 
 def load_norm(config: ModelConfig, weights: WeightSource, name: str) -> NativeNorm:
-    """``name``: Hugging Face's, without ``.weight``."""
     weight, bias = rms_weight(config, weights, name), None
     if config.norm == "layer" and weights.has(f"{name}.bias"):
         bias = weights.tensor(f"{name}.bias").float().contiguous()
@@ -116,8 +114,7 @@ def native_angles(table: RopeTable) -> Angles:
 
 
 def adapted_stacks(config: ModelConfig, layers: Sequence[NativeLayer]) -> list[list[AdaptedStack]]:
-    """The weights that each layer's qkv, output, gate_up, down and queries stack; only those that
-    adapters may change."""
+    """Leaves out weights that adapters may not change."""
     names, shapes = family_of(config).layer_names, adaptable_shapes(config)
     found = []
     for index, layer in enumerate(layers):
@@ -140,7 +137,7 @@ def adapted_stacks(config: ModelConfig, layers: Sequence[NativeLayer]) -> list[l
 
 
 def in_order_of_layers(config: ModelConfig, weights: AdapterWeights) -> AdapterWeights:
-    """The outputs of adapted weights, in the order of this file's tensors."""
+    """Orders the outputs of adapted weights as ``load_layer`` orders those of the weights."""
     modules = dict(weights.modules)
     for index in range(config.num_layers):
         stacks, _ = _mixer_weights(config, index)
@@ -152,7 +149,6 @@ def in_order_of_layers(config: ModelConfig, weights: AdapterWeights) -> AdapterW
 
 
 def _mixer_weights(config: ModelConfig, index: int) -> tuple[list[Stack], str]:
-    """The weights that a layer's ``qkv`` stacks, and its output's, without the layer's prefix."""
     kind, names = config.mixer_kinds[index], family_of(config).layer_names
     match kind:
         case "conv":
@@ -174,8 +170,7 @@ def _mixer_weights(config: ModelConfig, index: int) -> tuple[list[Stack], str]:
 
 
 def _delta_stacks(shape: DeltaConfig) -> list[Stack]:
-    """Each kind of features has all its heads in order, also where files go from key head to key
-    head."""
+    """Each kind of features has all its heads in order, also where files go by key head."""
     names, heads = shape.names, shape.num_key_heads
     group, values = shape.num_value_heads // heads, shape.value_features // heads
     sizes = [shape.key_head_dim] * 2 + [values] * 2
@@ -192,8 +187,7 @@ def _delta_stacks(shape: DeltaConfig) -> list[Stack]:
 
 
 def _by_kind(num_groups: int, sizes: Sequence[int]) -> torch.Tensor:
-    """Indices that put outputs of ``num_groups`` equal groups, each with so many of every kind,
-    into the order of their kinds."""
+    """Indices that order the outputs of ``num_groups`` equal groups by their kinds."""
     rows = torch.arange(num_groups * sum(sizes)).view(num_groups, -1)
     return torch.cat([kind.flatten() for kind in torch.split(rows, list(sizes), dim=1)])
 
@@ -222,8 +216,7 @@ def load_experts(
     prefix: str,
     packer: Packer,
 ) -> NativeExperts:
-    """The mixture at ``prefix``, as ``model.layers.0.mlp``. Each expert is read and packed by one
-    thread."""
+    """``prefix``: as ``model.layers.0.mlp``. Each expert is read and packed by one thread."""
     experts = config.experts
     assert experts is not None, "its layers are sparse"
 
@@ -305,7 +298,6 @@ def _alone(weights: WeightSource, name: str) -> LazyWeight:
 
 
 def _some(weight: LazyWeight, rows: torch.Tensor) -> LazyWeight:
-    """The rows of ``weight`` at these places."""
     (reader,) = weight.readers
     order = rows.numpy() if reader.order is None else reader.order[rows.numpy()]
     return replace(weight, readers=[replace(reader, num_rows=len(order), order=order)])

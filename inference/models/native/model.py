@@ -1,10 +1,6 @@
-"""A decoder's layers in native code: the ``Model`` of ``registry`` over packed weights, and its
-layer that predicts further tokens. The same functions as ``inference.models.decoder`` and
-``inference.models.predictor``.
-
-One C++ call per forward stands for some hundred torch calls. Decode rows and prompt rows take one
-path, so phase never changes a row's numbers.
-"""
+"""A decoder's layers in native code, and its layer that predicts further tokens: the same functions
+as ``inference.models.decoder`` and ``inference.models.predictor``. Decode rows and prompt rows take
+one path, so phase never changes a row's numbers."""
 
 from __future__ import annotations
 
@@ -53,8 +49,7 @@ CPU = torch.device("cpu")
 def new_native_kv(
     decoder: NativeDecoder, config: ModelConfig, num_blocks: int, num_state_slots: int = 0
 ) -> NativeKV:
-    """Room for ``num_blocks`` blocks of the decoder's layers, which are those of ``config``, and
-    for the scratch block that placement counts."""
+    """Allocates also the scratch block that placement counts."""
     layout = cache_layout(config)
     num_layers = len(layout.attention_layers)
     shape = (num_layers, num_blocks + 1, config.num_kv_heads, decoder.kv_region_bytes)
@@ -97,8 +92,7 @@ class NativeModel(PlainBackend):
         *,
         has_outer: bool = True,
     ) -> None:
-        """``has_outer``: ``False`` of a later stage's layers, which have no tables, last norm and
-        tower."""
+        """``has_outer``: ``False`` of a later stage, which has no tables, last norm and tower."""
         self.config = config
         self.kv_format = kv_format
         kinds = (set(config.mixer_kinds) & ATTENTION_KINDS) - {"unrotated"}
@@ -106,7 +100,6 @@ class NativeModel(PlainBackend):
         self.library = library
         self.angles = {kind: native_angles(table) for kind, table in tables.items()}
         self._rope = tables.get("attention")
-        """The tables for a model that is given images, where these layers attend."""
         self.tower = build_tower(config.vision, weights) if has_outer else None
         self.num_positions = min(
             (table.num_positions for table in tables.values()), default=context_tokens
@@ -150,8 +143,7 @@ class NativeModel(PlainBackend):
         return new_native_kv(self.decoder, self.config, num_blocks, num_state_slots)
 
     def forward(self, step: StepInput, kv: NativeKV) -> torch.Tensor:
-        """Write the rows' keys and values, return the logits of ``step.logit_rows``:
-        (num_logits, vocab_size) float32. Raises ``PositionError``."""
+        """Returns float32 logits (num_logits, vocab_size). Raises ``PositionError``."""
         check_positions(step.longest_context, self.num_positions)
         return self.decoder.forward(step, kv, self._images(step))
 
@@ -164,8 +156,7 @@ class NativeModel(PlainBackend):
     def forward_with_hidden(
         self, step: StepInput, kv: NativeKV
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """All rows go through the whole of the last layer, not only those of ``step.logit_rows``:
-        no row's logits change by that."""
+        """All rows go through the whole last layer; their logits stay the same."""
         rows = self.forward_rows(replace(step, logit_rows=None), None, kv)
         wanted = rows
         if step.logit_rows is not None:
@@ -190,12 +181,10 @@ class NativeModel(PlainBackend):
 
 
 class NativePredictor:
-    """An ``AnyPredictor``."""
-
     device = CPU
 
     def __init__(self, model: NativeModel, weights: WeightSource) -> None:
-        """``model.config.has_predictor``. Raises ``MissingTensorError``."""
+        """Raises ``MissingTensorError``."""
         config = model.config
         self._config = lone_predictor_layer(config)
         self._kv_format = model.kv_format

@@ -1,13 +1,10 @@
-"""Weights into panels of sixteen output features, in the byte layout that formats.h documents; a
-model's while their files are read, by several threads.
+"""Weights into panels of sixteen output features, in the byte layout that formats.h documents,
+packed by several threads while the files are read.
 
-    LazyWeight ─ chunks of rows ─▶ threads: read, take apart, write ─▶ panels
-                                            in native code: ``BLOCK_TYPES``
-
-A chunk fits a core's cache. A few weights are in work at once, so that memory holds the panels and
-some chunks, and progress counts weights that are nearly packed. ggml_blocks.h takes a GGUF file's
-blocks apart in a quarter of numpy's time, and gives the same bytes; other files, and types that are
-not in ``BLOCK_TYPES``, are read by numpy."""
+A chunk of rows fits a core's cache. A few weights are in work at once, so that memory holds the
+panels and some chunks, and progress counts weights that are nearly packed. ggml_blocks.h takes a
+GGUF file's ``BLOCK_TYPES`` apart in a quarter of numpy's time, and gives the same bytes.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +42,6 @@ CHUNK_WEIGHTS = 2**19
 BLOCK_CHUNK_WEIGHTS = 2**21
 """The chunk of a weight that native code takes apart: no copy of it lies in memory in between."""
 MOST_UNFINISHED = 4
-"""Weights that may be in work at once."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -79,7 +75,7 @@ GROUPED_FORMATS = {
     (6, False): Format.Q6,
     (8, False): Format.Q8,
 }
-"""The format for a number of bits, and whether there are minimums."""
+"""By number of bits, and whether there are minimums."""
 
 SUPER_BLOCK_FORMATS = {
     2: Format.Q2_K,
@@ -96,15 +92,15 @@ CODEBOOK_FORMATS = {
     (3, HALF_GROUP_FEATURES, True): Format.T3K,
     (4, GROUP_FEATURES, True): Format.T4K,
 }
-"""The format for a number of bits, the features of a scale, and whether there are super-scales."""
+"""By number of bits, features of a scale, and whether there are super-scales."""
 
 VALUE_RANGES = {Format.T2: (-8, 7), Format.T4H: (-16, 15), Format.T3K: (-48, 48)}
-"""The values' range of a codebook; of other formats it is that of all codebooks."""
+"""A codebook's range of values, where it is not -127 to 127."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedLinear:
-    """``panels`` is what the native code reads; ``bias`` is float32 (out_features,) or ``None``."""
+    """``bias``: float32 (out_features,)."""
 
     format: Format
     in_features: int
@@ -130,8 +126,7 @@ def pack(stored: StoredWeight, library: ctypes.CDLL | None = None) -> PackedLine
 
 
 def unwritten(sample: StoredWeight, out_features: int, bias: torch.Tensor | None) -> PackedLinear:
-    """A weight of ``out_features`` rows like those of ``sample``, whose panels are still to be
-    written: sixteen rows each, along the first axis."""
+    """The panels, sixteen rows each along the first axis, are still to be written."""
     sample = _as_packed(sample)
     num_rows, in_features = sample.shape
     num_panels = -(-out_features // LANES)
@@ -151,8 +146,7 @@ def unwritten(sample: StoredWeight, out_features: int, bias: torch.Tensor | None
 
 
 def _write_panels(stored: StoredWeight, panels: torch.Tensor, library: ctypes.CDLL | None) -> None:
-    """Writes ``stored`` into ``panels``, as many as its rows fill; they may fill the last one in
-    part. ``library`` as of ``pack``."""
+    """The rows may fill the last panel in part."""
     stored = _as_packed(stored)
     if isinstance(stored, DenseWeight):
         num_rows, in_features = stored.shape
@@ -164,7 +158,6 @@ def _write_panels(stored: StoredWeight, panels: torch.Tensor, library: ctypes.CD
 
 
 def _as_packed(stored: StoredWeight) -> StoredWeight:
-    """The form that a format here has."""
     if isinstance(stored, GroupedWeight) and stored.is_mxfp4:
         coded = in_four_bits(stored)
         return replace(coded, scales=coded.scales.half())
@@ -210,9 +203,9 @@ def _write(stored: PackedWeight, panels: torch.Tensor, library: ctypes.CDLL) -> 
 
 
 def _scales(stored: PackedWeight) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Returns the scales and minimums of a block's head (out, blocks each) and its groups' small
-    ones (out, parts of groups each). Where a group has two scales and no small ones, its head has
-    the first ones and then the second ones."""
+    """Scales and minimums of a block's head (out, blocks each), and its groups' small ones (out,
+    parts of groups each). Two scales of a group without small ones: all first ones, then all
+    second."""
     minimums = stored.minimums
     if isinstance(stored, GroupedWeight):
         return _given(stored.scales, minimums), []
@@ -255,8 +248,6 @@ BLOCK_TYPES = frozenset(int(type) for type in BlockType)
 def _write_block_panels(
     packed: PackedLinear, pieces: Sequence[BlockRows], panels: torch.Tensor, library: ctypes.CDLL
 ) -> None:
-    """Rows of ``BLOCK_TYPES``, one piece after the other, into as many ``panels`` of ``packed`` as
-    they fill."""
     rows = np.concatenate([piece.addresses() for piece in pieces])
     types = np.repeat(
         np.array([piece.blocks.type for piece in pieces], np.int32),
@@ -275,8 +266,7 @@ def _write_block_panels(
 
 
 class Packer:
-    """Packs weights into panels. Belongs to one thread, which calls ``finish`` before the panels
-    are read."""
+    """Belongs to one thread, which calls ``finish`` before the panels are read."""
 
     def __init__(self, library: ctypes.CDLL, threads: SupervisedPool | None = None) -> None:
         """``threads``: ``None`` packs in the caller's."""
@@ -285,8 +275,8 @@ class Packer:
         self._unfinished: deque[list[Future[None]]] = deque()
 
     def pack(self, weight: LazyWeight) -> PackedLinear:
-        """Packs a weight, whose panels are written by the time that ``finish`` returns. Like
-        ``finish``, raises what reading raised, also of weights that were given before."""
+        """The panels are written once ``finish`` returns. Like ``finish``, raises what reading
+        raised, also of earlier weights."""
         num_rows, in_features = weight.shape
         packed = unwritten(weight.sample, num_rows, weight.bias)
         are_blocks = weight.block_types is not None and weight.block_types <= BLOCK_TYPES
@@ -314,7 +304,6 @@ class Packer:
         return packed
 
     def each(self, work: Callable[[Item, Packer], Result], items: Sequence[Item]) -> list[Result]:
-        """``work`` on every item, each by one thread with a packer of its own."""
         assert self._threads is not None, "no thread's own packer"
         packer = Packer(self._library)
         return list(self._threads.map(lambda item: work(item, packer), items))
@@ -330,8 +319,8 @@ class Packer:
 
 @contextmanager
 def packing(library: ctypes.CDLL, num_threads: int) -> Iterator[Packer]:
-    """All that it packed is written behind the block. torch has one thread within it: with more it
-    would wait longer for them than they take for a chunk."""
+    """Finishes at the block's end. torch has one thread within it: with more it would wait longer
+    for them than they take for a chunk."""
     torch_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     threads = SupervisedPool(num_threads, thread_name_prefix="pack")

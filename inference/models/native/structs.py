@@ -1,7 +1,4 @@
-"""What fills the C++ headers' structs.
-
-They point at tensors, and keep none alive.
-"""
+"""Fills the C++ headers' structs, which point at tensors and keep none alive."""
 
 from __future__ import annotations
 
@@ -19,7 +16,6 @@ from inference.models.stored_weights import GROUP_FEATURES, SUPER_BLOCK_FEATURES
 
 Struct = TypeVar("Struct", bound=ctypes.Structure)
 MAX_PARTS = CONSTANTS["kMaxParts"]
-"""Weights of a projection."""
 CLinear, CProjection, CExperts = STRUCTS["Linear"], STRUCTS["Projection"], STRUCTS["Experts"]
 CNorm, CJoin, CLayer, CModel = (STRUCTS[name] for name in ("Norm", "Join", "Layer", "Model"))
 CDeltaNet, CShortConv, CMamba, CLatent = (
@@ -29,14 +25,13 @@ CImages, CBatch = STRUCTS["Images"], STRUCTS["Batch"]
 
 
 class Draw(ctypes.Structure):
-    """How a row of scores' token is drawn. ``top_k`` 0: of all."""
+    """``top_k`` 0: of all tokens."""
 
     _fields_ = STRUCTS["Draw"]._fields_
 
 
 Projection = Sequence[PackedLinear]
-"""Up to ``MAX_PARTS`` weights that one input meets, in different formats: their outputs lie one
-after the other."""
+"""Up to ``MAX_PARTS`` weights of one input, in different formats; outputs one after the other."""
 
 
 def struct_of(kind: type[Struct], *sources: object, **given: object) -> Struct:
@@ -85,8 +80,7 @@ def pointer(tensor: torch.Tensor | None, dtype: torch.dtype) -> int | None:
 
 
 def address(array: Ints | None, *, has_contiguous_rows: bool = False) -> int | None:
-    """Returns the address of a step's array, checked as in ``pointer``. ``has_contiguous_rows``:
-    contiguous rows are enough, as the C side gets the stride from one to the next."""
+    """Checked as in ``pointer``. ``has_contiguous_rows``: rows may have a stride."""
     if array is None:
         return None
     dense = array[0] if has_contiguous_rows else array
