@@ -349,6 +349,3 @@ def redis_unavailable() -> ServiceUnavailableError:
     from inference.wire.errors import ServiceUnavailableError
 
     return ServiceUnavailableError("redis_unavailable", "Redis does not answer; try again shortly.")
-
-
-logger = logging.getLogger(__name__)

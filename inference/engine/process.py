@@ -6,7 +6,7 @@
     os._exit: no engine outlives its neuron       watchdog thread ─▶ os._exit
 
 The first frame is a ``LoadSpec``; then ``EngineCommand`` down and ``EngineMessage`` up. With
-``stage_of`` the process holds that stage alone (``stages.remote_stage``). What it serves
+``stage_of`` the process holds that stage alone (``divided.remote_stage``). What it serves
 (``Served``) is an engine, or a model that sleeps until it is wanted again. What a step
 can survive is the engine's business; what it cannot ends the process, in its own way and with its
 own code (``EngineExit``), and the neuron starts the next one.
