@@ -199,6 +199,24 @@ async def test_batches_of_another_gateway(
             assert batch["errors"]["data"][0]["message"] == "The input file was deleted."
 
 
+async def test_a_gateway_that_stops_leaves_its_batches_to_others_at_once(
+    sdk: openai.AsyncOpenAI, neuron: FakeNeuron, gateway: Gateway, kept: DatabaseThreads
+) -> None:
+    has_begun = asyncio.Event()
+
+    async def script(submit: Submit) -> AsyncIterator[list[Event]]:
+        yield [Accepted(request_id=submit.request_id, prompt_tokens=3)]
+        has_begun.set()
+        await asyncio.Event().wait()
+
+    neuron.script = script
+    made = await begin(sdk, line("a"))
+    await has_begun.wait()
+    await gateway.drain(grace_s=0.0)
+    leases = Batch.objects.filter(pk=made.id).values_list("status", "lease_until", "lease_holder")
+    assert await kept.query(leases.get) == ("in_progress", None, "")
+
+
 async def test_gateways_may_share_a_directory(
     make_client: MakeClient, tmp_path: Path, neuron: FakeNeuron
 ) -> None:
