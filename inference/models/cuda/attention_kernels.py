@@ -192,8 +192,7 @@ def reduce_kernel(
     window: tl.constexpr,
     is_chunked: tl.constexpr,
 ):
-    """Grid (rows, heads): the parts of ``decode_kernel`` put together, and the head's sink where
-    ``sinks`` is not ``None``."""
+    """Grid (rows, heads): adds up the parts of ``decode_kernel``, and the head's sink if any."""
     row = tl.program_id(0).to(tl.int64)
     place = row * num_heads + tl.program_id(1)
     length = tl.load(positions + row).to(tl.int32) + 1
@@ -228,7 +227,6 @@ def reduce_kernel(
 
 @triton.jit
 def first_seen(position, window: tl.constexpr, is_chunked: tl.constexpr):
-    """The first position that a row at ``position`` sees: that of its chunk, or of its window."""
     if is_chunked:
         return position // window * window
     return tl.maximum(position + 1 - window, 0)

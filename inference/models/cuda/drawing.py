@@ -23,8 +23,7 @@ def likeliest_kernel(
     block: tl.constexpr,
     stages: tl.constexpr,
 ):
-    """Grid (rows,): the first token with the largest score, and whether all scores are numbers and
-    the largest is finite."""
+    """Grid (rows,): see ``find_likeliest``."""
     row = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, block)
     maxima = tl.full([block], float("-inf"), tl.float32)
@@ -57,8 +56,7 @@ def draw_kernel(
     padded_blocks: tl.constexpr,
     stages: tl.constexpr,
 ):
-    """Grid (draws,). Of each: two integers (row, top_k), four floats (temperature, top_p, min_p,
-    uniform). Where scores are not numbers the token is any of the vocabulary."""
+    """Grid (draws,): see ``draw_tokens``."""
     draw = tl.program_id(0)
     row = scores + tl.load(integers + draw * 2) * row_stride
     top_k = tl.load(integers + draw * 2 + 1)
@@ -95,7 +93,7 @@ def smallest_kept(
     padded_blocks: tl.constexpr,
     stages: tl.constexpr,
 ):
-    """The bits of the smallest weight that top_k, and top_p of what that left, keep; 0 for all."""
+    """The bits of the smallest weight that top_k, then top_p, keep; 0 for all."""
     smallest = tl.full([], 0, tl.int32)
     is_limited = (top_k > 0) & (top_k < vocab_size)
     if is_limited:
@@ -220,11 +218,9 @@ def first_past(amounts, target, size: tl.constexpr):
 
 
 BLOCK_TOKENS = 4096
-"""Tokens that are read together."""
 WARPS = 16
 """A row has one multiprocessor to itself."""
 STAGES = 3
-"""Blocks on their way while one is read."""
 
 
 def find_likeliest(

@@ -162,11 +162,10 @@ def expert_matmul_kernel(
 
 
 DENSE_BITS = 16
-"""The number that stands for a code's bits with a dense weight of any dtype."""
+"""Stands for a code's bits with a dense weight of any dtype."""
 DENSE_STEP_FEATURES = 64
 DENSE_WARPS = 4
 DENSE_TILES = {8: Tile(64, 3), 16: Tile(64, 3), 32: Tile(64, 3), 64: Tile(64, 3)}
-"""The tiles of dense weights, by rows."""
 
 
 class UnlikeExpertsError(Exception):
@@ -229,14 +228,13 @@ class TritonProduct:
 
 
 def chosen_tile_rows(tiles: dict[int, Tile], num_entries: int, num_experts: int) -> int:
-    """Enough for an expert that has its share: how many each has is known on the device alone."""
+    """Enough for an expert with its share: the real counts are known on the device alone."""
     share = -(-num_entries // num_experts)
     return next((rows for rows in tiles if rows >= share), max(tiles))
 
 
 def most_tiles(num_entries: int, num_experts: int, tile_rows: int) -> int:
-    """However the entries fall to the experts: each expert that has any may have one tile that is
-    not full."""
+    """Counts one tile that is not full for each expert that may have entries."""
     with_entries = min(num_entries, num_experts)
     return with_entries + (num_entries - with_entries) // tile_rows
 
@@ -247,9 +245,9 @@ def stacked_product(
     device: torch.device,
     dtype: torch.dtype,
 ) -> TritonProduct:
-    """``stored``: an expert's weight, (out_features, in_features), by its number; they go to the
-    device one after the other, so that no second copy of all of them is made. ``dtype`` is the
-    activations'. Raises ``UnlikeExpertsError``."""
+    """``stored`` returns an expert's weight, (out_features, in_features). Experts are copied to the
+    device one by one, so that no second copy of all is made. ``dtype`` is the activations'. Raises
+    ``UnlikeExpertsError``."""
     first = pack_expert(stored(0), device, dtype)
     stacks: dict[str, Any] = {
         name: tensor.new_empty((num_experts, *tensor.shape))
@@ -276,8 +274,7 @@ def pack_expert(weight: ExpertWeight, device: torch.device, dtype: torch.dtype) 
 
 
 def mxfp4_codes(weight: GroupedWeight) -> torch.Tensor | None:
-    """(out, in) uint8 of four bits, where each code is twice a number of MXFP4, as files of that
-    format are read; else ``None``. Nothing is lost by it."""
+    """(out, in) uint8 codes of four bits, twice an MXFP4 number each; ``None``: some are none."""
     if weight.bits != 8 or weight.minimums is not None:
         return None
     found = codes_of(weight.codes)
@@ -305,7 +302,6 @@ def _fp8(weight: Fp8Weight, device: torch.device) -> Packed:
 
 
 def expert_format(packed: Packed) -> str:
-    """Describes how the weights are stored, for a load report."""
     bits, is_float = packed.layout["bits"], packed.layout["is_float"]
     if bits == DENSE_BITS:
         return "dense"

@@ -94,12 +94,11 @@ def packed_product(
     stages: tl.constexpr,
     is_exact: tl.constexpr,
 ):
-    """Rows ``x_rows`` of ``x`` times the ``outputs`` of a weight, in units of ``row_scales``:
-    float32 (outputs, rows). ``outputs`` are ones that are there.
+    """Rows ``x_rows`` of ``x`` times existing ``outputs`` of a weight, in units of ``row_scales``:
+    float32 (outputs, rows).
 
-    The input features are cut into ``parts``, a warp's each, which are added up in order: how a
-    row's products are summed depends on neither how many rows there are nor which of a tile's it
-    is.
+    The input features are cut into ``parts``, a warp's each, which are added up in order: a row's
+    sums depend on neither the number of rows nor its place in the tile.
     """
     precision: tl.constexpr = "ieee" if is_exact else "tf32"
     planes: tl.constexpr = 2 if bits == 8 else 4

@@ -33,7 +33,7 @@ def load_head(
     head_dim: tl.constexpr,
     has_norm: tl.constexpr,
 ):
-    """A head's features at ``dims``, float32, normed where there is a norm, and rounded as the norm
+    """Float32 features of a head at ``dims``, normed if it has a norm, and rounded as the norm
     rounds."""
     mask = dims < head_dim
     values = tl.load(head + dims, mask=mask, other=0.0)
@@ -172,7 +172,6 @@ def triton_rotation(config: ModelConfig, rope: RopeTable, step: DeviceStep) -> R
 
 
 def padded_groups(head_dim: int) -> int:
-    """The groups of a head's features that share a scale, as a power of two."""
     return int(triton.next_power_of_2(-(-head_dim // GROUP_FEATURES)))
 
 
@@ -187,7 +186,7 @@ def add_and_norm_kernel(
     features: tl.constexpr,
     padded_features: tl.constexpr,
 ):
-    """Grid (rows,): ``summed`` is the sum, ``normed`` its norm."""
+    """Grid (rows,)."""
     places = tl.arange(0, padded_features)
     mask = places < features
     row = tl.program_id(0).to(tl.int64) * features

@@ -31,12 +31,11 @@ class Tile:
 
 
 TILES = {8: Tile(16, 4), 16: Tile(32, 2), 32: Tile(32, 2)}
-"""The tiles, by rows."""
 UNPACKED_OUTPUTS = 16
 
 
 class PackedLinear:
-    """A projection over a ``PackedWeight``; ``bias`` is in the activations' dtype."""
+    """``bias`` is in the activations' dtype."""
 
     is_phaseless = False
 
@@ -48,8 +47,8 @@ class PackedLinear:
         *,
         prefill_copy: bool = False,
     ) -> None:
-        """``prefill_copy``: the weight written out is kept, for prompts and for decode steps that
-        are faster by it."""
+        """``prefill_copy``: keep the dense weight, for prompts and for decode steps that it makes
+        faster."""
         self.out_features, self.in_features = weight.shape
         self.packed = pack(weight, device)
         self._num_processors = processor_count(device)

@@ -188,13 +188,11 @@ SUMMED_BLOCK = 1024
 @dataclass(frozen=True, slots=True)
 class BatchTile:
     outputs: int
-    """Outputs that a program multiplies."""
     step_tiles: int
     """Tiles of words that a step of the loop reads, where a row has a multiple of them; at
     least two with codes of 5 and 6 bits."""
     warps: int
     stages: int
-    """The stages of the pipeline that fetches words, scales and activations."""
 
 
 LEAST_BATCH_ROWS: dict[int, int] = {4: 9, 6: 1, 8: 9}
@@ -240,7 +238,7 @@ def has_batch_kernel(device: torch.device) -> bool:
 
 
 def batch_tile(bits: int, num_rows: int) -> BatchTile | None:
-    """The tile for so many rows of codes of so many bits, or ``None``: ``packed``'s kernel."""
+    """``None``: ``packed``'s kernel for few rows."""
     least = LEAST_BATCH_ROWS.get(bits)
     if least is None or num_rows < least:
         return None
@@ -248,7 +246,6 @@ def batch_tile(bits: int, num_rows: int) -> BatchTile | None:
 
 
 def is_copy_faster(bits: int, num_rows: int, num_weights: int) -> bool:
-    """Whether rows of a decode step are multiplied faster by a bfloat16 copy of the weight."""
     if num_rows > max(ROWS):
         # Each tile of rows unpacks the weight again: two take longer than the copy, of any weight.
         return True
@@ -262,7 +259,7 @@ def tile_rows(num_rows: int) -> int:
 
 
 def num_splits(outputs: int, num_steps: int, num_processors: int) -> int:
-    """The number of parts that features are split into: ``outputs`` of all tiles of rows."""
+    """``outputs``: of all tiles of rows."""
     most = max(1, num_steps // LEAST_SPLIT_STEPS)
     splits = max(1, min(SPLIT_OUTPUTS * num_processors // outputs, most))
     return int(triton.cdiv(num_steps, triton.cdiv(num_steps, splits)))

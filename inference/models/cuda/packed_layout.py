@@ -36,8 +36,6 @@ times any code float16 still holds them, as activations may be."""
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A weight as the kernels take it."""
-
     words: torch.Tensor
     high_words: torch.Tensor | None
     scales: torch.Tensor | None
@@ -81,7 +79,6 @@ def pair_table(codebook: Codebook, device: torch.device) -> torch.Tensor:
 
 
 def code_bits(weight: PackedWeight) -> int:
-    """The kernels' bits of a code."""
     return 8 if weight.bits == 8 else 6 if weight.bits > 4 else 4
 
 
@@ -118,7 +115,7 @@ def pack_codes(
 
 
 def unsigned_codes(weight: PackedWeight, device: torch.device) -> tuple[torch.Tensor, int]:
-    """(out, in) uint8, and which of them stands for nothing."""
+    """(out, in) uint8, and the code that stands for zero."""
     codes = weight.codes.to(device)
     if isinstance(weight, SuperBlockWeight):
         return codes, weight.zero
