@@ -1,5 +1,5 @@
 """The shape of the tower that turns images into rows of a decoder, and its processor's sizes.
-Filled from config.json and preprocessor_config.json, or from an mmproj file. Imports no torch.
+Imports no torch.
 
     pixels ─▶ patches ─▶ blocks ─▶ merged, 2 x 2 to one ─▶ rows of the decoder
                            └─ some blocks' output, merged as well ─▶ added after its first layers
@@ -14,8 +14,7 @@ from typing import Literal
 from inference.protocol.images import ImageDivision, longest_side_px
 
 KEPT_ROWS_BYTES = 128 * 1024**2
-"""The most bytes of image rows that are kept for prompts with the same image, or for the rest of a
-prompt in chunks."""
+"""For prompts with the same image, or for the rest of a prompt in chunks."""
 
 
 TowerKind = Literal["qwen3_vl", "qwen2_5_vl", "gemma3", "idefics3", "pixtral"]
@@ -30,8 +29,6 @@ idefics3      SigLIP over such a square, or tiles of that size, whose patches ar
 
 @dataclass(frozen=True, slots=True)
 class ImageText:
-    """The text of an image's place in a rendered prompt before it is tokenized."""
-
     placeholder: str
     """The chat template's text for an image."""
     written: str
@@ -46,10 +43,10 @@ class ImageText:
 class VisionConfig:
     kind: TowerKind = "qwen3_vl"
     image_token_id: int
-    """The prompt's token for each row of an image."""
+    """One for each row of an image."""
     patch_px: int
     merge: int
-    """The number of patches each way that become one row of the decoder."""
+    """Patches each way that become one row of the decoder."""
     temporal_patch: int
     """The frames of a patch: an image is repeated."""
     min_pixels: int
@@ -61,38 +58,34 @@ class VisionConfig:
     intermediate_size: int
     num_heads: int
     out_hidden_size: int
-    """The decoder's hidden size."""
     num_position_embeddings: int = 0
-    """The number of embeddings of the square grid that is stretched over an image's patches, of
-    ``qwen3_vl``."""
+    """Of ``qwen3_vl``'s square grid, which is stretched over an image's patches."""
     window_px: int = 0
-    """The side of the windows of ``qwen2_5_vl``."""
+    """Of ``qwen2_5_vl``."""
     full_attention_layers: tuple[int, ...] = ()
-    """The blocks of ``qwen2_5_vl`` that see the whole image."""
+    """Of ``qwen2_5_vl``: blocks that see the whole image."""
     deepstack_layers: tuple[int, ...] = ()
-    """Blocks whose output is added to the decoder's rows, the first of them after its first layer,
-    and so on."""
+    """Blocks whose output is added after the decoder's first layer, its second, and so on."""
     rope_theta: float = 0.0
-    """The base of the tower's own rotation, by height and width; 0: it has none."""
+    """Of rotation by height and width; 0: the tower does not rotate."""
     mrope_section: tuple[int, int, int] | None = None
-    """Numbers of the decoder's rotary frequencies that turn with time, height and width; ``None``:
-    all turn with a row's position, as a text's do."""
+    """Rotary frequencies that turn with time, height and width; ``None``: all with a row's
+    position."""
     is_mrope_interleaved: bool = True
-    """Whether the three take turns, and are not in blocks."""
+    """Else they are in blocks."""
     image_px: int = 0
     """The side of the square that every image becomes, or each of its tiles; 0: sizes vary."""
     division: ImageDivision = "none"
-    """The cut of an image into parts, with text between their rows in the prompt."""
+    """Text stands between the parts' rows in the prompt."""
     is_bidirectional: bool = False
     """Whether the decoder's rows of an image attend to all of it, also to rows behind them."""
     norm_eps: float = 1e-6
-    """The number added to the variance in the tower's norms."""
     merger_eps: float = 1e-6
-    """The number added to the variance in the norm of ``pixtral``'s merger."""
+    """Of ``pixtral``."""
     activation: Literal["gelu", "silu"] = "gelu"
-    """The activation of the gates of ``pixtral``'s MLPs."""
+    """Of the gates of ``pixtral``'s MLPs."""
     has_projector_bias: bool = False
-    """Whether the projections of ``pixtral``'s projector have a bias."""
+    """Of ``pixtral``."""
     has_norm_plus_one: bool = False
     """Whether the files hold the weight of ``gemma3``'s last norm less one."""
     has_swapped_mlp_names: bool = False
@@ -101,12 +94,11 @@ class VisionConfig:
     """``None``: the template writes ``image_token_id`` itself."""
     image_mean: tuple[float, ...] = ()
     image_std: tuple[float, ...] = ()
-    """The deviation of each channel, as an mmproj file declares them; empty:
-    preprocessor_config.json does."""
+    """As an mmproj file declares them; empty: preprocessor_config.json does."""
 
     @property
     def is_gated(self) -> bool:
-        """Whether blocks have MLPs with gates, and norms without a mean."""
+        """Such blocks also have norms without a mean."""
         return self.kind in ("qwen2_5_vl", "pixtral")
 
     @property
@@ -115,7 +107,6 @@ class VisionConfig:
 
     @property
     def patch_features(self) -> int:
-        """Numbers of a patch."""
         return self.num_channels * self.temporal_patch * self.patch_px**2
 
     @property
@@ -124,7 +115,7 @@ class VisionConfig:
 
     @property
     def most_patches(self) -> int:
-        """The most patches that attend to each other: those of one image, or of one tile."""
+        """Of those that attend to each other: of one image, or of one tile."""
         if self.image_px:
             return (self.image_px // self.patch_px) ** 2
         if self.division == "rows":
@@ -134,7 +125,6 @@ class VisionConfig:
 
     @property
     def most_tiles(self) -> int:
-        """The most tiles of one image."""
         if self.division != "tiles":
             return 1
         per_side = -(-longest_side_px(self) // self.image_px)
@@ -142,12 +132,11 @@ class VisionConfig:
 
     @property
     def row_features(self) -> int:
-        """Numbers that a row of an image brings to the decoder."""
         return self.out_hidden_size * (1 + len(self.deepstack_layers))
 
     def step_bytes(self, bytes_per_number: int) -> int:
-        """Peak bytes of the tower over the largest image: its pixels, one block's activations of
-        one tile, in float32 where they are rotated, and the decoder's rows."""
+        """For the largest image: its pixels, one block's activations of one tile, in float32 where
+        they are rotated, and the decoder's rows."""
         is_windowed = self.kind == "qwen2_5_vl"  # heads are copied by window
         of_block = (9 if is_windowed else 6) * self.hidden_size
         of_block += (3 if self.is_gated else 2) * self.intermediate_size
