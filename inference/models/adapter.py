@@ -1,9 +1,6 @@
 """Adapters (LoRA): the weights that they may change, and their deltas on torch's operators.
 
-    y = W x  ─▶  y += up (down x)      of each row whose sequence has the adapter
-
-A model makes its own form of an adapter with ``prepare_adapter``; a ``StepInput`` names the adapter
-of each sequence. Rows without one cost nothing, and steps without any take one check.
+y = W x  ─▶  y += up (down x)      of each row whose sequence has the adapter
 """
 
 from __future__ import annotations
@@ -122,8 +119,7 @@ def torch_adapter(
     device: torch.device,
     dtype: torch.dtype,
 ) -> TorchAdapter:
-    """``stacked``: by a projection's ``id`` the name and out_features of each weight that it
-    stacks."""
+    """``stacked``: by a projection's ``id`` its weights' names and numbers of outputs."""
     check_known(weights, (name for names in stacked.values() for name, _ in names))
     found = {}
     for key, names in stacked.items():
@@ -154,8 +150,7 @@ def _projection(
 
 
 class StepAdapters:
-    """Prompts' adapters are applied prompt by prompt. On a CPU decode rows are computed one by one,
-    so that a row's sums do not depend on how many others there are; elsewhere together."""
+    """On a CPU decode rows are computed one by one: a row's sums must not depend on the others."""
 
     def __init__(
         self, step: StepInput, device: torch.device, *, together: bool | None = None

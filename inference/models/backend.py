@@ -1,8 +1,5 @@
-"""The interface between the engine and whatever computes a model: torch's operators, captured steps
-on a card, the native decoder, transformers' modules, ranks.
-
-Code outside ``inference.models`` does not ask which it is.
-"""
+"""The interface between the engine and whatever computes a model. Code outside ``inference.models``
+does not ask which it is."""
 
 from __future__ import annotations
 
@@ -82,8 +79,7 @@ class StepBackend(Protocol[KV_co]):
 
     @property
     def copies_context(self) -> bool:
-        """Whether a step copies keys and values out of their blocks: its memory grows with
-        contexts."""
+        """Whether keys and values are copied out of their blocks: memory grows with contexts."""
         ...
 
     @property
@@ -135,8 +131,7 @@ class Model(StepBackend[KV], Protocol[KV]):
         ...
 
     def forward_with_hidden(self, step: StepInput, kv: KV) -> tuple[torch.Tensor, torch.Tensor]:
-        """Also returns the head's input, (num_rows, hidden_size). Only of a model with a
-        predictor."""
+        """Also the head's input, (num_rows, hidden_size). Only of a model with a predictor."""
         ...
 
     def capture(self, kv: KV, *, max_rows: int, context_tokens: int) -> None:
@@ -151,8 +146,7 @@ AnyModel = Model[Any]
 
 
 class Predictor(Protocol[KV]):
-    """A layer of multi-token prediction, which may share the model's tables. The engine's owner
-    thread calls it."""
+    """May share the model's tables. The engine's owner thread calls it."""
 
     @property
     def device(self) -> torch.device: ...
@@ -167,9 +161,9 @@ class Predictor(Protocol[KV]):
     def block_bytes(self, block_tokens: int) -> int: ...
 
     def forward(self, step: StepInput, hidden: torch.Tensor, kv: KV) -> torch.Tensor:
-        """``step`` has token i + 1 at position i; ``hidden`` (num_rows, hidden_size) is what the
-        head reads at i. Writes the rows' keys and values, returns the predicted head inputs at i +
-        1, of the same shape."""
+        """``step`` has token i + 1 at position i; ``hidden`` (num_rows, hidden_size) is the head's
+        input at i. Writes keys and values, returns its predicted inputs at i + 1, of the same
+        shape."""
         ...
 
     def logits(self, normed: torch.Tensor) -> torch.Tensor:

@@ -21,9 +21,9 @@ from inference.models.vision_config import KEPT_ROWS_BYTES, VisionConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeScaling:
-    """Hugging Face ``rope_scaling``. ``llama3`` is the frequency-banded rule of Llama 3.1 and uses
-    the three fields below ``factor``; ``yarn`` is Peng et al. 2023, arXiv:2309.00071; ``longrope``
-    is Ding et al. 2024, arXiv:2402.13753, with a divisor for each frequency."""
+    """Hugging Face ``rope_scaling``. ``llama3`` is Llama 3.1's, with the three fields below
+    ``factor``; ``yarn``: Peng et al. 2023, arXiv:2309.00071; ``longrope``: Ding et al. 2024,
+    arXiv:2402.13753."""
 
     kind: Literal["linear", "llama3", "yarn", "longrope"]
     factor: float
@@ -114,14 +114,12 @@ class ModelConfig:
     mixers: tuple[MixerKind, ...] = ()
     """Empty: all attention."""
     latent: LatentConfig | None = None
-    """If set, all layers are ``latent``, with one KV head, ``head_dim`` wide: latent and rotated
-    key."""
+    """If set, all layers are ``latent``, with one KV head: latent and rotated key."""
     delta: DeltaConfig | None = None
     short_conv: ShortConvConfig | None = None
     mamba: MambaConfig | None = None
     has_output_gate: bool = False
-    """Whether queries come with a gate as wide, whose sigmoid weighs the attention's output. Head
-    by head: a head's queries, then its gate."""
+    """Each head's queries are followed by a gate, whose sigmoid weighs its output."""
     has_sinks: bool = False
     """Whether each head's softmax has one more score, which adds nothing to the sum."""
     mlps: tuple[MlpKind, ...] = ()
@@ -152,8 +150,7 @@ class ModelConfig:
     """Multiplies the output of each mixer and MLP before it is added."""
     logit_multiplier: float = 1.0
     has_predictor: bool = False
-    """Whether the layer of multi-token prediction is computed as well: see
-    ``families.decoder_tensors``."""
+    """Whether multi-token prediction is computed as well: see ``families.decoder_tensors``."""
     vision: VisionConfig | None = None
     module_config: Mapping[str, Any] | None = None
     """config.json, of a model that the transformers backend computes."""

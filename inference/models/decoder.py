@@ -100,8 +100,7 @@ MLPS: dict[MlpKind, Callable[[ModelConfig, WeightSource, int], Mlp]] = {
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """``hidden`` (rows, features); ``added`` is a residual that the next norm adds in its
-    kernel."""
+    """``hidden`` (rows, features). The next norm adds ``added``, a residual, in its kernel."""
 
     hidden: torch.Tensor
     added: torch.Tensor | None = None
@@ -216,8 +215,7 @@ class DecoderLayers(PlainBackend):
     def forward_rows(
         self, step: StepInput, hidden: torch.Tensor | None, kv: PagedKV
     ) -> torch.Tensor:
-        """``hidden`` (num_rows, hidden_size): output of earlier layers. Returns (num_logits,
-        hidden_size)."""
+        """(num_rows, hidden_size) of earlier layers -> (num_logits, hidden_size)."""
         assert hidden is not None, "there is no table of tokens"
         return self._rows_behind(Rows(hidden), DeviceStep.of(step, self.device), kv)
 

@@ -26,8 +26,7 @@ UNUSED = ("pooler.",)
 def declared_shapes(
     directory: Path, config: EmbeddingConfig
 ) -> tuple[dict[str, tuple[int, ...]], str]:
-    """Shapes by name, and the prefix that files may put before names. Raises
-    ``UnsupportedModuleError``."""
+    """Shapes by name, and the prefix that files may add. Raises ``UnsupportedModuleError``."""
     from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
     kind = AutoModel if config.activation is None else AutoModelForSequenceClassification
@@ -134,8 +133,7 @@ def second_text(
 
 
 def pool(hidden: torch.Tensor, is_token: torch.Tensor, pooling: Pooling) -> torch.Tensor:
-    """``hidden`` (rows, tokens, size) of any float dtype, ``is_token`` (rows, tokens) bool with the
-    padding at the end. Returns (rows, size) float32."""
+    """(rows, tokens, size) -> (rows, size) float32. ``is_token``: padding at the end."""
     hidden = hidden.float()
     lengths = is_token.sum(dim=1)
     match pooling:

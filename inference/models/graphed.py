@@ -62,8 +62,7 @@ class DecodeBuffers:
         """The output head's input, where the model has a predictor."""
 
     def first_rows(self, num_rows: int) -> DeviceStep:
-        """Lengths and sequences are read on the device. On the host each row is a sequence, with a
-        context as long as the table is wide."""
+        """On the host each row is a sequence with a context as long as the table is wide."""
         num_columns, block_tokens = self.block_table.shape[1], self._kv.block_tokens
         last = [num_columns * block_tokens - 1] * num_rows
         table = np.zeros((num_rows, num_columns), dtype=np.int32)
@@ -203,8 +202,7 @@ class GraphedDecoder(PlainBackend):
         return f"no CUDA graphs ({self._failure})" if self._failure else "no CUDA graphs yet"
 
     def captured_bytes(self, max_rows: int) -> int:
-        """An estimate: logits three times (in the activations' dtype, as float32, in the buffer),
-        attention's float32 sums, the widest layer's values, its states, and the scratch state."""
+        """Logits count three times: in the activations' dtype, as float32, and in the buffer."""
         config = self.config
         logits = config.vocab_size * (4 + 4 + self.dtype.itemsize)
         attended = config.num_heads * MOST_PARTS * (config.head_dim + 2) * 4

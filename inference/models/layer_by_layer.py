@@ -31,9 +31,8 @@ def prompt_logits(
     prompt: StepInput,
     on_layer: Callable[[int], None],
 ) -> torch.Tensor:
-    """(num_logits, vocab_size) float32 on the weights' device. ``prompt`` is one sequence from its
-    start, in blocks of one token. ``on_layer`` receives the number of finished layers. Raises
-    ``MissingTensorError``."""
+    """(num_logits, vocab_size) float32. ``prompt`` is one sequence from its start, in blocks of one
+    token; ``on_layer`` receives the number of finished layers. Raises ``MissingTensorError``."""
     num_tokens = prompt.longest_context
     assert len(prompt.positions) == num_tokens and prompt.block_tokens == 1
     device, dtype = weights.device, weights.activation_dtype

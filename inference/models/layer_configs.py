@@ -31,8 +31,7 @@ class ExpertsConfig:
     has_choice_bias: bool = False
     """Whether a bias ranks each expert, without changing its weight."""
     num_groups: int = 1
-    """Groups are of neighbouring experts, all of one size. A row's experts are of its best groups
-    alone."""
+    """Of neighbouring experts, all of one size. A row's experts are of its best groups alone."""
     groups_per_token: int = 1
     group_experts: int = 2
     """The number of best experts whose sum ranks a group."""
@@ -46,8 +45,7 @@ class ExpertsConfig:
     held: tuple[int, int] | None = None
     """``[first, last)``: the experts of this rank; ``None``: all."""
     limit: float | None = None
-    """Clamps gates from above and ``up`` from both sides, then adds one to ``up``; ``None``: no
-    clamp."""
+    """Clamps gates from above, ``up`` from both sides, then adds 1 to ``up``; ``None``: none."""
 
     @property
     def gate_up(self) -> tuple[str, ...]:
@@ -134,9 +132,8 @@ class ShortConvConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaNames:
-    """Tensors that not all files hold alike, by the names after ``linear_attn.``. A joint
-    projection goes from key head to key head, with what belongs to each; separate ones have all
-    heads in order."""
+    """By the names after ``linear_attn.``. A joint projection goes from key head to key head, with
+    what belongs to each; separate ones have all heads in order."""
 
     qkvz: tuple[str, ...] = ("in_proj_qkv", "in_proj_z")
     ba: tuple[str, ...] = ("in_proj_b", "in_proj_a")

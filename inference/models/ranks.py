@@ -181,9 +181,8 @@ class SummedMlp:
 
 
 class WideNormedQKV:
-    """Norms queries and keys over all ranks' heads. Decode rows and prompts make one sum each,
-    whatever kernel runs: ranks that chose differently must not wait for sums that another does not
-    make."""
+    """Norms over all ranks' heads. Decode rows and prompts make one sum each, whatever kernel runs:
+    ranks that chose differently must not wait for sums that another does not make."""
 
     is_phaseless = False
 
@@ -295,8 +294,7 @@ def build_rank(
     group: RankGroup,
     shares: Sequence[RankShare],
 ) -> tuple[DecoderModel, str]:
-    """``config``: of the whole model; ``weights``: this rank's part; ``shares``: of all ranks. No
-    steps are captured. Raises what ``build_model`` does."""
+    """``config``: of the whole model. No steps are captured. Raises what ``build_model`` does."""
     own = rank_config(config, shares[group.rank])
     rank_weights = RankWeights(weights, group, shares)
     model = build_model(own, rank_weights, context_tokens, kv_format)

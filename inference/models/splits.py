@@ -115,8 +115,7 @@ class RankShare:
 def rank_share(
     config: ModelConfig, rank: int, num_ranks: int, groups: Mapping[SplitKind, int] | None = None
 ) -> RankShare:
-    """``groups``: features of each kind that stay together, as packed weights have them. Raises
-    ``UnsplittableError``, with the numbers of ranks that would do."""
+    """``groups``: features that stay together in packed weights. Raises ``UnsplittableError``."""
     if reason := _problem(config, num_ranks, groups or {}):
         others = [
             str(number) for number in range(2, 9) if not _problem(config, number, groups or {})

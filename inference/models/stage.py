@@ -29,8 +29,7 @@ from inference.models.weight_source import (
 
 
 class Stage(StepBackend[KV], Protocol[KV]):
-    """``config`` and adapters' names count these layers from 0; ``dtype`` is that of hidden
-    rows."""
+    """``config`` and adapters' names count these layers from 0; ``dtype``: of hidden rows."""
 
     def forward_rows(self, step: StepInput, hidden: torch.Tensor | None, kv: KV) -> torch.Tensor:
         """Writes keys and values, returns ``step.logit_rows``' (num_logits, hidden_size) on the
@@ -55,8 +54,7 @@ AnyFirstStage = FirstStage[Any]
 
 
 def step_of_stage(step: StepInput, layers: LayerRange, index: int, *, is_last: bool) -> StepInput:
-    """Stages before the last return all rows. A step's adapters are tuples with one for each
-    stage."""
+    """Stages before the last return all rows. A step's adapters are tuples, one entry a stage."""
     adapters = step.adapters
     if adapters is not None:
         adapters = tuple(None if each is None else each[index] for each in adapters)

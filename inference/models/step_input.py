@@ -32,8 +32,7 @@ Values = Sequence[int] | Sequence[float] | npt.NDArray[np.number[Any]] | torch.T
 
 
 def on_device(values: Values, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """From pinned memory: the driver copies from any other only after all earlier work. torch keeps
-    that memory until the copy is done."""
+    """From pinned memory: the driver copies from any other after all earlier work."""
     tensor = torch.as_tensor(values, dtype=dtype)
     if device.type != "cuda":
         return tensor.to(device)
@@ -43,8 +42,7 @@ def on_device(values: Values, dtype: torch.dtype, device: torch.device) -> torch
 def all_on_device(
     device: torch.device, *, indices: Sequence[Ints] = (), tables: Sequence[Ints] = ()
 ) -> list[torch.Tensor]:
-    """``indices`` as int64 for torch's operators, then ``tables`` as int32 for kernels, in one
-    copy."""
+    """``indices`` as int64 for torch, then ``tables`` as int32 for kernels, in one copy."""
     if device.type != "cuda":
         wide = [torch.from_numpy(array.astype(np.int64)).to(device) for array in indices]
         return wide + [torch.from_numpy(np.array(array)).to(device) for array in tables]
@@ -61,14 +59,12 @@ def all_on_device(
 
 
 def aligned(arrays: Sequence[Ints]) -> list[Ints]:
-    """Flat, zero-padded to 16 bytes: all are aligned alike, so Triton compiles one kernel for all
-    steps."""
+    """Flat, padded to 16 bytes: all are aligned alike, so Triton compiles one kernel."""
     return [np.pad(array.ravel(), (0, -array.size % ALIGNED_VALUES)) for array in arrays]
 
 
 class HostCopy:
-    """Flat integers and booleans. The copy is queued at once: reading it waits for no later
-    launch."""
+    """Flat integers. The copy is queued at once: reading it waits for no later launch."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._tensors = tensors
@@ -151,9 +147,8 @@ class ImageEmbeddings:
 @dataclass(frozen=True)
 class StepImages:
     rotary: torch.Tensor | None
-    """(3, num_rows) time, height and width. A text row's are equal, and may be less than its
-    position: an image advances them by its longer side. ``None``: rows are rotated by their
-    positions."""
+    """(3, num_rows) time, height, width. A text row's are equal, and may be less than its position:
+    an image advances them by its longer side. ``None``: rows are rotated by position."""
     row_ids: torch.Tensor
     """(num_image_rows,) the step's rows that belong to an image."""
     rows: ImageEmbeddings | None = None
@@ -205,8 +200,7 @@ class StepInput:
     adapters: tuple[Any, ...] | None = None
     """One a sequence, of ``prepare_adapter``, or ``None``; ``None``: no sequence has any."""
     unread_ids: torch.Tensor | None = None
-    """(num_unread,) int64: first rows' tokens, on the device so far; ``token_ids`` has any
-    there."""
+    """(num_unread,) int64: first rows' tokens, on the device so far; any in ``token_ids``."""
     images: StepImages | None = None
     last_seen: Ints | None = None
     """(num_rows,) the last position of its query that each row attends to; ``None``: its own."""

@@ -98,13 +98,11 @@ class DenseWeight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedWeight:
-    """w = scale * code + minimum, one scale and minimum per row and group of 32.
+    """w = scale * code + minimum, by row and group of 32. ``codes`` (out_features, in_features);
+    ``scales`` and ``minimums`` (out_features, in_features / 32) float16 or float32.
 
-    4 bits: ``codes`` uint8 in 0..15 and ``minimums`` given. 5 bits: uint8 in 0..31 and ``minimums``
-    given, or int8 in -16..15 and ``minimums`` ``None`` (zero). 6 bits: int8 in -32..31 and
-    ``None``. 8 bits: int8 and ``None``.
-    ``codes`` (out_features, in_features); ``scales`` and ``minimums`` (out_features,
-    in_features / 32) float16 or float32.
+    4 bits: uint8 in 0..15 with minimums. 5 bits: uint8 in 0..31 with, or int8 in -16..15 without. 6
+    bits: int8 in -32..31 without. 8 bits: int8 without.
     """
 
     bits: int
@@ -199,11 +197,9 @@ class SuperBlockWeight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fp8Weight:
-    """w = scale * code, one float32 scale for a block of ``block_shape`` outputs and inputs.
-
-    ``codes`` float8_e4m3fn (out_features, in_features); ``scales`` (blocks of outputs, blocks of
-    inputs), the last of which may be a part of one.
-    """
+    """w = scale * code. ``codes`` float8_e4m3fn (out_features, in_features); ``scales`` float32
+    (blocks of outputs, blocks of inputs) of ``block_shape``, the last of which may be a part of
+    one."""
 
     codes: torch.Tensor
     scales: torch.Tensor

@@ -1,8 +1,7 @@
-"""The shape of the tower that turns images into rows of a decoder, and its processor's sizes.
-Imports no torch.
+"""The shape of a vision tower, and its processor's sizes. Imports no torch.
 
-    pixels ─▶ patches ─▶ blocks ─▶ merged, 2 x 2 to one ─▶ rows of the decoder
-                           └─ some blocks' output, merged as well ─▶ added after its first layers
+pixels ─▶ patches ─▶ blocks ─▶ merged, 2 x 2 to one ─▶ rows of the decoder
+                       └─ some blocks' output, merged as well ─▶ added after its first layers
 """
 
 from __future__ import annotations
@@ -69,8 +68,7 @@ class VisionConfig:
     rope_theta: float = 0.0
     """Of rotation by height and width; 0: the tower does not rotate."""
     mrope_section: tuple[int, int, int] | None = None
-    """Rotary frequencies that turn with time, height and width; ``None``: all with a row's
-    position."""
+    """Frequencies that turn with time, height and width; ``None``: all with a row's position."""
     is_mrope_interleaved: bool = True
     """Else they are in blocks."""
     image_px: int = 0
@@ -135,8 +133,7 @@ class VisionConfig:
         return self.out_hidden_size * (1 + len(self.deepstack_layers))
 
     def step_bytes(self, bytes_per_number: int) -> int:
-        """For the largest image: its pixels, one block's activations of one tile, in float32 where
-        they are rotated, and the decoder's rows."""
+        """Peak for the largest image: pixels, one block over one tile, and the decoder's rows."""
         is_windowed = self.kind == "qwen2_5_vl"  # heads are copied by window
         of_block = (9 if is_windowed else 6) * self.hidden_size
         of_block += (3 if self.is_gated else 2) * self.intermediate_size

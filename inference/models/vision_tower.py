@@ -62,8 +62,7 @@ class PatchGrid:
 
 
 def interpolated(table: torch.Tensor, places: PatchGrid) -> torch.Tensor:
-    """``table`` (side**2, hidden_size), corners on corners -> (num_patches, hidden_size)
-    float32."""
+    """(side**2, hidden_size), corners on corners -> (num_patches, hidden_size) float32."""
     side = math.isqrt(len(table))
     upper, lower, below = _neighbours(places.rows, places.height, side)
     left, right, beside = _neighbours(places.columns, places.width, side)
@@ -88,9 +87,8 @@ def _neighbours(
 def rotary_angles(
     places: PatchGrid, head_dim: int, theta: float, *, takes_turns: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """For ``rope.rotate``: (num_patches, 1, head_dim) float32. A quarter of a head's pairs turns
-    with the row, a quarter with the column, and so again. ``takes_turns``: each has every other
-    frequency."""
+    """For ``rope.rotate``: (num_patches, 1, head_dim) float32, quarters of pairs turning with row
+    and column in turn. ``takes_turns``: each has every other frequency."""
     half = head_dim // 2
     exponents = torch.arange(0, half, 2, dtype=torch.float32, device=places.rows.device) / half
     of_columns = exponents + 1 / half if takes_turns else exponents
@@ -172,8 +170,7 @@ class Block:
         angles: tuple[torch.Tensor, torch.Tensor] | None = None,
         windows: Windows | None = None,
     ) -> torch.Tensor:
-        """``hidden`` (num_patches, hidden_size). Without ``windows`` all patches attend to each
-        other."""
+        """(num_patches, hidden_size); without ``windows`` all attend to each other."""
         qkv = self.qkv.project(self.attention_norm.norm(hidden))
         queries, keys, values = qkv.view(len(hidden), 3, self.num_heads, -1).unbind(1)
         if angles is not None:

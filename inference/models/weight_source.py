@@ -18,10 +18,9 @@ class GroupedProduct(Protocol):
     def __call__(
         self, x: torch.Tensor, ends: torch.Tensor, rows: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """(num_entries, out_features): each row times its expert's weight; entries beyond the last
-        expert's are anything. ``x`` (num_rows, in_features); ``ends`` (num_experts,) int32: where
-        experts' entries end; ``rows`` (num_entries,) int64: an entry's row of ``x``; ``None``: its
-        own."""
+        """-> (num_entries, out_features); entries beyond the last expert's are anything. ``x``
+        (num_rows, in_features); ``ends`` (num_experts,) int32: where experts' entries end; ``rows``
+        (num_entries,) int64: entries' rows of ``x``; ``None``: their own."""
         ...
 
 
@@ -88,8 +87,7 @@ class Phased(Protocol):
         ...
 
     def decode(self, x: torch.Tensor) -> torch.Tensor:
-        """For single-token rows. (num_rows, in_features) -> (num_rows, out_features) of the same
-        dtype."""
+        """(num_rows, in_features) -> (num_rows, out_features), for single-token rows."""
         ...
 
     def prefill(self, x: torch.Tensor) -> torch.Tensor:
@@ -125,15 +123,13 @@ class WeightSource(Protocol):
     def has(self, name: str) -> bool: ...
 
     def linear(self, *names: str) -> Linear:
-        """Weights (out_features, in_features), named without ``.weight``, stacked along
-        out_features in this order, with biases where the files have them."""
+        """Stacked along out_features in this order, with biases if any. Names lack ``.weight``."""
         ...
 
     def embedding(self, name: str) -> Embedding: ...
 
     def grouped(self, experts: Sequence[Sequence[str]]) -> GroupedProduct:
-        """Of each expert the named weights, stacked along out_features, without biases; all are
-        alike."""
+        """Each expert's named weights stacked along out_features, without biases; all are alike."""
         ...
 
     def stored(self, name: str) -> StoredWeight:
@@ -141,13 +137,11 @@ class WeightSource(Protocol):
         ...
 
     def stored_parts(self, *names: str) -> Sequence[LazyWeight]:
-        """As ``linear`` stacks them, read when their rows are. Neighbours stored alike come as
-        one."""
+        """As ``linear`` stacks them, read when their rows are; neighbours stored alike are one."""
         ...
 
     def all_tensors(self) -> dict[str, torch.Tensor]:
-        """By the files' names, dense and on the CPU: floats in the activation dtype, integers as
-        they are."""
+        """Dense and on the CPU: floats in the activation dtype, integers as they are."""
         ...
 
     def report(self) -> str:

@@ -1,9 +1,7 @@
 """Attention by Triton kernels, which read the blocks where they lie.
 
-The number of rows decides how many programs share a row's context. It does not decide how the
-context is cut, so attention gives a decode row the same numbers in every batch (see
-``decode_kernel``); the projections around it may not. Every size that a captured step may see
-change is read on the device.
+The number of rows decides how many programs share a row's context, not how it is cut (see
+``decode_kernel``). Every size that a captured step may see change is read on the device.
 """
 
 from __future__ import annotations
@@ -51,8 +49,7 @@ TUNINGS = (
         stages=1,
     ),
 )
-"""Each next one needs less shared memory: a shorter pipeline, then tiles of half the tokens, for
-heads of 256 features on cards of 64 KiB."""
+"""Each needs less shared memory; heads of 256 features need the last on cards of 64 KiB."""
 
 
 class TritonAttention:
@@ -68,9 +65,8 @@ class TritonAttention:
         sees_ahead: bool = False,
         is_chunked: bool = False,
     ) -> None:
-        """``num_processors``: multiprocessors. ``sees_ahead``: rows may attend to later ones, as
-        ``StepInput.last_seen`` has it. Then every prompt takes the kernel for it, so that no image
-        waits for a compiler."""
+        """``sees_ahead``: rows may attend to later ones, as in ``StepInput.last_seen``. Then every
+        prompt takes the kernel for it, so that no image waits for a compiler."""
         self._window = window or 0
         self._is_chunked = is_chunked
         self._soft_cap = soft_cap or 0.0
@@ -226,8 +222,7 @@ def row_tiles(step: StepInput, tile_rows: int) -> list[tuple[int, int, int, int]
 
 
 def is_exact(queries: torch.Tensor) -> bool:
-    """Whether products are float32: also in Triton's interpreter, which cannot multiply
-    bfloat16."""
+    """Triton's interpreter cannot multiply bfloat16."""
     return queries.dtype == torch.float32 or queries.device.type == "cpu"
 
 

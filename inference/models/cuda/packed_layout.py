@@ -30,8 +30,7 @@ PARTS = (4, 2, 1)
 
 
 LARGEST_EXPONENT = 7
-"""The largest exponent of a row's scales and minimums in its own units: they are below 2**7, and
-times any code float16 still holds them, as activations may be."""
+"""Scales and minimums are below 2**7 in their row's units: times any code they fit float16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +68,7 @@ def pack(weight: PackedWeight, device: torch.device) -> Packed:
 
 
 def pair_table(codebook: Codebook, device: torch.device) -> torch.Tensor:
-    """(256,) int32: for each two codes, the first in the lower four bits, their values' float16,
-    the first in the lower half."""
+    """(256,) int32: the two values' float16 for each pair of codes, the first in the lower bits."""
     values = torch.zeros(16)
     values[: len(codebook.values)] = torch.tensor(codebook.values, dtype=torch.float32)
     places = torch.arange(256)
@@ -182,8 +180,7 @@ def _words(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 def pack_scales(
     scales: torch.Tensor, minimums: torch.Tensor | None, num_groups: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out, groups) float32 -> (words, out) int32 for ``num_groups``, those that are not there with
-    zeros; and (out,) float32, what they are in units of."""
+    """(out, groups) float32 -> (words, out) int32, padded to ``num_groups``; (out,) float32."""
     both = scales if minimums is None else torch.cat([scales, minimums], dim=1)
     largest = both.abs().amax(dim=1).clamp(min=2.0**-100)
     exponents = torch.frexp(largest).exponent.to(torch.int32) - LARGEST_EXPONENT

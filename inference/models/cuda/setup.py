@@ -1,6 +1,5 @@
-"""Gives a model on a CUDA device Triton's kernels and captured steps, and says in words which. Each
-is tried on the device first; torch's operators stay where one fails.
-"""
+"""Tries Triton's kernels and captured steps on a CUDA device, and gives a model those that run and
+are right; torch's operators stay for the others."""
 
 from __future__ import annotations
 

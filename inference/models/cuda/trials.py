@@ -1,6 +1,5 @@
 """Tries the kernels for packed weights on a card: whether they are right there, and as fast as
-torch's own. Each format is tried on the first weight that has it, and each shape timed where torch
-has a kernel as well: in a captured graph, as in a decode step. Imports triton only to try."""
+torch's own in a captured graph. Imports triton only to try."""
 
 from __future__ import annotations
 
@@ -45,12 +44,10 @@ class CudaCapture:
         self._device = device
         self._pool: Any = None
         self._graphs: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
-        """The graphs that are still there: torch ends a pool with its last graph, and refuses to
-        capture into one that has ended, as after a sleep."""
+        """torch ends a pool with its last graph, and captures into no pool that has ended."""
 
     def __call__(self, forward: Callable[[], None]) -> Callable[[], None]:
-        """Runs ``forward`` once before it is captured: kernels are compiled and libraries take
-        their workspaces then, neither of which a capture allows."""
+        """Runs ``forward`` once before: a capture allows neither compiling nor new workspaces."""
         if not self._graphs:
             self._pool = torch.cuda.graph_pool_handle()
         current = torch.cuda.current_stream(self._device)
@@ -68,8 +65,7 @@ class CudaCapture:
 
 
 def captured_ms(work: Callable[[], object], device: torch.device) -> float:
-    """Milliseconds of ``work`` in a CUDA graph, as in a decode step: without what launching takes,
-    and with the device's cache full of something else each time."""
+    """Without launching, and with the device's cache full of something else each time."""
     cache_bytes = 2 * torch.cuda.get_device_properties(device).L2_cache_size
     other = torch.empty(cache_bytes, dtype=torch.uint8, device=device)
 

@@ -1,8 +1,5 @@
-"""Attention over paged keys and values by torch's operators, where no kernel of ours runs.
-
-Query heads that share a KV head are laid along the query axis, so that keys and values are never
-repeated.
-"""
+"""Attention over paged keys and values by torch's operators. Query heads that share a KV head are
+laid along the query axis, so that keys and values are never repeated."""
 
 from __future__ import annotations
 
@@ -34,9 +31,8 @@ class Attend(Protocol):
         layer_kv: LayerKV,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """(num_rows, heads, head_dim) of a whole step -> (num_rows, heads * head_dim). ``keys`` and
-        ``values`` are the rows' own, which the blocks hold already. ``sinks`` (heads,): see
-        ``attend_with_sinks``."""
+        """(num_rows, heads, head_dim) of a whole step -> (num_rows, heads * head_dim). The blocks
+        hold the rows' own ``keys`` and ``values`` already. ``sinks`` (heads,)."""
         ...
 
 
@@ -59,8 +55,7 @@ class TorchAttention:
         *,
         is_chunked: bool = False,
     ) -> None:
-        """``is_chunked``: a row sees its chunk of ``window`` tokens, instead of the last
-        ``window``."""
+        """``is_chunked``: a row sees its chunk of ``window`` tokens, not the last ``window``."""
         self.window = window
         self.is_chunked = is_chunked
         self.dtype = dtype
@@ -71,8 +66,8 @@ class TorchAttention:
 
 
 class TorchAttend:
-    """torch wants rows of one shape. Decode rows run as many at once as ``MOST_GATHERED_BYTES``
-    allows, so that one long context beside many short ones does not take rows times its length."""
+    """Decode rows run as many at once as ``MOST_GATHERED_BYTES`` allows: one long context beside
+    many short ones must not take rows times its length."""
 
     def __init__(self, step: DeviceStep, attention: TorchAttention) -> None:
         self._step = step
@@ -190,9 +185,9 @@ def attend_prefill(
     soft_cap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """(num_tokens, heads, head_dim) of one prompt -> (num_tokens, heads * head_dim). The query's
-    own keys and values come from blocks too where those hold them rounded: what a row sees must not
-    depend on how a prompt was cut. ``mask`` is ``prefill_mask``'s."""
+    """(num_tokens, heads, head_dim) -> (num_tokens, heads * head_dim). The query's own keys and
+    values come from blocks too where those are rounded: a row must not depend on how a prompt was
+    cut."""
     num_tokens, num_heads, head_dim = queries.shape
     if query.start > 0 or layer_kv.entries.dtype != queries.dtype:
         first = 0 if mask is None else query.end - mask.shape[-1]
@@ -245,11 +240,8 @@ def attend_with_sinks(
     mask: torch.Tensor | None,
     sinks: torch.Tensor,
 ) -> torch.Tensor:
-    """``sinks``, of ``queries``' shape without the last axis or broadcast to it, are one more score
-    of the softmax, which adds nothing to the sum.
-
-    The sink is a key before the others, and every head is widened: there the sink's key is 1 and a
-    query holds its score, undivided; the other keys are 0.
+    """``sinks``: of ``queries``' shape without the last axis, or broadcast to it. A sink is a key
+    before the others, and every head is widened: there its key is 1, and a query holds its score.
 
         queries  [ q ........ | sink / scale  0 ... ]
         keys     [ 0 ........ |      1        0 ... ]    the sink's
@@ -281,8 +273,8 @@ class ContextMask:
     added: torch.Tensor
     """(num_rows, 1, 1, num_context) of the activations' dtype: 0, or -inf where hidden."""
     hidden: torch.Tensor
-    """Hidden slots: on a CPU their indices; elsewhere, where the host would wait for those,
-    booleans (num_rows * num_context, 1, 1, 1)."""
+    """Indices on a CPU; elsewhere, as the host would wait for them, bool (num_rows * num_context,
+    1, 1, 1)."""
 
     def clear(self, slots: torch.Tensor) -> None:
         """Zeroes hidden slots in place: (num_rows * num_context, 2, kv_heads, head_dim). A weight

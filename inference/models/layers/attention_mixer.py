@@ -42,10 +42,7 @@ class AttentionMixer:
 def _without_gate(
     qkv: torch.Tensor, num_heads: int, head_dim: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(num_rows, features), as ``qkv`` would be without gates, and the gates.
-
-    head 0 [ queries | gate ] head 1 [ queries | gate ] … | keys | values
-    """
+    """``qkv`` is head 0 (queries, gate), head 1 (queries, gate), …, keys, values."""
     num_gated = 2 * num_heads * head_dim
     queries, gate = qkv[:, :num_gated].view(-1, num_heads, 2, head_dim).unbind(2)
     return torch.cat((queries.flatten(1), qkv[:, num_gated:]), dim=1), gate.flatten(1)

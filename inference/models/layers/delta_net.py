@@ -3,15 +3,14 @@
     rows ─▶ qkv ─▶ convolution ─▶ q k v ─▶ delta rule ─▶ norm ─▶ · silu(z) ─▶ output
         ─▶ z    ─▶ b, a ─▶ beta, decay ──────┘
 
-Yang et al. 2024, arXiv:2412.06464. For every token and value head, with state S (key_dim,
-value_dim):
+Yang et al. 2024, arXiv:2412.06464. For every token and value head, S (key_dim, value_dim):
 
     S ← exp(log_decay) S
     S ← S + k ⊗ beta (v - k S)
     o = q S
 
-``delta_step`` computes one token of many sequences, ``delta_chunks`` many tokens of one. Neither
-changes its arguments; all is float32. Value heads ``[h * group, (h + 1) * group)`` share key head
+``delta_step`` computes one token of many sequences, ``delta_chunks`` many tokens of one, in float32
+and without changing arguments. Value heads ``[h * group, (h + 1) * group)`` share key head
 ``h``."""
 
 from __future__ import annotations
@@ -64,8 +63,7 @@ class DeltaInputs:
 def gates(
     a: torch.Tensor, b: torch.Tensor, decay_rate: torch.Tensor, dt_bias: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``log_decay`` and ``beta``, (num_tokens, value_heads) each. ``decay_rate`` is
-    ``exp(A_log)``."""
+    """(num_tokens, value_heads), ``log_decay`` and ``beta``. ``decay_rate`` is ``exp(A_log)``."""
     return -decay_rate * softplus(a.float() + dt_bias), b.float().sigmoid()
 
 
@@ -92,19 +90,16 @@ def delta_step(inputs: DeltaInputs, states: torch.Tensor) -> tuple[torch.Tensor,
 def delta_chunks(
     inputs: DeltaInputs, state: torch.Tensor, chunk_states: ChunkStates = torch_chunk_states
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``state`` (value_heads, key_dim, value_dim) -> reads (num_tokens, value_heads, value_dim),
-    and the new state.
+    """(value_heads, key_dim, value_dim) -> reads (num_tokens, value_heads, value_dim), and the new
+    state.
 
     Within a chunk the delta rule is a triangular system (arXiv:2412.06464, section 3.3):
 
         (I + L) u = beta (v - decayed k S)      L strictly lower: beta kᵢ·kⱼ, decayed from j to i
-
-    A and B follow from a chunk's tokens alone and are made for all chunks at once:
-
         S ← A S + B      A = decay of the chunk - writing · from_state      B = writing · learnt
 
-    It is solved by forward substitution. Its inverse as a sum of powers of L is the same number on
-    paper, but where a prompt repeats itself the powers overflow before they cancel.
+    It is solved by forward substitution: powers of L, whose sum is its inverse, overflow where a
+    prompt repeats itself.
     """
     num_tokens, size = len(inputs.values), min(CHUNK_TOKENS, len(inputs.values))
     chunks = _in_chunks(inputs, size)
@@ -153,11 +148,10 @@ class Projected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaProjections:
-    """Two weights. Files have each either plain, one kind after the other with all its heads in
-    order, or grouped, from key head to key head with what belongs to it:
+    """Files have each weight plain, or grouped by key head:
 
-        plain qkvz   [ q … ][ k … ][ v …… ][ z …… ]      grouped   [ q k v … z … ][ q k v … z … ] …
-        plain ba     [ b …… ][ a …… ]                    grouped   [ b … a … ][ b … a … ] …
+    plain qkvz   [ q … ][ k … ][ v …… ][ z …… ]      grouped   [ q k v … z … ][ q k v … z … ] …
+    plain ba     [ b …… ][ a …… ]                    grouped   [ b … a … ][ b … a … ] …
     """
 
     qkvz: Linear

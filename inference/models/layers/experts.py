@@ -103,8 +103,7 @@ class Experts(Protocol):
         ...
 
     def decode(self, x: torch.Tensor, routes: Routes) -> torch.Tensor:
-        """(num_rows, hidden) -> the same shape and dtype: the weighted sum of each row's
-        experts."""
+        """(num_rows, hidden) -> the same shape and dtype, weighted by ``routes``."""
         ...
 
     def prefill(self, x: torch.Tensor, routes: Routes) -> torch.Tensor: ...
@@ -145,9 +144,8 @@ def _weighted(inner: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor
 
 
 class LoopedExperts:
-    """For the CPU. A decode row is multiplied with its experts by itself: the number of other rows
-    with the same expert depends on their content, and must not change how this row's products are
-    summed."""
+    """For the CPU. A decode row is multiplied by itself: the number of rows with the same expert
+    depends on their content, and must not change how this row's products are summed."""
 
     is_phaseless = False
 

@@ -39,8 +39,7 @@ CUDA_IN_FEATURES_MULTIPLE = CUDA_INNER_K_TILES * 16
 def int4_matmul(
     x: torch.Tensor, packed: torch.Tensor, scales_and_zeros: torch.Tensor
 ) -> torch.Tensor:
-    """x (rows, in) -> (rows, out) in x's dtype; reads bfloat16, sums in float32. ``packed`` and
-    ``scales_and_zeros`` are ``pack_int4``'s."""
+    """(rows, in) -> (rows, out) in x's dtype; reads bfloat16, sums in float32."""
     narrow = x.to(torch.bfloat16)
     if packed.device.type == "cuda":
         product: torch.Tensor = torch.ops.aten._weight_int4pack_mm(
@@ -67,8 +66,7 @@ def dense_matmul(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
 
 
 def fp8_matmul(x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """x (rows, in) -> (rows, out) in x's dtype, by way of bfloat16. ``codes`` (out, in) and
-    ``scales`` (out, 1) are ``fp8_rows`` of the weight."""
+    """(rows, in) -> (rows, out) in x's dtype. ``codes`` and ``scales`` are ``fp8_rows``'."""
     x_codes, x_scales = fp8_rows(x)
     product: torch.Tensor = torch._scaled_mm(
         x_codes, codes.t(), scale_a=x_scales, scale_b=scales.t(), out_dtype=torch.bfloat16

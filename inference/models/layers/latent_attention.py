@@ -83,8 +83,7 @@ class LatentAttend:
         layer_kv: LayerKV,
     ) -> torch.Tensor:
         """``queries`` (num_rows, heads, plain_dim + rotary_dim), ``compressed`` (num_rows, kv_rank
-        + rotary_dim) -> (num_rows, heads * value_dim). Writes the rows' latents and rotated
-        keys."""
+        + rotary_dim) -> (num_rows, heads * value_dim). Writes latents and rotated keys."""
         shape, eps = self._of_model.shape, self._of_model.eps
         latents, keys = torch.split(compressed, [shape.kv_rank, shape.rotary_dim], dim=-1)
         latents = rms_norm(latents, weights.latent_norm.shape, weights.latent_norm, eps)

@@ -157,8 +157,7 @@ class LinearFactory:
         self.copied_bytes = 0
 
     def linear(self, stored: StoredWeight, *, prefills: bool = True) -> tuple[Linear, str]:
-        """Also returns the kernel in words. ``prefills=False``: an output head. Raises
-        ``UnlikeKernelsError``."""
+        """Also the kernel in words. ``prefills=False``: a head. Raises ``UnlikeKernelsError``."""
         if isinstance(stored, DenseWeight):
             if self._fp8 and prefills and fp8_reason(stored.shape) is None:
                 return Fp8Linear(stored, self.device, self.dtype), "rounded to fp8, fp8 products"
@@ -199,8 +198,7 @@ class LinearFactory:
     def grouped(
         self, stored: Callable[[int], ExpertWeight], num_experts: int
     ) -> tuple[GroupedProduct, str]:
-        """Also returns the kernel in words. ``stored``: an expert's weight, without a bias; all are
-        stored alike."""
+        """``stored``: experts' weights, without biases, stored alike. Also the kernel in words."""
         if self._exact:
             packed = stored
 

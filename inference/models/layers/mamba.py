@@ -10,10 +10,9 @@ Dao and Gu 2024, arXiv:2405.21060. For every token and head, with state S (head_
     S ← exp(log_decay) S + step v ⊗ k
     o = S q
 
-``scan_step`` computes one token of many sequences, ``scan_chunks`` many tokens of one. Neither
-changes its arguments; all is float32. Heads ``[g * per_group, (g + 1) * per_group)`` share keys and
-queries of group ``g``.
-"""
+``scan_step`` computes one token of many sequences, ``scan_chunks`` many tokens of one, in float32
+and without changing arguments. Heads ``[g * per_group, (g + 1) * per_group)`` share keys and
+queries of group ``g``."""
 
 from __future__ import annotations
 
@@ -157,8 +156,7 @@ class ScanInputs:
 
 
 def scan_step(inputs: ScanInputs, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """``states`` (num_rows, heads, head_dim, state_size) -> reads (num_rows, heads, head_dim), and
-    the new states."""
+    """(num_rows, heads, head_dim, state_size) -> (num_rows, heads, head_dim), and new states."""
     num_rows, num_heads, head_dim, size = states.shape
     per_group = num_heads // inputs.keys.shape[1]
     keys = inputs.keys.repeat_interleave(per_group, dim=1).view(-1, 1, size)
@@ -170,8 +168,8 @@ def scan_step(inputs: ScanInputs, states: torch.Tensor) -> tuple[torch.Tensor, t
 
 
 def scan_chunks(inputs: ScanInputs, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """``state`` (heads, head_dim, state_size) -> reads (num_tokens, heads, head_dim), and the new
-    state. Within a chunk (section 6):
+    """(heads, head_dim, state_size) -> reads (num_tokens, heads, head_dim), and the new state.
+    Section 6:
 
         o = (q kᵀ · decayed from j to i) v  +  decayed q S
     """
@@ -201,7 +199,6 @@ def scan_chunks(inputs: ScanInputs, state: torch.Tensor) -> tuple[torch.Tensor, 
 
 
 def _in_chunks(inputs: ScanInputs, size: int) -> ScanInputs:
-    """(chunks, heads or groups, size, …). The last chunk is padded with tokens that change
-    nothing."""
+    """(chunks, heads or groups, size, …), padded with tokens that change nothing."""
     given = inputs.values, inputs.keys, inputs.queries, inputs.log_decay
     return ScanInputs(*(cut_in_chunks(tokens, size) for tokens in given))

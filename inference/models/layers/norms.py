@@ -91,8 +91,7 @@ class Pointwise(Protocol):
     def add_and_norm(
         self, hidden: torch.Tensor, added: torch.Tensor | None, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(rows, features) each: the sum, and its RMS norm times ``weight`` (features,). Changes no
-        argument."""
+        """(rows, features) each: the sum, and its RMS norm by ``weight``. Changes no argument."""
         ...
 
     def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
@@ -114,8 +113,7 @@ class TorchPointwise:
 
 
 Gate = Callable[[torch.Tensor], torch.Tensor]
-"""(num_rows, intermediate_size), or twice as wide with gates first -> (num_rows,
-intermediate_size)."""
+"""Gates first, if any: (num_rows, 2 * width), or (num_rows, width) -> (num_rows, width)."""
 
 
 def gate_of(config: ExpertsConfig) -> Gate:

@@ -1,8 +1,7 @@
 """Rotary position embedding, Su et al. 2021, arXiv:2104.09864, under the scalings that models use.
 
-The first ``rotary_dim`` elements of a head are rotated, in one of two layouts: element ``i``
-together with ``i + rotary_dim / 2``, as most models of Hugging Face have it, or interleaved, ``2i``
-together with ``2i + 1``.
+The first ``rotary_dim`` elements of a head are rotated: ``i`` with ``i + rotary_dim / 2``, as most
+models of Hugging Face have it, or interleaved, ``2i`` with ``2i + 1``.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ POSITIONS_MULTIPLE = 64
 
 @dataclass(frozen=True)
 class RopeTable:
-    """(num_positions, rotary_dim) float32. The sines of the first of each pair are negated for
-    ``rotate``."""
+    """(num_positions, rotary_dim) float32; sines of each pair's first negated for ``rotate``."""
 
     cosines: torch.Tensor
     sines: torch.Tensor
@@ -115,10 +113,7 @@ def growth_table(
 def _axes(
     vision: VisionConfig | None, num_frequencies: int, device: torch.device
 ) -> torch.Tensor | None:
-    """Interleaved, time, height and width take turns until the latter two have their parts.
-
-    section 4 2 1    frequencies t h w t h t t    or in blocks t t t t h h w
-    """
+    """Sections 4 2 1 of time, height and width: t h w t h t t interleaved, else t t t t h h w."""
     if vision is None or vision.mrope_section is None:
         return None
     if not vision.is_mrope_interleaved:
@@ -168,8 +163,7 @@ def _llama3(plain: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
 def _longrope(
     plain: torch.Tensor, scaling: RopeScaling, num_positions: int
 ) -> tuple[torch.Tensor, float]:
-    """arXiv:2402.13753. The longest context offered decides: keys in blocks cannot be rotated
-    again."""
+    """arXiv:2402.13753. By the longest context offered: keys in blocks cannot be rotated again."""
     is_long = num_positions > scaling.original_max_positions
     divisors = torch.tensor(scaling.long_divisors if is_long else scaling.short_divisors)
     magnitude = scaling.attention_factor
@@ -221,8 +215,7 @@ class AttentionWeights(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RotatedHeads:
-    """(num_rows, heads, head_dim); keys and values are ``None`` from a kernel that only writes
-    those."""
+    """(num_rows, heads, head_dim); ``None`` from a kernel that only writes keys and values."""
 
     queries: torch.Tensor
     keys: torch.Tensor | None = None
@@ -269,11 +262,7 @@ def _angles(rope: RopeTable, step: DeviceStep) -> tuple[torch.Tensor, torch.Tens
 
 
 def _split(config: ModelConfig, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Queries and keys, (num_tokens, num_heads + num_kv_heads, head_dim), and values.
-
-    qkv heads   [ queries .......... | keys ........ | values ...... ]
-                0            num_heads       + num_kv_heads  + num_kv_heads
-    """
+    """Queries and keys, (num_tokens, num_heads + num_kv_heads, head_dim), and values."""
     num_heads, num_kv_heads = config.num_heads, config.num_kv_heads
     heads = qkv.view(qkv.shape[0], num_heads + 2 * num_kv_heads, config.head_dim)
     rotated, values = torch.split(heads, [num_heads + num_kv_heads, num_kv_heads], dim=1)

@@ -46,8 +46,7 @@ def through_states(
 def _decoded(
     inputs: Inputs, step: DeviceStep, slots: LayerState, decode: Recurrence
 ) -> torch.Tensor:
-    """A row reads what the one before it has left, so its numbers are those of a step of its
-    own."""
+    """A row reads what the one before it has left: its numbers are those of its own step."""
     if not step.host.has_runs:
         assert step.state_reads is not None and step.state_writes is not None
         chosen = slice(0, step.host.num_decodes)
@@ -104,8 +103,7 @@ def conv_step(
 def conv_span(
     inputs: torch.Tensor, state: torch.Tensor, weight: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``inputs`` (num_tokens, channels), ``state`` (kernel - 1, channels). Also returns the new
-    state."""
+    """``inputs`` (num_tokens, channels), ``state`` (kernel - 1, channels) -> the same shapes."""
     num_tokens = len(inputs)
     window = torch.cat((state, inputs))
     summed = window[:num_tokens] * weight[0]

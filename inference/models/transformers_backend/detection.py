@@ -67,8 +67,7 @@ class Layer:
     kind: type[Any]
     arguments: dict[str, Any]
     num_positions: int = 0
-    """Numbers that its indexer keeps of a token's position: equal without images, and not kept
-    here."""
+    """Its indexer's numbers of a token's position: equal without images, and not kept here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +79,8 @@ class DetectedCache:
 
 
 def detected_config(config: ModelConfig) -> ModelConfig:
-    """Completes it by the module's own sizes. Unchanged where the module needs weights to run, as
-    some do to choose experts: it is inspected again once they are loaded. Raises
-    ``UnsupportedModuleError``."""
+    """Unchanged where the module needs weights to run, as some do to choose experts: it is
+    inspected again once they are loaded. Raises ``UnsupportedModuleError``."""
     module = without_weights(config)
     try:
         found = detect_cache(module)

@@ -128,8 +128,7 @@ def declared_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def load_module(config: ModelConfig, weights: WeightSource, attention: str | None) -> LoadedModule:
-    """``attention``: a registered function's name; ``None``: transformers' choice. Raises
-    ``MissingWeightsError``."""
+    """``attention`` ``None``: transformers' choice. Raises ``MissingWeightsError``."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()

@@ -83,8 +83,7 @@ class PagedAttentionLayer:
         values: torch.Tensor,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        """(1, heads, num_rows, features) each -> (1, num_rows, heads, value features); ``sinks``
-        (heads,)."""
+        """(1, heads, num_rows, features) each -> (1, num_rows, heads, value features)."""
         call, step = self.call, self.current.step
         assert step is not None, "the model's forward sets it"
         layer_kv = step.kv.layers[call.kv_layer]
