@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 ADAPTABLE_ROLES = frozenset({"column", "whole_column", "row", "state"})
-"""``state``: a Gated DeltaNet's projections of its decays and betas."""
+"""``state`` is for a Gated DeltaNet's projections of its decays and betas."""
 PLANNED_RANK = 16
 """Memory is planned for adapters of this rank: one of rank 64 takes the room of four."""
 _IN_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
@@ -78,8 +78,6 @@ class AdapterWeights:
 
 @dataclass(frozen=True, slots=True)
 class TorchPart:
-    """An adapter's part of one of the weights that a projection stacks."""
-
     inner: slice
     """This part's slice of what ``down`` gives for all parts."""
     outputs: slice

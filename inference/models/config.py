@@ -21,9 +21,8 @@ from inference.models.vision_config import KEPT_ROWS_BYTES, VisionConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeScaling:
-    """Hugging Face ``rope_scaling``. ``llama3`` is Llama 3.1's, with the three fields below
-    ``factor``; ``yarn``: Peng et al. 2023, arXiv:2309.00071; ``longrope``: Ding et al. 2024,
-    arXiv:2402.13753."""
+    """Hugging Face ``rope_scaling``. ``llama3`` is Llama 3.1's; ``yarn`` is Peng et al. 2023,
+    arXiv:2309.00071; ``longrope`` is Ding et al. 2024, arXiv:2402.13753."""
 
     kind: Literal["linear", "llama3", "yarn", "longrope"]
     factor: float
@@ -54,21 +53,12 @@ class QueryGrowth:
 MixerKind = Literal[
     "attention", "sliding", "chunked", "unrotated", "latent", "delta", "conv", "mamba", "none"
 ]
-"""
-attention    over the whole context
-sliding      attention within ``sliding_window``
-chunked      attention within the row's chunk of ``chunk_tokens``, which begin with the sequence
-unrotated    attention over the whole context, without rotary embedding
-latent       multi-head latent attention, over the whole context
-delta        Gated DeltaNet: a state instead of keys and values
-conv         a gated convolution over a few rows: a state as well
-mamba        Mamba-2: a state as well
-none         the layer is an MLP alone
-"""
+"""``chunked``: within the row's chunk of ``chunk_tokens``; ``unrotated``: without rotary embedding;
+``latent``: multi-head latent attention. ``delta`` (Gated DeltaNet), ``conv`` and ``mamba`` keep a
+state instead of keys and values. ``none``: the layer is an MLP alone."""
 ATTENTION_KINDS: frozenset[MixerKind] = frozenset(
     {"attention", "sliding", "chunked", "unrotated", "latent"}
 )
-"""Mixers that keep something of each token, in blocks: keys and values, or latents."""
 STATE_KINDS: frozenset[MixerKind] = frozenset({"delta", "conv", "mamba"})
 MlpKind = Literal["dense", "sparse", "none"]
 """``none``: the layer is a mixer alone."""
@@ -109,7 +99,7 @@ class ModelConfig:
     """Whether rotated queries and keys are normed without weights."""
     is_qk_norm_after_rotation: bool = False
     sliding_window: int | None = None
-    """Of ``sliding`` layers, which are all layers where ``mixers`` is empty."""
+    """If it is set and ``mixers`` is empty, all layers are ``sliding``."""
     chunk_tokens: int | None = None
     mixers: tuple[MixerKind, ...] = ()
     """Empty: all attention."""
@@ -184,7 +174,6 @@ class ModelConfig:
 
     @property
     def kept_rows_bytes(self) -> int:
-        """Bytes of image embeddings that a model may keep beside its keys and values."""
         return 0 if self.vision is None else KEPT_ROWS_BYTES
 
     @property
@@ -216,7 +205,6 @@ class ModelConfig:
 
 Pooling = Literal["cls", "mean", "max", "last"]
 ScoreActivation = Literal["sigmoid", "identity"]
-"""Applied to a cross-encoder's logit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,7 +222,7 @@ class EmbeddingConfig:
     matryoshka_dimensions: tuple[int, ...] = ()
     """Empty: any number."""
     activation: ScoreActivation | None = None
-    """Of a model that scores pairs; ``None``: it makes vectors."""
+    """Turns a pair's logit into a score; ``None``: the model makes vectors."""
     separator_token_id: int | None = None
     """Between the texts of a pair, where the model has segment ids for them."""
     prompt_names: tuple[str, ...] = ()

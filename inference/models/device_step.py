@@ -20,26 +20,19 @@ from inference.models.step_input import (
 
 @dataclass(frozen=True)
 class DeviceStep:
-    """All are int64 but ``sequences`` and ``block_table``, which are int32."""
+    """Shapes are those of ``StepInput``. All are int64 but ``sequences`` and ``block_table``:
+    int32."""
 
     host: StepInput
     """Readable without waiting for the device."""
     token_ids: torch.Tensor
-    """(num_rows,)"""
     positions: torch.Tensor
-    """(num_rows,)"""
     slots: torch.Tensor
-    """(num_rows,) where each row's own keys and values go."""
     sequences: torch.Tensor
-    """(num_rows,) each row's row of ``block_table``."""
     block_table: torch.Tensor
-    """(num_seqs, width)"""
     logit_rows: torch.Tensor | None = None
-    """(num_logits,); ``None``: all rows."""
     state_reads: torch.Tensor | None = None
-    """(num_seqs,) slots of recurrent states before the step, of a model that has such states."""
     state_writes: torch.Tensor | None = None
-    """(num_seqs,) slots for those after it."""
     images: StepImages | None = None
 
     @classmethod

@@ -21,7 +21,6 @@ class ExpertsConfig:
     normalizes: bool = False
     """``norm_topk_prob``: the weights of a token's experts add up to one."""
     shared_intermediate_size: int | None = None
-    """Of the expert that every row goes through, if any."""
     gates_shared: bool = True
     """Whether a sigmoid of the row weighs the shared expert's output."""
     is_gated: bool = True
@@ -31,7 +30,7 @@ class ExpertsConfig:
     has_choice_bias: bool = False
     """Whether a bias ranks each expert, without changing its weight."""
     num_groups: int = 1
-    """Of neighbouring experts, all of one size. A row's experts are of its best groups alone."""
+    """Neighbouring experts form a group. A row's experts are in its best groups alone."""
     groups_per_token: int = 1
     group_experts: int = 2
     """The number of best experts whose sum ranks a group."""
@@ -39,9 +38,9 @@ class ExpertsConfig:
     weighs_inputs: bool = False
     """Whether weights multiply experts' inputs, and not their outputs."""
     has_bias: bool = False
-    """Of the router and of each expert's projections."""
+    """The router and every expert's projections have biases."""
     swish_gain: float = 1.0
-    """Of ``gate * sigmoid(gain * gate)``."""
+    """The gate is ``gate * sigmoid(gain * gate)``."""
     held: tuple[int, int] | None = None
     """``[first, last)``: the experts of this rank; ``None``: all."""
     limit: float | None = None
@@ -72,7 +71,7 @@ class LatentConfig:
     kv_rank: int
     rotary_dim: int
     plain_dim: int
-    """Of the part of a head's query and key that is not rotated."""
+    """The unrotated width of a head's query and key."""
     value_dim: int
     query_rank: int | None = None
     """``None``: queries are not compressed."""
@@ -204,7 +203,7 @@ class MambaConfig:
 
     @property
     def group_features(self) -> int:
-        """Of all groups' keys, or of their queries."""
+        """The width of all groups' keys, or of their queries."""
         return self.num_groups * self.state_size
 
     @property
@@ -228,7 +227,7 @@ class MambaConfig:
 
 ATTENTION_PART, INDEXER_PART = "attention", "indexer"
 OWN_KIND = "own"
-"""Of states that a module keeps outside the layers of transformers' cache."""
+"""States that a module keeps outside the layers of transformers' cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,7 +263,7 @@ class StateEntry:
     index: int
     """Among several of the layer, or of the module's own."""
     shape: tuple[int, ...]
-    """Of one sequence."""
+    """One sequence's."""
     dtype: str | None
     """The module's own, by torch's name; ``None``: the activations'."""
 

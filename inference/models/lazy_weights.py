@@ -112,7 +112,7 @@ class LazyWeight:
         return None if None in blocks else types
 
     def block_rows(self, first: int, last: int) -> list[BlockRows]:
-        """Of a weight that has ``block_types``."""
+        """Only for a weight with ``block_types``."""
         return [reader.block_rows(*inner) for reader, inner in self._pieces(first, last)]
 
     def whole(self) -> StoredWeight:

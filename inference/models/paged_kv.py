@@ -163,7 +163,7 @@ def _blocks(slots: torch.Tensor, block_ids: torch.Tensor, block_tokens: int) -> 
 
 @dataclass(frozen=True, slots=True)
 class LayerState:
-    """In slots, or those that rows read or leave."""
+    """A layer's states in slots, or those that rows read or write."""
 
     conv: torch.Tensor
     recurrent: torch.Tensor

@@ -249,7 +249,7 @@ class RankCuts:
 
     cuts: Mapping[str, Cut]
     absent: frozenset[str]
-    """Of experts that other ranks hold."""
+    """The tensors of experts that other ranks hold."""
     zeroed: frozenset[str]
     """Biases of sums that another rank adds."""
 

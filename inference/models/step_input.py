@@ -7,9 +7,6 @@
 
 The first ``num_decodes`` sequences decode: their queries are one token, or more with drafts or
 tokens that a state lags behind. The others' queries are parts of prompts.
-
-Also small tensors to a device and back, so that the host waits for the device once a step: when it
-reads the sampled tokens.
 """
 
 from __future__ import annotations
@@ -198,9 +195,9 @@ class StepInput:
     state_writes: Ints | None = None
     """(num_seqs,) slots for those after it."""
     adapters: tuple[Any, ...] | None = None
-    """One a sequence, of ``prepare_adapter``, or ``None``; ``None``: no sequence has any."""
+    """Each sequence's, by ``prepare_adapter``, or ``None``; ``None``: no sequence has any."""
     unread_ids: torch.Tensor | None = None
-    """(num_unread,) int64: first rows' tokens, on the device so far; any in ``token_ids``."""
+    """(num_unread,) int64: first rows' tokens that only the device has, not ``token_ids``."""
     images: StepImages | None = None
     last_seen: Ints | None = None
     """(num_rows,) the last position of its query that each row attends to; ``None``: its own."""
@@ -224,7 +221,7 @@ class StepInput:
 
     @property
     def sequences(self) -> Ints:
-        """(num_rows,)"""
+        """(num_rows,) each row's row of ``block_table``."""
         numbers = np.arange(len(self.context_lens), dtype=np.int32)
         return numbers if self.only_decodes else np.repeat(numbers, np.diff(self.query_start))
 
@@ -307,7 +304,7 @@ class StepInput:
         state_slots: tuple[Sequence[int], Sequence[int]] | None = None,
         unread_ids: torch.Tensor | None = None,
     ) -> StepInput:
-        """All logits are wanted."""
+        """One token a sequence; all logits are wanted."""
         return cls.of_queries(
             token_ids,
             positions,

@@ -294,7 +294,7 @@ def in_four_bits(weight: GroupedWeight) -> CodebookWeight:
 
 def _codes() -> torch.Tensor:
     found = torch.full((256,), NO_CODE, dtype=torch.uint8)
-    # From the last: nothing is the first of its two codes.
+    # From the last: zero has two codes, of which the first holds.
     for code in range(len(TWICE_THE_MXFP4_VALUES) - 1, -1, -1):
         found[TWICE_THE_MXFP4_VALUES[code] + 128] = code
     return found

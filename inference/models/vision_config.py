@@ -17,13 +17,7 @@ KEPT_ROWS_BYTES = 128 * 1024**2
 
 
 TowerKind = Literal["qwen3_vl", "qwen2_5_vl", "gemma3", "idefics3", "pixtral"]
-"""
-qwen3_vl      learned positions, and every block sees the whole image
-qwen2_5_vl    most blocks see a window of it, and MLPs have gates
-gemma3        SigLIP over a square of one size, whose patches are averaged to rows
-pixtral       positions are rotations alone, norms have no mean, MLPs have gates
-idefics3      SigLIP over such a square, or tiles of that size, whose patches are joined to rows
-"""
+"""The layers of each are in ``vision_tower``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +52,15 @@ class VisionConfig:
     num_heads: int
     out_hidden_size: int
     num_position_embeddings: int = 0
-    """Of ``qwen3_vl``'s square grid, which is stretched over an image's patches."""
+    """Embeddings of ``qwen3_vl``'s square grid, which is stretched over an image's patches."""
     window_px: int = 0
-    """Of ``qwen2_5_vl``."""
+    """The side of ``qwen2_5_vl``'s windows."""
     full_attention_layers: tuple[int, ...] = ()
-    """Of ``qwen2_5_vl``: blocks that see the whole image."""
+    """``qwen2_5_vl``'s blocks that see the whole image."""
     deepstack_layers: tuple[int, ...] = ()
     """Blocks whose output is added after the decoder's first layer, its second, and so on."""
     rope_theta: float = 0.0
-    """Of rotation by height and width; 0: the tower does not rotate."""
+    """Base of the rotation by height and width; 0: the tower does not rotate."""
     mrope_section: tuple[int, int, int] | None = None
     """Frequencies that turn with time, height and width; ``None``: all with a row's position."""
     is_mrope_interleaved: bool = True
@@ -79,11 +73,11 @@ class VisionConfig:
     """Whether the decoder's rows of an image attend to all of it, also to rows behind them."""
     norm_eps: float = 1e-6
     merger_eps: float = 1e-6
-    """Of ``pixtral``."""
+    """For the norm of ``pixtral``'s merger."""
     activation: Literal["gelu", "silu"] = "gelu"
-    """Of the gates of ``pixtral``'s MLPs."""
+    """For the gates of ``pixtral``'s MLPs."""
     has_projector_bias: bool = False
-    """Of ``pixtral``."""
+    """For ``pixtral``."""
     has_norm_plus_one: bool = False
     """Whether the files hold the weight of ``gemma3``'s last norm less one."""
     has_swapped_mlp_names: bool = False
@@ -113,7 +107,7 @@ class VisionConfig:
 
     @property
     def most_patches(self) -> int:
-        """Of those that attend to each other: of one image, or of one tile."""
+        """The most that attend to each other: one image's, or one tile's."""
         if self.image_px:
             return (self.image_px // self.patch_px) ** 2
         if self.division == "rows":

@@ -205,13 +205,12 @@ def _attended(
 
 
 def affine(weights: WeightSource, name: str, eps: float = EPS, *, has_bias: bool = True) -> Affine:
-    """Raises ``MissingTensorError``."""
     bias = weights.tensor(f"{TOWER}{name}.bias") if has_bias else None
     return Affine(weights.tensor(f"{TOWER}{name}.weight"), bias, eps)
 
 
 def load_block(weights: WeightSource, prefix: str, config: VisionConfig) -> Block:
-    """Pixtral's blocks have no biases. Raises ``MissingTensorError``."""
+    """Pixtral's blocks have no biases."""
     is_gated, has_bias = config.is_gated, config.kind != "pixtral"
     is_silu = config.kind == "qwen2_5_vl" or config.activation == "silu"
 
@@ -307,7 +306,6 @@ PROJECTORS: dict[TowerKind, Callable[[VisionConfig, WeightSource], Projector]] =
 
 class Tower:
     def __init__(self, config: VisionConfig, weights: WeightSource) -> None:
-        """Raises ``MissingTensorError``."""
         self.config = config
         self.device = weights.device
         self.dtype = weights.activation_dtype

@@ -18,7 +18,7 @@ class GroupedProduct(Protocol):
     def __call__(
         self, x: torch.Tensor, ends: torch.Tensor, rows: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """-> (num_entries, out_features); entries beyond the last expert's are anything. ``x``
+        """(num_entries, out_features); entries beyond the last expert's are anything. ``x``
         (num_rows, in_features); ``ends`` (num_experts,) int32: where experts' entries end; ``rows``
         (num_entries,) int64: entries' rows of ``x``; ``None``: their own."""
         ...
@@ -106,7 +106,7 @@ class Embedding(Protocol):
         ...
 
     def as_linear(self) -> Linear:
-        """Of a model with ``tie_embeddings``."""
+        """Only for models with ``tie_embeddings``."""
         ...
 
 

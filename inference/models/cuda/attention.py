@@ -30,7 +30,7 @@ PROGRAMS_PER_PROCESSOR = 4
 class Tuning:
     decode_tile_tokens: int = 64
     decode_smallest_part: int = 64
-    """A tile: a single row's context is read by as many programs as it can be."""
+    """A tile, so that as many programs as possible read a single row's context."""
     decode_most_parts: int = MOST_PARTS
     decode_warps: int = 4
     prefill_tile_rows: int = 64

@@ -105,7 +105,7 @@ def smallest_kept(
         )
         mass = tl.sum(masses, 0)
         if is_limited:
-            # Of those that tie with the last one, top_k counts as many as it has room for.
+            # top_k has room for only some of the tokens that tie with the last one.
             surplus = tl.maximum(num_kept - top_k, 0).to(tl.float64)
             mass -= surplus * smallest.to(tl.float32, bitcast=True).to(tl.float64)
         smallest = smallest_with_room(

@@ -67,7 +67,7 @@ def dense_product(
     stages: tl.constexpr,
     is_exact: tl.constexpr,
 ):
-    """Rows ``x_rows`` of ``x`` times ``outputs`` of (out, in): float32 (outputs, rows)."""
+    """``x_rows`` of ``x`` times ``outputs`` of ``weight`` (out, in): float32 (outputs, rows)."""
     precision: tl.constexpr = "ieee" if is_exact else "tf32"
     within = tl.arange(0, step_features)
     x_places = x_rows.to(tl.int64)[None, :] * in_features
@@ -162,7 +162,7 @@ DENSE_TILES = {8: Tile(64, 3), 16: Tile(64, 3), 32: Tile(64, 3), 64: Tile(64, 3)
 
 
 class UnlikeExpertsError(Exception):
-    """Experts of one layer are not stored alike, so no one kernel takes them."""
+    pass
 
 
 class TritonProduct:
@@ -266,7 +266,7 @@ def pack_expert(weight: ExpertWeight, device: torch.device, dtype: torch.dtype) 
 
 
 def mxfp4_codes(weight: GroupedWeight) -> torch.Tensor | None:
-    """(out, in) uint8 codes of four bits, twice an MXFP4 number each; ``None``: some are none."""
+    """(out, in) uint8 codes of four bits; ``None``: not every code is twice an MXFP4 number."""
     if weight.bits != 8 or weight.minimums is not None:
         return None
     found = codes_of(weight.codes)

@@ -94,7 +94,7 @@ def packed_product(
     depend on neither the number of rows nor its place in the tile."""
     precision: tl.constexpr = "ieee" if is_exact else "tf32"
     planes: tl.constexpr = 2 if bits == 8 else 4
-    # Upper bits are in words for two tiles; else two, where one would be a short step.
+    # A word of upper bits is for two tiles; otherwise one tile would be a short step.
     step_tiles: tl.constexpr = 1 if bits == 4 and group_features == 32 else 2
     tile_words: tl.constexpr = group_features // 2
     row_words: tl.constexpr = padded_features // (2 * planes)

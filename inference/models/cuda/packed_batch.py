@@ -171,11 +171,10 @@ def sum_splits_kernel(partial, product, num_values, num_splits, block: tl.conste
 
 
 ROWS = (16, 32, 64)
-"""The rows that a tile may have."""
 LEAST_SPLIT_STEPS = 4
 """Steps of the kernel's loop that a split has at least: fewer would not fill its pipeline."""
 SPLIT_OUTPUTS = 256
-"""Splits leave a multiprocessor about so many; with half, layers of an 8B model were slower."""
+"""Features are split until a multiprocessor has so many outputs; half was slower (8B)."""
 SUMMED_BLOCK = 1024
 
 
@@ -183,7 +182,7 @@ SUMMED_BLOCK = 1024
 class BatchTile:
     outputs: int
     step_tiles: int
-    """Read by a step of the loop, where they divide a row's; 2 at least with 5 and 6 bits."""
+    """Tiles per step of the loop, where they divide a row's; at least 2 for 5 and 6 bits."""
     warps: int
     stages: int
 
@@ -250,7 +249,7 @@ def tile_rows(num_rows: int) -> int:
 
 
 def num_splits(outputs: int, num_steps: int, num_processors: int) -> int:
-    """``outputs``: of all tiles of rows."""
+    """``outputs``: over all tiles of rows."""
     most = max(1, num_steps // LEAST_SPLIT_STEPS)
     splits = max(1, min(SPLIT_OUTPUTS * num_processors // outputs, most))
     return int(triton.cdiv(num_steps, triton.cdiv(num_steps, splits)))

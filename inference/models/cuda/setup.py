@@ -40,10 +40,10 @@ TRIAL_ROWS = 3
 TRIAL_TOKENS = 70
 TRIAL_BLOCK_TOKENS = 32
 LARGEST_ERROR = 0.03
-"""Of values around 1 in bfloat16; a wrong kernel is off by more."""
+"""For values around 1 in bfloat16; a wrong kernel is off by more."""
 
 LARGEST_EXACT_ERROR = 1e-4
-"""Of float32, relative to the largest value."""
+"""For float32, relative to the largest value."""
 
 
 class WrongResultError(Exception):
@@ -51,7 +51,7 @@ class WrongResultError(Exception):
 
 
 class NotBuiltError(Exception):
-    """No kernel computes this model's layers. The message names the operation."""
+    """The message names the operation."""
 
 
 def accelerate(model: DecoderModel) -> tuple[DecoderModel | GraphedDecoder, str]:
@@ -127,7 +127,6 @@ def working_attention(model: DecoderLayers, kind: MixerKind) -> TritonAttention:
 
 
 def try_attention(model: DecoderLayers, attention: Attention, kind: MixerKind) -> None:
-    """Raises ``WrongResultError``, and whatever launching raises."""
     config, device = model.config, model.device
     torch_attention = TorchAttention(
         *(config.window_of(kind), model.dtype, config.attention_soft_cap),

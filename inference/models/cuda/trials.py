@@ -65,7 +65,7 @@ class CudaCapture:
 
 
 def captured_ms(work: Callable[[], object], device: torch.device) -> float:
-    """Without launching, and with the device's cache full of something else each time."""
+    """Excludes the launch; something else fills the device's cache each time."""
     cache_bytes = 2 * torch.cuda.get_device_properties(device).L2_cache_size
     other = torch.empty(cache_bytes, dtype=torch.uint8, device=device)
 
@@ -121,7 +121,7 @@ class PackedTrials:
         self._are_slower: dict[tuple[int, bool, tuple[int, int]], bool] = {}
 
     def reason_against(self, weight: PackedWeight) -> str | None:
-        """``None``: it can. Raises nothing."""
+        """``None``: the weight can stay packed. Raises nothing."""
         if weight.shape[1] % GROUP_FEATURES:
             return _no_whole_groups(weight)
         has_minimums = weight.minimums is not None
@@ -137,7 +137,7 @@ class PackedTrials:
         if key not in self._are_slower:
             try:
                 self._are_slower[key] = self._compare(weight, other())
-            # Whatever a driver raises, no memory for a second copy among it.
+            # Whatever a driver raises, also where there is no memory for a second copy.
             except Exception:
                 logger.warning("packed weights were not timed on %s", self._device, exc_info=True)
                 self._are_slower[key] = True

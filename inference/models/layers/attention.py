@@ -144,7 +144,7 @@ def decode_blocks(step: DeviceStep) -> torch.Tensor:
 
 
 def gathered_bytes(layer_kv: LayerKV) -> int:
-    """A token's codes are held as such, as float32, and multiplied."""
+    """A token's codes are held as codes, as float32, and multiplied."""
     numbers = layer_kv.entries[0].numel()
     return numbers * (layer_kv.entries.itemsize if layer_kv.scales is None else 9)
 
@@ -273,8 +273,8 @@ class ContextMask:
     added: torch.Tensor
     """(num_rows, 1, 1, num_context) of the activations' dtype: 0, or -inf where hidden."""
     hidden: torch.Tensor
-    """Indices on a CPU; elsewhere, as the host would wait for them, bool (num_rows * num_context,
-    1, 1, 1)."""
+    """CPU: indices; elsewhere the host would wait for them: bool (num_rows * num_context, 1, 1,
+    1)."""
 
     def clear(self, slots: torch.Tensor) -> None:
         """Zeroes hidden slots in place: (num_rows * num_context, 2, kv_heads, head_dim). A weight

@@ -80,7 +80,6 @@ class LatentMixer:
     cached_features: int
     num_heads: int
     queries: Linear | None
-    """Projects compressed queries up."""
     query_norm: torch.Tensor | None
     latent_norm: torch.Tensor
     up: torch.Tensor

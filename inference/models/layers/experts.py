@@ -207,8 +207,7 @@ class GroupedExperts:
             entry = torch.arange(len(outputs), device=outputs.device)
             is_others = entry >= sorted_rows.ends[-1]
             outputs = outputs.masked_fill(is_others.unsqueeze(1), 0)
-        # In float32, and each row's in the order of its experts: adding in place would take
-        # whichever comes first.
+        # In the order of each row's experts: adding in place would take whichever comes first.
         num_rows, per_row = routes.experts.shape
         own = torch.argsort(sorted_rows.rows, stable=True)
         return outputs[own].view(num_rows, per_row, -1).float().sum(dim=1).to(x.dtype)

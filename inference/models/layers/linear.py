@@ -153,7 +153,7 @@ class LinearFactory:
         self.packed_trials = PackedTrials(device, dtype) if may_pack else None
         self.expert_trials = ExpertTrials(device, dtype) if has_expert_kernel(device) else None
         self.choose_kernel: KernelChoice = chosen_here
-        """For packed weights; ``True``: our kernel."""
+        """Chooses the kernel of packed weights; ``True``: ours."""
         self.copied_bytes = 0
 
     def linear(self, stored: StoredWeight, *, prefills: bool = True) -> tuple[Linear, str]:
@@ -164,7 +164,7 @@ class LinearFactory:
             return self._dense(stored), f"{_word(self._matmul_dtype(stored))} products"
         grouped = as_grouped(stored)
         reason = self._dense_reason(stored, grouped)
-        # Of what torch's kernels take alone: other copies are in no estimate of memory.
+        # Only of weights that torch's kernels take: memory estimates count no other copies.
         copies = reason is None and self.prefill_copies and prefills
         phases = ""
         if copies:

@@ -204,7 +204,7 @@ class AttentionWeights(Protocol):
 
     @property
     def query_scale(self) -> float:
-        """Of rotated queries, beyond one over the root of their width."""
+        """Multiplies rotated queries, beyond one over the root of their width."""
         ...
 
     @property

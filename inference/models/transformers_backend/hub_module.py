@@ -111,7 +111,7 @@ def without_weights(config: ModelConfig) -> Any:
     """On torch's meta device. Raises ``UnsupportedModuleError``."""
     try:
         with torch.device("meta"):
-            # In bfloat16: what multiplies experts all at once takes no other dtype there.
+            # The grouped product of experts takes only bfloat16 on the meta device.
             return class_of(config)._from_config(hub_config(config), dtype=torch.bfloat16).eval()
     except Exception as error:
         odd = ", ".join(odd_fields(config)[:NUM_NAMED])

@@ -38,7 +38,6 @@ class AttentionCall:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    """Of queries and keys."""
     value_dim: int
     scale: float
     window: int | None
@@ -185,7 +184,7 @@ def _seen_mask(
         allowed = torch.as_tensor(mask_function(zero, zero, rows, context))
         is_known = torch.equal(allowed.broadcast_to(expected.shape), expected)
     except RuntimeError:
-        is_known = False  # it follows numbers of the batch, and there are none
+        is_known = False  # the rule reads the batch's values, and there are none
     if not is_known:
         raise UnsupportedModuleError(
             "the module masks attention by a rule other than causal or causal within a window, "

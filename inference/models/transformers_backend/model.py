@@ -186,7 +186,6 @@ def checked_config(config: ModelConfig) -> ModelConfig:
 
 
 def inspect_config(config: ModelConfig) -> list[AttentionCall]:
-    """Raises ``UnsupportedModuleError``."""
     return inspect(without_weights(config))
 
 

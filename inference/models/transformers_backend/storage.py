@@ -180,7 +180,7 @@ COMPRESSED_KINDS = frozenset({"DeepseekV4CSACache", "DeepseekV4HCACache"})
 BEGUN = ("buffer_kv", "buffer_gate")
 """Tables of the tokens so far of a group: (1, num_tokens, width) by name."""
 BEFORE = ("overlap_kv", "overlap_gate")
-"""Of the last whole group: (1, group, width / 2) by name, where a layer looks back at it."""
+"""The last whole group's: (1, group, width / 2) by name, where a layer looks back at it."""
 
 
 def compresses_tokens(kind: type[Any]) -> bool:
