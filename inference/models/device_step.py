@@ -20,8 +20,7 @@ from inference.models.step_input import (
 
 @dataclass(frozen=True)
 class DeviceStep:
-    """Shapes are those of ``StepInput``. All are int64 but ``sequences`` and ``block_table``:
-    int32."""
+    """Shapes are ``StepInput``'s. ``sequences`` and ``block_table`` are int32, all else int64."""
 
     host: StepInput
     """Readable without waiting for the device."""

@@ -273,8 +273,7 @@ class ContextMask:
     added: torch.Tensor
     """(num_rows, 1, 1, num_context) of the activations' dtype: 0, or -inf where hidden."""
     hidden: torch.Tensor
-    """CPU: indices; elsewhere the host would wait for them: bool (num_rows * num_context, 1, 1,
-    1)."""
+    """Indices on a CPU; else, to wait for nothing, bool (num_rows * num_context, 1, 1, 1)."""
 
     def clear(self, slots: torch.Tensor) -> None:
         """Zeroes hidden slots in place: (num_rows * num_context, 2, kv_heads, head_dim). A weight
