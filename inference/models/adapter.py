@@ -1,9 +1,6 @@
 """Adapters (LoRA): the weights that they may change, and their deltas on torch's operators.
 
-    y = W x  ─▶  y += up (down x)      of each row whose sequence has the adapter
-
-A model makes its own form of an adapter with ``prepare_adapter``; a ``StepInput`` names the adapter
-of each sequence. Rows without one cost nothing, and steps without any take one check.
+y = W x  ─▶  y += up (down x)      of each row whose sequence has the adapter
 """
 
 from __future__ import annotations
@@ -26,18 +23,15 @@ if TYPE_CHECKING:
 
 
 ADAPTABLE_ROLES = frozenset({"column", "whole_column", "row", "state"})
-"""The roles that adapters may change. Those of ``state`` are matrices: a Gated DeltaNet's
-projections of its decays and betas."""
+"""``state`` is for a Gated DeltaNet's projections of its decays and betas."""
 PLANNED_RANK = 16
-"""The rank of the adapters that a card keeps room for. One of four times that takes the room of
-four."""
+"""Memory is planned for adapters of this rank: one of rank 64 takes the room of four."""
 _IN_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
 
 def adaptable_shapes(config: ModelConfig) -> Mapping[str, tuple[int, int]]:
-    """(out_features, in_features) of each weight that adapters may change, by Hugging Face's name
-    without ``.weight``: the projections of layers. Experts' are not among them, nor is anything
-    else of a layer's MLP that has experts."""
+    """(out_features, in_features) of each adaptable weight, by Hugging Face's name without
+    ``.weight``: projections of layers, but not the MLP of a layer with experts."""
     found: dict[str, tuple[int, int]] = {}
     for tensor in family_of(config).tensors(config):
         name, _, kind = tensor.name.rpartition(".")
@@ -45,7 +39,7 @@ def adaptable_shapes(config: ModelConfig) -> Mapping[str, tuple[int, int]]:
         if match is None or kind != "weight" or tensor.role not in ADAPTABLE_ROLES:
             continue
         if int(match[1]) >= config.num_layers:
-            continue  # a layer that makes drafts, and answers nothing
+            continue  # a layer of multi-token prediction
         is_sparse = config.mlp_kinds[int(match[1])] == "sparse"
         if len(tensor.shape) == 2 and not (is_sparse and match[2].startswith("mlp.")):
             found[name] = tensor.shape[0], tensor.shape[1]
@@ -53,15 +47,13 @@ def adaptable_shapes(config: ModelConfig) -> Mapping[str, tuple[int, int]]:
 
 
 def planned_adapter_bytes(config: ModelConfig, bytes_per_number: int) -> int:
-    """Bytes of an adapter that changes all that adapters may change, at ``PLANNED_RANK``."""
     features = sum(sum(shape) for shape in adaptable_shapes(config).values())
     return PLANNED_RANK * features * bytes_per_number
 
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """``down`` (rank, in_features), ``up`` (out_features, rank), of any float dtype; what ``up``
-    gives is multiplied by ``scale``."""
+    """``down`` (rank, in_features), ``up`` (out_features, rank), of any float dtype."""
 
     down: torch.Tensor
     up: torch.Tensor
@@ -69,14 +61,12 @@ class LowRank:
 
     @property
     def scaled_up(self) -> torch.Tensor:
-        """float32"""
         return self.up.float() * self.scale
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterWeights:
-    """An adapter's weights on the CPU, as the files hold them. The keys are Hugging Face's names of
-    the weights that they change, without ``.weight``."""
+    """On the CPU, as in the files. Keys are Hugging Face's names without ``.weight``."""
 
     modules: Mapping[str, LowRank]
 
@@ -88,8 +78,6 @@ class AdapterWeights:
 
 @dataclass(frozen=True, slots=True)
 class TorchPart:
-    """An adapter's part of one of the weights that a projection stacks."""
-
     inner: slice
     """This part's slice of what ``down`` gives for all parts."""
     outputs: slice
@@ -117,7 +105,7 @@ class TorchAdapter:
 
 
 def check_known(weights: AdapterWeights, names: Iterable[str]) -> None:
-    """Raises ``UnsupportedAdapterError`` where it changes a weight that is not among ``names``."""
+    """Raises ``UnsupportedAdapterError``."""
     unknown = weights.modules.keys() - set(names)
     if unknown:
         raise UnsupportedAdapterError(f"{min(unknown)} is not adapted by the code that runs here")
@@ -129,8 +117,7 @@ def torch_adapter(
     device: torch.device,
     dtype: torch.dtype,
 ) -> TorchAdapter:
-    """``stacked``: by the ``id`` of each projection the names of the weights that it stacks, and
-    how many outputs each has."""
+    """``stacked``: by a projection's ``id`` its weights' names and numbers of outputs."""
     check_known(weights, (name for names in stacked.values() for name, _ in names))
     found = {}
     for key, names in stacked.items():
@@ -161,16 +148,11 @@ def _projection(
 
 
 class StepAdapters:
-    """The adapters of one step's rows.
-
-    Prompts' rows meet their adapter prompt by prompt. Rows that decode meet it one by one on a CPU,
-    so that a row's sums do not depend on how many others there are; elsewhere together.
-    """
+    """On a CPU decode rows are computed one by one: a row's sums must not depend on the others."""
 
     def __init__(
         self, step: StepInput, device: torch.device, *, together: bool | None = None
     ) -> None:
-        """``together``: of rows that decode; ``None``: as suits the device."""
         groups = row_groups(step, together=device.type != "cpu" if together is None else together)
         scattered = [rows for _, rows in groups if isinstance(rows, list)]
         uploaded = iter(_uploaded(scattered, device))
@@ -180,7 +162,6 @@ class StepAdapters:
         ]
 
     def add_to(self, y: torch.Tensor, projection: Phased, x: torch.Tensor) -> torch.Tensor:
-        """Adds the rows' LoRA deltas to ``y``, the output of ``projection`` for ``x``, in place."""
         key = id(projection)
         for adapter, rows in self._groups:
             adapted = adapter.projections.get(key)
@@ -196,7 +177,7 @@ class StepAdapters:
 
 
 def row_groups(step: StepInput, *, together: bool) -> list[tuple[TorchAdapter, slice | list[int]]]:
-    """Each adapter with rows that meet it at once; a slice where they are neighbours."""
+    """Each adapter with the rows that are computed at once; a slice where they are neighbours."""
     assert step.adapters is not None
     groups: list[tuple[TorchAdapter, slice | list[int]]] = []
     rows_of: dict[int, tuple[TorchAdapter, list[int]]] = {}
@@ -216,7 +197,6 @@ def row_groups(step: StepInput, *, together: bool) -> list[tuple[TorchAdapter, s
 
 
 def _uploaded(rows: Sequence[list[int]], device: torch.device) -> list[torch.Tensor]:
-    """All in one copy, which a card does not wait for."""
     if not rows:
         return []
     flat = torch.tensor([row for group in rows for row in group])

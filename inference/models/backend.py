@@ -1,8 +1,5 @@
-"""The interface between the engine and whatever computes a model: torch's operators, captured steps
-on a card, the native decoder, transformers' modules, ranks.
-
-Outside ``inference.models`` nothing asks which of them it is. What they differ in stands here.
-"""
+"""The interface between the engine and whatever computes a model. Code outside ``inference.models``
+does not ask which it is."""
 
 from __future__ import annotations
 
@@ -35,11 +32,9 @@ class RemoteDevice:
 
 
 AnyDevice = torch.device | RemoteDevice
-"""``type`` and the name in words are those of both."""
 
 
 def name_of(device: AnyDevice) -> str:
-    """The device's name on its own host."""
     return str(device.device if isinstance(device, RemoteDevice) else device)
 
 
@@ -69,8 +64,7 @@ KV_co = TypeVar("KV_co", bound=KVStorage, covariant=True)
 
 
 class StepBackend(Protocol[KV_co]):
-    """A model, or a run of its layers, that can be stepped. Not thread-safe: the engine's owner
-    thread calls it."""
+    """Not thread-safe: the engine's owner thread calls it."""
 
     config: ModelConfig
 
@@ -85,30 +79,27 @@ class StepBackend(Protocol[KV_co]):
 
     @property
     def copies_context(self) -> bool:
-        """Whether a step copies its rows' keys and values out of their blocks, so that its memory
-        grows with their contexts."""
+        """Whether keys and values are copied out of their blocks: memory grows with contexts."""
         ...
 
     @property
     def has_own_threads(self) -> bool:
-        """Whether steps run on threads of the backend's, beside which torch's would spin."""
+        """Whether steps run on the backend's own threads, beside which torch's would spin."""
         ...
 
     def new_kv(self, num_blocks: int, block_tokens: int, num_state_slots: int = 0) -> KV_co:
-        """Room for the keys and values of ``num_blocks`` blocks, and for as many states of
-        recurrent layers, zeroed."""
+        """Zeroed. ``num_state_slots``: states of recurrent layers."""
         ...
 
     def cache_bytes(
         self, num_blocks: int, block_tokens: int, num_state_slots: int = 0
     ) -> Mapping[AnyDevice, int]:
-        """Bytes of ``new_kv`` on each device that the model computes on; ``device`` is first."""
+        """Bytes of ``new_kv`` on each device; ``device`` is first."""
         ...
 
     def prepare_adapter(self, weights: AdapterWeights) -> Any:
-        """The model's own form of an adapter whose names and shapes have been checked, for
-        ``StepInput.adapters``. Any thread may call it while the model is stepped. Raises
-        ``UnsupportedAdapterError``."""
+        """Converts an adapter of checked names and shapes for ``StepInput.adapters``. Any thread
+        may call it while the model is stepped. Raises ``UnsupportedAdapterError``."""
         ...
 
     def sleep(self) -> None:
@@ -121,12 +112,8 @@ class StepBackend(Protocol[KV_co]):
 
 
 class Model(StepBackend[KV], Protocol[KV]):
-    """A decoder that can be stepped."""
-
     @property
-    def tower(self) -> Tower | None:
-        """Makes rows of images, where the model is given any."""
-        ...
+    def tower(self) -> Tower | None: ...
 
     @property
     def sampler(self) -> BackendSampler | None:
@@ -135,28 +122,21 @@ class Model(StepBackend[KV], Protocol[KV]):
 
     @property
     def capture_in_words(self) -> str:
-        """Whether steps are captured, in words; empty for a backend that captures none."""
+        """Empty for a backend that captures no steps."""
         ...
 
     def forward(self, step: StepInput, kv: KV) -> torch.Tensor:
-        """Write all rows' keys and values, return ``step.logit_rows``' logits:
-        (num_logits, vocab_size) float32. One pass over the weights, also where some rows decode
-        and others are prompts'. Raises ``PositionError``."""
+        """Writes all rows' keys and values, returns ``step.logit_rows``' logits: (num_logits,
+        vocab_size) float32. Raises ``PositionError``."""
         ...
 
     def forward_with_hidden(self, step: StepInput, kv: KV) -> tuple[torch.Tensor, torch.Tensor]:
-        """The same, and the rows that the output head reads, (num_rows, hidden_size). Only of a
-        model that a predictor was built for."""
+        """Also the head's input, (num_rows, hidden_size). Only for models with a predictor."""
         ...
 
-    def capture(self, kv: KV, *, max_rows: int, context_tokens: int) -> None:
-        """Capture decode steps over ``kv``, of up to ``max_rows`` rows and ``context_tokens``
-        tokens each. A backend that captures no steps does nothing."""
-        ...
+    def capture(self, kv: KV, *, max_rows: int, context_tokens: int) -> None: ...
 
-    def captured_bytes(self, max_rows: int) -> int:
-        """About the bytes that ``capture`` takes of the device's memory."""
-        ...
+    def captured_bytes(self, max_rows: int) -> int: ...
 
 
 # Which KV storage a model wants is between its own methods; callers hand back what they got.
@@ -164,39 +144,34 @@ AnyModel = Model[Any]
 
 
 class Predictor(Protocol[KV]):
-    """A layer of multi-token prediction beside a model, whose tables it may share. The engine's
-    owner thread calls it."""
+    """May share the model's tables. The engine's owner thread calls it."""
 
     @property
     def device(self) -> torch.device: ...
 
     @property
     def num_positions(self) -> int:
-        """Rows at later positions it does not compute."""
+        """Rows at this position and later ones are not computed."""
         ...
 
-    def new_kv(self, num_blocks: int, block_tokens: int) -> KV:
-        """Room for the layer's keys and values of as many blocks as the model has."""
-        ...
+    def new_kv(self, num_blocks: int, block_tokens: int) -> KV: ...
 
     def block_bytes(self, block_tokens: int) -> int: ...
 
     def forward(self, step: StepInput, hidden: torch.Tensor, kv: KV) -> torch.Tensor:
-        """``step``: at position i token i + 1. ``hidden`` (num_rows, hidden_size): what the head
-        reads at i. Writes the rows' keys and values, returns the predicted rows that the head reads
-        at i + 1, of the same shape: see ``logits``."""
+        """``step`` has token i + 1 at position i; ``hidden`` (num_rows, hidden_size) is the head's
+        input at i. Writes keys and values, returns its predicted inputs at i + 1, of the same
+        shape."""
         ...
 
     def logits(self, normed: torch.Tensor) -> torch.Tensor:
         """(num_rows, hidden_size), as ``forward`` gives them -> (num_rows, vocab_size) float32."""
         ...
 
-    def sleep(self) -> None:
-        """Release what ``wake`` makes again. The weights stay where they are."""
-        ...
+    def sleep(self) -> None: ...
 
     def wake(self) -> None:
-        """Undoes ``sleep``, before the next step. Raises ``MemoryError``."""
+        """Raises ``MemoryError``."""
         ...
 
 
@@ -214,8 +189,7 @@ class _OnOneDevice(Protocol):
 
 
 class PlainBackend:
-    """Defaults of a backend that captures no steps, samples nothing and holds nothing but
-    tensors."""
+    """Defaults of a backend that captures no steps and samples nothing."""
 
     tower: Tower | None = None
     has_own_threads = False
@@ -238,13 +212,13 @@ class PlainBackend:
         raise NotImplementedError("no predictor is built for this backend")
 
     def capture(self, kv: Any, *, max_rows: int, context_tokens: int) -> None:
-        """Does nothing."""
+        pass
 
     def captured_bytes(self, max_rows: int) -> int:
         return 0
 
     def sleep(self) -> None:
-        """Does nothing."""
+        pass
 
     def wake(self) -> None:
-        """Does nothing."""
+        pass

@@ -1,5 +1,5 @@
-"""The shape of a model: of a decoder, as every family here understands it, filled from config.json
-or GGUF; of an embedding model, or of one that scores pairs of texts. Imports no torch."""
+"""The shape of a decoder, filled from config.json or GGUF; of an embedding model, or of one that
+scores pairs of texts. Imports no torch."""
 
 from __future__ import annotations
 
@@ -21,12 +21,8 @@ from inference.models.vision_config import KEPT_ROWS_BYTES, VisionConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeScaling:
-    """How positions beyond the trained length are mapped (Hugging Face ``rope_scaling``).
-
-    ``linear`` divides positions by ``factor``; ``llama3`` is the frequency-banded rule of Llama 3.1
-    and uses the three fields below it; ``yarn`` is Peng et al. 2023, arXiv:2309.00071; ``longrope``
-    is Ding et al. 2024, arXiv:2402.13753, with a divisor for each frequency.
-    """
+    """Hugging Face ``rope_scaling``. ``llama3`` is Llama 3.1's; ``yarn`` is Peng et al. 2023,
+    arXiv:2309.00071; ``longrope`` is Ding et al. 2024, arXiv:2402.13753."""
 
     kind: Literal["linear", "llama3", "yarn", "longrope"]
     factor: float
@@ -45,8 +41,7 @@ class RopeScaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryGrowth:
-    """Queries are multiplied by ``1 + beta * log(1 + (position + offset) // positions)``: the
-    longer the context, the sharper its scores."""
+    """Multiplies queries by ``1 + beta * log(1 + (position + offset) // positions)``."""
 
     beta: float
     positions: int
@@ -58,23 +53,13 @@ class QueryGrowth:
 MixerKind = Literal[
     "attention", "sliding", "chunked", "unrotated", "latent", "delta", "conv", "mamba", "none"
 ]
-"""
-attention    over the whole context
-sliding      attention within ``sliding_window``
-chunked      attention within the row's chunk of ``chunk_tokens``, which begin with the sequence
-unrotated    attention over the whole context, without rotary embedding
-latent       multi-head latent attention, over the whole context
-delta        Gated DeltaNet: a state instead of keys and values
-conv         a gated convolution over a few rows: a state as well
-mamba        Mamba-2: a state as well
-none         the layer is an MLP alone
-"""
+"""``chunked``: within the row's chunk of ``chunk_tokens``; ``unrotated``: without rotary embedding;
+``latent``: multi-head latent attention. ``delta`` (Gated DeltaNet), ``conv`` and ``mamba`` keep a
+state instead of keys and values. ``none``: the layer is an MLP alone."""
 ATTENTION_KINDS: frozenset[MixerKind] = frozenset(
     {"attention", "sliding", "chunked", "unrotated", "latent"}
 )
-"""Mixers that keep something of each token, in blocks: keys and values, or latents."""
 STATE_KINDS: frozenset[MixerKind] = frozenset({"delta", "conv", "mamba"})
-"""Mixers that keep a state."""
 MlpKind = Literal["dense", "sparse", "none"]
 """``none``: the layer is a mixer alone."""
 NormKind = Literal["rms", "rms_plus_one", "layer"]
@@ -88,7 +73,7 @@ class ModelConfig:
     """Sizes count elements; ``head_dim`` may differ from ``hidden_size // num_heads``."""
 
     architecture: str
-    """Hugging Face ``model_type``, also of a GGUF: see ``families.registry``."""
+    """Hugging Face ``model_type``, also of a GGUF."""
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -106,53 +91,42 @@ class ModelConfig:
     """Bias on the attention output projection (llama ``attention_bias`` sets both)."""
     mlp_bias: bool = False
     layer_kv: tuple[tuple[int, int], ...] = ()
-    """The heads of each layer's keys and values and their width: no heads where a
-    layer reads another's. Empty: all have ``num_kv_heads`` of ``head_dim``."""
+    """(heads, width) of each layer's KV; no heads: it reads another layer's. Empty: all alike."""
     qk_norm: bool = False
-    """RMS norm of q and k, of each head."""
     is_qk_norm_wide: bool = False
     """Whether that norm is of all heads together."""
     has_plain_qk_norm: bool = False
-    """Whether queries and keys that are rotated have such a norm without weights."""
+    """Whether rotated queries and keys are normed without weights."""
     is_qk_norm_after_rotation: bool = False
-    """Whether that norm is of rotated heads; else it comes before the rotation."""
     sliding_window: int | None = None
-    """The window of ``sliding`` layers, which are all layers where ``mixers`` is empty."""
+    """If it is set and ``mixers`` is empty, all layers are ``sliding``."""
     chunk_tokens: int | None = None
-    """Tokens of a chunk of ``chunked`` layers."""
     mixers: tuple[MixerKind, ...] = ()
-    """Each layer's mixer; empty: all attention."""
+    """Empty: all attention."""
     latent: LatentConfig | None = None
-    """The shape of ``latent`` layers, which all are where one is. The model has then one head of
-    keys, ``head_dim`` wide: a token's latent and rotated key, which all queries meet."""
+    """If set, all layers are ``latent``, with one KV head: latent and rotated key."""
     delta: DeltaConfig | None = None
-    """The shape of ``delta`` layers."""
     short_conv: ShortConvConfig | None = None
-    """The shape of ``conv`` layers."""
     mamba: MambaConfig | None = None
-    """The shape of ``mamba`` layers."""
     has_output_gate: bool = False
-    """Whether attention's queries come with a gate as wide, whose sigmoid weighs the attention's
-    output. Head by head: a head's queries, then its gate."""
+    """Each head's queries are followed by a gate, whose sigmoid weighs its output."""
     has_sinks: bool = False
-    """Whether each head of attention has a score of its own that takes weight from the context and
-    adds nothing."""
+    """Whether each head's softmax has one more score, which adds nothing to the sum."""
     mlps: tuple[MlpKind, ...] = ()
-    """Each layer's MLP; empty: all dense."""
+    """Empty: all dense."""
     experts: ExpertsConfig | None = None
-    """The experts of ``sparse`` layers."""
     norm: NormKind = "rms"
-    """The kind of norm, with ``rms_norm_eps`` for either kind."""
+    """``rms_norm_eps`` is the epsilon of every kind."""
     has_norm_bias: bool = False
     is_parallel: bool = False
     """Whether mixer and MLP read the same norm and are added together."""
     activation: Activation = "silu"
     is_gated: bool = True
-    """Whether the MLP has gates: ``down(activation(gate) * up)``, else ``down(activation(up))``."""
+    """``down(activation(gate) * up)``, else ``down(activation(up))``."""
     rotary_dim: int | None = None
     """Features of each head that are rotated, the first ones; ``None``: all."""
     is_rope_interleaved: bool = False
-    """Whether neighbours are rotated together, and not halves of a head."""
+    """Whether neighbours are rotated together, instead of halves of a head."""
     sliding_rope_theta: float | None = None
     """The base of ``sliding`` layers, where they have one of their own, and no scaling."""
     attention_scale: float | None = None
@@ -166,14 +140,11 @@ class ModelConfig:
     """Multiplies the output of each mixer and MLP before it is added."""
     logit_multiplier: float = 1.0
     has_predictor: bool = False
-    """Whether the layer that predicts the token after the next (multi-token prediction) is computed
-    as well: see ``families.decoder_tensors``."""
+    """Whether multi-token prediction is computed as well: see ``families.decoder_tensors``."""
     vision: VisionConfig | None = None
-    """The vision tower of a model that accepts images; ``None``: it reads text alone."""
     module_config: Mapping[str, Any] | None = None
     """config.json, of a model that the transformers backend computes."""
     module_cache: ModuleCache | None = None
-    """That module's cache, where it runs with one."""
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     generation_defaults: dict[str, float | int] = field(default_factory=dict)
@@ -188,7 +159,7 @@ class ModelConfig:
 
     @property
     def kv_shapes(self) -> tuple[tuple[int, int], ...]:
-        """Heads of keys and values and their width, one a layer."""
+        """(heads, width) of keys and values, one a layer."""
         return self.layer_kv or ((self.num_kv_heads, self.head_dim),) * self.num_layers
 
     @property
@@ -198,24 +169,21 @@ class ModelConfig:
 
     @property
     def state(self) -> StateShape | None:
-        """The state of each layer that keeps one: all are of one kind."""
+        """All layers with a state are of one kind."""
         return self.delta or self.short_conv or self.mamba
 
     @property
     def kept_rows_bytes(self) -> int:
-        """Bytes of image embeddings that a model may keep beside its keys and values."""
         return 0 if self.vision is None else KEPT_ROWS_BYTES
 
     @property
     def mixer_kinds(self) -> tuple[MixerKind, ...]:
-        """One a layer."""
         if self.mixers:
             return self.mixers
         return ("attention" if self.sliding_window is None else "sliding",) * self.num_layers
 
     @property
     def mlp_kinds(self) -> tuple[MlpKind, ...]:
-        """One a layer."""
         if self.mlps:
             return self.mlps
         kind: MlpKind = "dense"
@@ -223,12 +191,11 @@ class ModelConfig:
 
     @property
     def widest_window(self) -> int | None:
-        """The most tokens that a row sees; ``None`` where a layer sees all, or keeps a state."""
+        """``None`` where a layer sees all, or keeps a state."""
         return self.sliding_window if set(self.mixer_kinds) == {"sliding"} else None
 
     def window_of(self, kind: MixerKind) -> int | None:
-        """The most tokens that a row sees, its own among them; of ``chunked`` layers it sees
-        fewer, as many as its chunk has up to it. ``None``: all before it."""
+        """Tokens that a row sees at most, itself included; ``None``: all before it."""
         return {"sliding": self.sliding_window, "chunked": self.chunk_tokens}.get(kind)
 
     def grows_queries(self, kind: MixerKind) -> bool:
@@ -237,46 +204,35 @@ class ModelConfig:
 
 
 Pooling = Literal["cls", "mean", "max", "last"]
-"""Makes one vector of those of an input's tokens: the first token's, their mean, the largest value
-of each dimension, or the last token's."""
 ScoreActivation = Literal["sigmoid", "identity"]
-"""Makes a score of the one number that a cross-encoder computes for a pair."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingConfig:
     architecture: str
-    """``model_type`` of config.json."""
     vocab_size: int
     hidden_size: int
-    """The width of a token's vector, and so of an input's."""
     intermediate_size: int
     max_input_tokens: int
-    """The most tokens of one input, special ones included: the model's positions, or fewer where
-    its files declare a lower limit."""
+    """Special tokens included: the model's positions, or a lower limit of its files."""
     pad_token_id: int
     pooling: Pooling
     normalize: bool
-    """Vectors are brought to length 1."""
     is_matryoshka: bool = False
-    """The model declares that the leading dimensions of its vectors are of use alone."""
     matryoshka_dimensions: tuple[int, ...] = ()
-    """Their numbers, where it names them; empty: any number."""
+    """Empty: any number."""
     activation: ScoreActivation | None = None
-    """The end of a model that scores pairs; ``None``: it makes vectors."""
+    """Turns a pair's logit into a score; ``None``: the model makes vectors."""
     separator_token_id: int | None = None
-    """The separator between the texts of a pair, where the model has segment ids for them;
-    ``None``: it has none."""
+    """Between the texts of a pair, where the model has segment ids for them."""
     prompt_names: tuple[str, ...] = ()
-    """Texts that the model knows to be put before inputs. They are not: clients write them."""
+    """Prompts that the model declares. They are not applied: clients write them."""
 
     @property
     def dimensions(self) -> int:
-        """Numbers for one input."""
         return self.hidden_size if self.activation is None else 1
 
     def describe(self) -> str:
-        """Describes the model's output, for people."""
         if self.activation is not None:
             return f"one score for a pair ({self.activation})"
         words = f"{self.pooling} pooling"

@@ -1,10 +1,8 @@
-"""The decoder, written once: norm · mixer · norm · mlp, over a step of decoding rows and prompts.
+"""The decoder, written once, over a step of decode rows and prompts.
 
     hidden ─▶ norm ─▶ mixer ─▶ (norm) ─▶ + ─▶ norm ─▶ mlp ─▶ (norm) ─▶ +
 
-What differs between families is declared in ``ModelConfig`` and in the family's ``LayerNames``. A
-mixer or an MLP of another kind is a file of its own and a line below. Knows nothing of sequences,
-scheduling or files.
+What differs between families is declared in ``ModelConfig`` and in the family's ``LayerNames``.
 """
 
 from __future__ import annotations
@@ -51,7 +49,6 @@ class DenseMlp:
     is_gated: bool
 
     def __call__(self, rows: torch.Tensor, step: Step) -> torch.Tensor:
-        """(num_rows, hidden_size) -> the same shape."""
         return step.product(self.down, self._activate(step.product(self.gate_up, rows), step))
 
     def _activate(self, gate_up: torch.Tensor, step: Step) -> torch.Tensor:
@@ -74,17 +71,14 @@ def load_dense_mlp(config: ModelConfig, weights: WeightSource, index: int) -> De
 
 
 class Mixer(Protocol):
-    """The part of a layer in which a row sees its sequence's earlier ones."""
-
     def __call__(self, rows: torch.Tensor, step: Step, layer_cache: Any) -> torch.Tensor:
-        """(num_rows, hidden_size), normed -> its output, of the same shape. ``layer_cache`` is
-        this layer's part of the cache, of the kind that the mixer wants."""
+        """``rows`` (num_rows, hidden_size) are normed; the output has the same shape."""
         ...
 
 
 class Mlp(Protocol):
     def __call__(self, rows: torch.Tensor, step: Step) -> torch.Tensor:
-        """(num_rows, hidden_size), normed -> its output, of the same shape."""
+        """``rows`` (num_rows, hidden_size) are normed; the output has the same shape."""
         ...
 
 
@@ -102,19 +96,16 @@ MLPS: dict[MlpKind, Callable[[ModelConfig, WeightSource, int], Mlp]] = {
     "dense": load_dense_mlp,
     "sparse": load_sparse_mlp,
 }
-"""Loads each kind, for a layer by its index."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows between layers: ``hidden`` (rows, features), and a residual that is not added to it yet.
-    The norm that follows adds it in the same kernel."""
+    """``hidden`` (rows, features). The next norm adds ``added``, a residual, in its kernel."""
 
     hidden: torch.Tensor
     added: torch.Tensor | None = None
 
     def norm(self, norm: Norm, pointwise: Pointwise) -> tuple[torch.Tensor, torch.Tensor]:
-        """The sum, and its norm."""
         return norm(self.hidden, self.added, pointwise)
 
     def sum(self) -> torch.Tensor:
@@ -152,7 +143,7 @@ class DecoderLayer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoneLayer:
-    """A layer that is a mixer or an MLP, and not both."""
+    """A layer that has a mixer or an MLP, not both."""
 
     norm: Norm
     mixer: Mixer | None = None
@@ -197,12 +188,9 @@ def _load_whole_layer(config: ModelConfig, weights: WeightSource, index: int) ->
 
 
 class DecoderLayers(PlainBackend):
-    """A run of layers on torch's operators: hidden rows in, hidden rows out."""
-
     def __init__(
         self, config: ModelConfig, weights: WeightSource, context_tokens: int, kv_format: KVFormat
     ) -> None:
-        """``config``: of these layers, and ``weights`` as well."""
         named = NamedWeights(weights)
         self.config = config
         self.dtype = weights.activation_dtype
@@ -227,8 +215,7 @@ class DecoderLayers(PlainBackend):
     def forward_rows(
         self, step: StepInput, hidden: torch.Tensor | None, kv: PagedKV
     ) -> torch.Tensor:
-        """The last layer's output for ``step.logit_rows``, (num_logits, hidden_size).
-        ``hidden`` (num_rows, hidden_size), on the device: the output of the layers before these."""
+        """(num_rows, hidden_size) of earlier layers -> (num_logits, hidden_size)."""
         assert hidden is not None, "there is no table of tokens"
         return self._rows_behind(Rows(hidden), DeviceStep.of(step, self.device), kv)
 
@@ -250,8 +237,6 @@ class DecoderLayers(PlainBackend):
 
 
 class DecoderModel(DecoderLayers):
-    """The ``Model`` of ``registry`` on torch's operators."""
-
     def __init__(
         self, config: ModelConfig, weights: WeightSource, context_tokens: int, kv_format: KVFormat
     ) -> None:
@@ -267,7 +252,6 @@ class DecoderModel(DecoderLayers):
         return self.forward_on_device(DeviceStep.of(step, self.device), kv)
 
     def forward_on_device(self, step: DeviceStep, kv: PagedKV) -> torch.Tensor:
-        """``forward`` of a step that is on the device already."""
         rows, shared = self._through_layers(self._embedded(step), step, kv)
         if step.logit_rows is not None:
             rows = rows.select(step.logit_rows)
@@ -307,7 +291,6 @@ class DecoderModel(DecoderLayers):
         return finished(self.config, self.head.decode(normed).float())
 
     def _embedded(self, step: DeviceStep) -> Rows:
-        """The rows of the step's tokens, and those of its images in their places."""
         rows = embedded(self.config, self.embedding.lookup(step.token_ids))
         images = step.images
         if images is None or images.rows is None:
@@ -318,8 +301,7 @@ class DecoderModel(DecoderLayers):
 def _adaptable(
     config: ModelConfig, weights: NamedWeights
 ) -> dict[int, tuple[tuple[str, int], ...]]:
-    """Projections of weights that adapters may change, by ``id``: the names of what each stacks,
-    and how many outputs each has."""
+    """By a projection's ``id`` the name and the number of outputs of each weight that it stacks."""
     shapes = adaptable_shapes(config)
     return {
         key: tuple((name, shapes[name][0]) for name in names)
@@ -335,8 +317,7 @@ def run_deepstack_layers(
     step: Step,
     layers: Iterator[tuple[DecoderLayer | LoneLayer, Any]],
 ) -> Rows:
-    """Runs the first layers, after each of which the tower's deepstack rows are added. Consumes
-    those of ``layers``."""
+    """Consumes the first of ``layers``. After each the tower's deepstack rows are added."""
     for added, (layer, layer_cache) in zip(images.deepstack, layers, strict=False):
         rows = layer(rows, step, layer_cache)
         rows = Rows(rows.hidden.index_add(0, row_ids, added), rows.added)
@@ -344,7 +325,6 @@ def run_deepstack_layers(
 
 
 def embedded(config: ModelConfig, hidden: torch.Tensor) -> Rows:
-    """Rows of the embedding table, as the first layer takes them."""
     multiplier = config.embedding_multiplier
     if multiplier != 1.0:
         # Rounded first, as the reference does: sqrt(hidden_size) is not a number of bfloat16.
@@ -353,7 +333,6 @@ def embedded(config: ModelConfig, hidden: torch.Tensor) -> Rows:
 
 
 def finished(config: ModelConfig, logits: torch.Tensor) -> torch.Tensor:
-    """``logits`` of the output head, float32, as the sampler takes them."""
     if config.logit_multiplier != 1.0:
         logits = logits * config.logit_multiplier
     cap = config.logit_soft_cap

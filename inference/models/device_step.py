@@ -20,32 +20,23 @@ from inference.models.step_input import (
 
 @dataclass(frozen=True)
 class DeviceStep:
-    """A ``StepInput`` on a device, all of it in one copy. All are int64 but ``sequences`` and
-    ``block_table``, which are int32."""
+    """Shapes are ``StepInput``'s. ``sequences`` and ``block_table`` are int32, all else int64."""
 
     host: StepInput
-    """The step on the host, readable without waiting for the device."""
+    """Readable without waiting for the device."""
     token_ids: torch.Tensor
-    """(num_rows,)"""
     positions: torch.Tensor
-    """(num_rows,)"""
     slots: torch.Tensor
-    """(num_rows,) where each row's own keys and values go."""
     sequences: torch.Tensor
-    """(num_rows,) each row's row of ``block_table``."""
     block_table: torch.Tensor
-    """(num_seqs, width)"""
     logit_rows: torch.Tensor | None = None
-    """(num_logits,); ``None``: all rows."""
     state_reads: torch.Tensor | None = None
-    """(num_seqs,) slots of recurrent states before the step, of a model that has such states."""
     state_writes: torch.Tensor | None = None
-    """(num_seqs,) slots for those after it."""
     images: StepImages | None = None
 
     @classmethod
     def of(cls, step: StepInput, device: torch.device) -> DeviceStep:
-        """Copies ``step`` there; nothing waits for the device."""
+        """Nothing waits for the device."""
         num_unread = 0 if step.unread_ids is None else len(step.unread_ids)
         indices = {
             "positions": step.positions,
@@ -70,11 +61,9 @@ class DeviceStep:
 
     @cached_property
     def prompts(self) -> tuple[Query, ...]:
-        """The queries of sequences that do not decode."""
         return self.host.prompts
 
     def states_of(self, query: Query) -> tuple[int, int]:
-        """The slots that the query's sequence reads its state in and writes the next one to."""
         reads, writes = self.host.state_reads, self.host.state_writes
         if reads is None or writes is None:
             return EMPTY_STATE, LONE_STATE
@@ -82,9 +71,8 @@ class DeviceStep:
 
     @cached_property
     def decode_rows_by_depth(self) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """The rows of sequences that decode, of a model with states: the first ones of their
-        sequences, then the second ones and so on, with the slots that each reads and writes. A row
-        reads what the one before it has written."""
+        """Decoding sequences' first rows, then the second ones and so on, with the slots that each
+        reads and writes: a row reads the state that the row before it has written."""
         host, device = self.host, self.positions.device
         assert host.state_reads is not None and host.state_writes is not None
         starts = host.query_start[: host.num_decodes + 1]

@@ -1,10 +1,9 @@
-"""An embedding model on transformers: token ids in, one vector for each input out; or one score.
+"""An embedding model or reranker on transformers: token ids in, a vector or a score out.
 
     ids, padded at their ends ─▶ encoder or decoder ─▶ pooled over the real tokens ─▶ length 1
     ids of a pair of texts ────▶ cross-encoder ──────▶ its one number, activated
 
-The one file of this package that imports transformers: encoders are run as they are there, because
-one forward for a whole input gains nothing from blocks, kernels or a scheduler of ours.
+One forward for a whole input gains nothing from blocks, kernels or a scheduler of ours.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ UNUSED = ("pooler.",)
 def declared_shapes(
     directory: Path, config: EmbeddingConfig
 ) -> tuple[dict[str, tuple[int, ...]], str]:
-    """Shapes of the module that config.json describes, by name, and what files may put before its
-    names. Raises ``UnsupportedModuleError``."""
+    """Shapes by name, and the prefix that files may add. Raises ``UnsupportedModuleError``."""
     from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
     kind = AutoModel if config.activation is None else AutoModelForSequenceClassification
@@ -46,13 +44,12 @@ def declared_shapes(
 
 
 class EmbeddingModel:
-    """An embedding model or reranker as transformers builds it. Not thread-safe: the engine's owner
-    thread calls it."""
+    """Not thread-safe: the engine's owner thread calls it."""
 
     def __init__(
         self, directory: Path, config: EmbeddingConfig, device: torch.device, dtype: torch.dtype
     ) -> None:
-        """Reads the weights. Raises ``MissingWeightsError``."""
+        """Raises ``MissingWeightsError``."""
         # Takes seconds, and few engines need it.
         from transformers import AutoModel, AutoModelForSequenceClassification
         from transformers.utils import logging
@@ -91,8 +88,8 @@ class EmbeddingModel:
 
     @torch.inference_mode()
     def embed(self, prompts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """``prompts`` are int64 token ids, each at least one and at most ``max_input_tokens``.
-        Returns (num_prompts, dimensions) float32 on the CPU."""
+        """``prompts``: int64 token ids, 1 to ``max_input_tokens`` each. Returns (num_prompts,
+        dimensions) float32 on the CPU."""
         lengths = torch.tensor([len(prompt) for prompt in prompts])
         token_ids = pad_sequence(
             list(prompts), batch_first=True, padding_value=self.config.pad_token_id
@@ -111,7 +108,7 @@ class EmbeddingModel:
         return vectors.cpu()
 
     def _scores(self, inputs: dict[str, torch.Tensor], is_token: torch.Tensor) -> torch.Tensor:
-        """Returns (num_prompts, 1) float32."""
+        """(num_prompts, 1) float32."""
         model, separator = self._model, self.config.separator_token_id
         if separator is not None:
             inputs["token_type_ids"] = second_text(inputs["input_ids"], is_token, separator)
@@ -136,8 +133,7 @@ def second_text(
 
 
 def pool(hidden: torch.Tensor, is_token: torch.Tensor, pooling: Pooling) -> torch.Tensor:
-    """``hidden`` (rows, tokens, size) of any float dtype, ``is_token`` (rows, tokens) bool with the
-    padding at the end. Returns (rows, size) float32."""
+    """(rows, tokens, size) -> (rows, size) float32. ``is_token``: padding at the end."""
     hidden = hidden.float()
     lengths = is_token.sum(dim=1)
     match pooling:

@@ -18,15 +18,15 @@ from __future__ import annotations
 
 
 class ModelError(Exception):
-    """Base of this package's errors."""
+    pass
 
 
 class MissingWeightsError(ModelError):
-    """The message names the first weight that is missing, as transformers does."""
+    pass
 
 
 class PositionError(ModelError):
-    """Raised before a step that would pass the end of a table: kernels do not look for it."""
+    """Raised before the step: kernels do not check positions."""
 
 
 class RanksDisagreeError(ModelError):
@@ -34,23 +34,23 @@ class RanksDisagreeError(ModelError):
 
 
 class UnlikeKernelsError(ModelError):
-    """A rank cannot run the kernel that rank 0 has chosen for all of them."""
+    pass
 
 
 class UnregisteredArchitectureError(ModelError):
-    """``ModelConfig.architecture`` is not in the registry."""
+    pass
 
 
 class UnfitWeightsError(ModelError):
-    """Native code indexes without looking: it is given nothing. The message names the part."""
+    """Native code indexes without checking. The message names the part."""
 
 
 class UnsupportedAdapterError(ModelError):
-    """The message names the first weight that cannot be adapted."""
+    pass
 
 
 class UnsplittableError(ModelError):
-    """The message names what does not come out even, and the nearest number of ranks or layers."""
+    pass
 
 
 class UnsupportedModuleError(ModelError):
@@ -58,8 +58,8 @@ class UnsupportedModuleError(ModelError):
 
 
 class UnsupportedKVError(ModelError):
-    """The message names the formats that can be had."""
+    pass
 
 
 class InvalidImageError(ModelError):
-    """A file that is no image, or not the image that it was counted as."""
+    pass

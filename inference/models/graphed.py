@@ -1,9 +1,8 @@
 """Decode steps captured once and replayed: the launches of a step become one.
 
-A captured step reads its inputs from buffers that stay where they are and holds a fixed number of
-rows. One is captured for each of a few numbers (``row_buckets``), and a step runs in the smallest
-that holds it, filled up with rows that write to the scratch block. Lengths are read on the device,
-so a captured step serves any context. What captures is a ``Capture``; this file knows no CUDA.
+A captured step reads its inputs from fixed buffers. One is captured for each of a few numbers of
+rows (``row_buckets``), and a step runs in the smallest that holds it, padded with rows that write
+to the scratch block. Lengths are read on the device, so a captured step serves any context.
 
     StepInput ─▶ copied into the buffers' first rows ─▶ replay ─▶ logits' first rows
 """
@@ -33,27 +32,22 @@ logger = logging.getLogger(__name__)
 
 Replay = Callable[[], None]
 ROW_FIELDS = ("token_ids", "positions", "slots", "state_reads", "state_writes")
-"""The fields of ``StepInput`` with one number for each captured row; states count where a model has
-any."""
+"""Fields of ``StepInput`` with one number a row; states only where a model has any."""
 SCRATCH_OF = {"slots": "scratch_slot", "state_writes": "scratch_state_slot"}
-"""The slots that padding rows write to, by the storage's names."""
 STATE_COPIES = 4
-"""The copies of a row's state in a layer that keeps one: read, decayed, written, and one
-between."""
+"""Read, decayed, written, and one between, of a layer with states."""
 BUCKET_STEPS = ((16, 64, 8), (80, 128, 16), (160, 1024, 32))
 """(first, last, step), beyond 1, 2, 4 and 8 rows."""
 
 
 class Capture(Protocol):
     def __call__(self, forward: Callable[[], None]) -> Replay:
-        """Record the device work of ``forward``, which is called more than once. Raises whatever
-        the device does."""
+        """Calls ``forward`` more than once. Raises whatever the device does."""
         ...
 
 
 class DecodeBuffers:
-    """Inputs and outputs of captured steps, ``max_rows`` long. Rows beyond a step's are at position
-    0 of any block, and write to the scratch block and the scratch state."""
+    """Padding rows are at position 0 of any block, and write to the scratch block and state."""
 
     def __init__(self, model: DecoderModel, kv: PagedKV, max_rows: int, num_columns: int) -> None:
         device, self._kv = model.device, kv
@@ -65,11 +59,10 @@ class DecodeBuffers:
         self.logits = torch.zeros((max_rows, model.config.vocab_size), device=device)
         hidden_size = model.config.hidden_size if model.config.has_predictor else 0
         self.hidden = torch.zeros((max_rows, hidden_size), dtype=model.dtype, device=device)
-        """The rows that the output head read, of a model that a predictor follows."""
+        """The output head's input, where the model has a predictor."""
 
     def first_rows(self, num_rows: int) -> DeviceStep:
-        """The sequences of rows are read on the device, as lengths are: on the host there are as
-        many sequences as rows, with contexts as long as the table is wide."""
+        """On the host each row is a sequence with a context as long as the table is wide."""
         num_columns, block_tokens = self.block_table.shape[1], self._kv.block_tokens
         last = [num_columns * block_tokens - 1] * num_rows
         table = np.zeros((num_rows, num_columns), dtype=np.int32)
@@ -88,7 +81,6 @@ class DecodeBuffers:
         return self._rows[ROW_FIELDS.index(name), :num_rows]
 
     def fill(self, step: StepInput, bucket: int) -> None:
-        """Copies it there in one upload."""
         num_rows, (num_seqs, width) = len(step.positions), step.block_table.shape
         rows = np.zeros((len(ROW_FIELDS), bucket), dtype=np.int32)
         for row, name in enumerate(ROW_FIELDS):
@@ -106,8 +98,7 @@ class DecodeBuffers:
 
 
 class CapturedSteps:
-    """Captured decode steps over one KV storage. The largest is captured first, so that the smaller
-    ones find its memory."""
+    """The largest is captured first, so that the smaller ones reuse its memory."""
 
     def __init__(
         self,
@@ -140,8 +131,7 @@ class CapturedSteps:
         return kv is self.kv and num_rows <= self.max_rows and width <= self._num_columns
 
     def run(self, step: StepInput) -> tuple[torch.Tensor, torch.Tensor]:
-        """(num_logits, vocab_size), and the rows that a predictor reads, (num_rows, hidden_size):
-        both are there until the next step."""
+        """(num_logits, vocab_size) and (num_rows, hidden_size), both valid until the next step."""
         num_rows = len(step.positions)
         bucket = self._buckets[bisect_left(self._buckets, num_rows)]
         self._buffers.fill(step, bucket)
@@ -153,15 +143,13 @@ class CapturedSteps:
 
 
 class GraphedDecoder(PlainBackend):
-    """A model whose decode steps are captured once its KV is there, and run as before until then,
-    over other KV, and where capturing failed."""
+    """Steps run uncaptured before ``capture``, over other KV, and where capturing failed."""
 
     def __init__(self, model: DecoderModel, capture: Capture) -> None:
         self.config: ModelConfig = model.config
         self.tower, self.kv_format = model.tower, model.kv_format
         self.dtype, self.device = model.dtype, model.device
         self.decoder = model
-        """Computes steps that are not captured."""
         self._record = capture
         self._steps: CapturedSteps | None = None
         self._failure = ""
@@ -171,8 +159,7 @@ class GraphedDecoder(PlainBackend):
         return self.decoder.copies_context
 
     def new_kv(self, num_blocks: int, block_tokens: int, num_state_slots: int = 0) -> PagedKV:
-        """Makes storage with one state more than asked for, which ``captured_bytes`` counts: rows
-        that only fill a captured step up write there."""
+        """Has one state slot more, counted in ``captured_bytes``, that padding rows write to."""
         num_slots = num_state_slots + 1 if num_state_slots else 0
         return self.decoder.new_kv(num_blocks, block_tokens, num_slots)
 
@@ -180,8 +167,7 @@ class GraphedDecoder(PlainBackend):
         return self.decoder.prepare_adapter(weights)
 
     def forward(self, step: StepInput, kv: PagedKV) -> torch.Tensor:
-        """Captured logits are there until the next step. Not captured are steps with prompts, with
-        adapters, with images, and with several rows of a sequence whose layers keep states."""
+        """Captured logits are valid until the next step."""
         if self._steps is not None and self._steps.holds(step, kv):
             return self._steps.run(step)[0]
         return self.decoder.forward(step, kv)
@@ -189,7 +175,7 @@ class GraphedDecoder(PlainBackend):
     def forward_with_hidden(
         self, step: StepInput, kv: PagedKV
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The hidden rows stay: a predictor reads some of them after the next step."""
+        """The hidden rows stay valid: a predictor reads some of them after the next step."""
         if self._steps is not None and self._steps.holds(step, kv):
             logits, hidden = self._steps.run(step)
             return logits, hidden.clone()
@@ -197,7 +183,6 @@ class GraphedDecoder(PlainBackend):
 
     @torch.inference_mode()
     def capture(self, kv: PagedKV, *, max_rows: int, context_tokens: int) -> None:
-        """Steps over ``kv``, of up to ``max_rows`` rows and ``context_tokens`` tokens each."""
         try:
             self._steps = CapturedSteps(
                 self.decoder, kv, self._record, max_rows=max_rows, context_tokens=context_tokens
@@ -208,7 +193,6 @@ class GraphedDecoder(PlainBackend):
             self._failure = type(error).__name__
 
     def sleep(self) -> None:
-        """Steps run uncaptured until ``capture`` is called again."""
         self._steps = None
 
     @property
@@ -218,9 +202,7 @@ class GraphedDecoder(PlainBackend):
         return f"no CUDA graphs ({self._failure})" if self._failure else "no CUDA graphs yet"
 
     def captured_bytes(self, max_rows: int) -> int:
-        """About what ``capture`` will take: logits three times (in the activations' dtype,
-        as float32, and in the buffer), attention's float32 sums, the widest layer's values,
-        that layer's states of all rows, and the scratch state."""
+        """Logits count three times: in the activations' dtype, as float32, and in the buffer."""
         config = self.config
         logits = config.vocab_size * (4 + 4 + self.dtype.itemsize)
         attended = config.num_heads * MOST_PARTS * (config.head_dim + 2) * 4

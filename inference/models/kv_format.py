@@ -1,13 +1,9 @@
-"""The formats of keys and values: their sizes, the choice of one for a model, and the layers that
-keep blocks of them or a state. Imports no torch: placement and preflight count with it.
+"""KV formats: their sizes and a model's choice; and which layers keep blocks or a state. Imports no
+torch: placement and preflight count with it.
 
     fp32, bf16, fp16    the numbers themselves
-    int8, fp8           a byte each, and four bytes of scales for every group of features of a
-                        token's key, and of its value, in a head; or of its latent
-
-    layer   0        1        2        3          4 ...
-            delta    delta    delta    attention  delta
-            state    state    state    blocks     state
+    int8, fp8           a byte each, and four bytes of scale for every group of features of a
+                        head's key, value or latent
 """
 
 from __future__ import annotations
@@ -25,37 +21,30 @@ ELEMENT_BYTES: dict[KVFormat, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1
 SCALED_FORMATS: frozenset[KVFormat] = frozenset({"int8", "fp8"})
 SCALE_BYTES = 4
 GROUP_FEATURES = 64
-"""The number of features of a head that share four bytes of scales; the last group may be
-smaller."""
+"""Features of a head that share a scale; the last group may be smaller."""
 
 NATIVE_FORMATS: tuple[KVFormat, ...] = ("fp32", "bf16", "int8")
-"""Formats of the native decoder; its own choice is ``native.library.automatic_kv_format``."""
 TORCH_FORMATS: dict[str, tuple[KVFormat, ...]] = {
     "cpu": ("fp32", "bf16", "fp16", "int8", "fp8"),
     "cuda": ("fp32", "bf16", "fp16", "int8", "fp8"),
 }
-"""Formats of torch's operators by type of device; their own choice is the activations' dtype."""
 
 FP8_CAPABILITY = (8, 9)
-"""The compute capability since which cards convert and multiply fp8 (e4m3): Triton compiles no
-kernel that reads it for older ones."""
+"""Triton compiles no kernel that reads fp8 (e4m3) for older cards."""
 
 
 def cuda_formats(capability: tuple[int, int]) -> tuple[KVFormat, ...]:
-    """Formats on a card of this compute capability, by attention and rotation in Triton's
-    kernels."""
     formats = TORCH_FORMATS["cuda"]
     return tuple(f for f in formats if f != "fp8" or capability >= FP8_CAPABILITY)
 
 
 def kv_bytes_per_token(config: ModelConfig, kv_format: KVFormat) -> int:
-    """Bytes of one token's keys and values in all layers that have them."""
     layers = cache_layout(config).attention_layers
     return sum(_layer_bytes(config, index, kv_format) for index in layers)
 
 
 def kv_bytes_of_layer(config: ModelConfig, index: int, kv_format: KVFormat) -> int:
-    """Bytes of one token's keys and values in one layer; 0 where it has none."""
+    """0: the layer has none."""
     if index not in cache_layout(config).attention_layers:
         return 0
     return _layer_bytes(config, index, kv_format)
@@ -67,7 +56,6 @@ def _layer_bytes(config: ModelConfig, index: int, kv_format: KVFormat) -> int:
 
 
 def _head_bytes(width: int, kv_format: KVFormat) -> int:
-    """Bytes of one head's key, or value, of a token; or of a token's latent."""
     num_groups = -(-width // GROUP_FEATURES) if kv_format in SCALED_FORMATS else 0
     return width * ELEMENT_BYTES[kv_format] + num_groups * SCALE_BYTES
 
@@ -83,7 +71,7 @@ def cache_bytes(
     block_tokens: int,
     num_state_slots: int = 0,
 ) -> int:
-    """Bytes of blocks, the scratch block and state slots."""
+    """The scratch block included."""
     block_bytes = kv_bytes_per_block(config, block_tokens, kv_format)
     state_bytes = cache_layout(config).state_bytes_per_slot
     return (num_blocks + 1) * block_bytes + num_state_slots * state_bytes
@@ -97,9 +85,7 @@ def choose_kv_format(
     is_native: bool,
     capability: tuple[int, int] | None = None,
 ) -> KVFormat:
-    """``wanted``, or where that is ``None`` what suits the path, ``automatic``. ``capability``: the
-    card's compute capability, or ``None`` where there is no card.
-    Raises ``UnsupportedKVError``, naming what can be had."""
+    """``automatic`` where ``wanted`` is ``None``. Raises ``UnsupportedKVError``."""
     formats = NATIVE_FORMATS if is_native else TORCH_FORMATS[device_type]
     if wanted is None:
         return automatic
@@ -121,13 +107,10 @@ def choose_kv_format(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheLayout:
     attention_layers: tuple[int, ...]
-    """Layers whose keys and values lie in blocks."""
     state_layers: tuple[int, ...] = ()
-    """Layers that keep a state in a slot."""
     state: StateShape | None = None
-    """The shape of each of those states."""
     module_state_bytes: int = 0
-    """Bytes of a slot where a module of the transformers backend keeps the states."""
+    """Where a module of the transformers backend keeps the states."""
 
     @property
     def has_states(self) -> bool:
@@ -135,7 +118,6 @@ class CacheLayout:
 
     @property
     def state_bytes_per_slot(self) -> int:
-        """Bytes of the states of all layers; 0 without recurrent ones."""
         if self.state is None:
             return self.module_state_bytes
         return len(self.state_layers) * state_bytes(self.state)

@@ -1,7 +1,5 @@
-"""A decoder over one prompt with one layer in memory at a time.
-
-Slow beside a model that stays loaded, but it fits wherever one layer fits: the answers of dense
-weights can be computed where the dense model would never fit. Knows no files.
+"""A decoder over one prompt with one layer in memory at a time: slow, but it fits wherever one
+layer fits. Knows no files.
 
     embedding rows ─▶ layer 0, forgotten ─▶ layer 1, forgotten ─▶ … ─▶ head, some rows at a time
 """
@@ -24,7 +22,6 @@ from inference.models.stored_weights import written_out
 from inference.models.weight_source import WeightSource
 
 HEAD_ROWS = 8192
-"""Rows of the output head that are multiplied at a time."""
 
 
 @torch.inference_mode()
@@ -34,11 +31,8 @@ def prompt_logits(
     prompt: StepInput,
     on_layer: Callable[[int], None],
 ) -> torch.Tensor:
-    """Logits of ``prompt.logit_rows``: (num_logits, vocab_size) float32 on the weights' device.
-
-    ``prompt`` is one sequence from its start, in blocks of one token. ``on_layer`` receives the
-    number of finished layers. Raises ``MissingTensorError``.
-    """
+    """(num_logits, vocab_size) float32. ``prompt`` is one sequence from its start, in blocks of one
+    token; ``on_layer`` receives the number of finished layers. Raises ``MissingTensorError``."""
     num_tokens = prompt.longest_context
     assert len(prompt.positions) == num_tokens and prompt.block_tokens == 1
     device, dtype = weights.device, weights.activation_dtype
@@ -65,7 +59,6 @@ def prompt_logits(
 
 
 def largest_layer_bytes(config: ModelConfig, bytes_per_weight: int) -> int:
-    """Bytes of one layer's projections, or of the part of the head multiplied at a time."""
     heads = 2 * config.num_heads + 2 * config.num_kv_heads
     rows = heads * config.head_dim + 3 * config.intermediate_size
     head_rows = min(HEAD_ROWS, config.vocab_size)

@@ -19,11 +19,9 @@ from inference.models.stored_weights import StoredWeight, stack, with_tensors
 
 Indices = npt.NDArray[np.int64]
 Rows = slice | Indices
-"""Rows of a weight, in this order."""
 
 
 def row_range(rows: Rows) -> tuple[int, int]:
-    """Returns the first row and the one behind the last."""
     if isinstance(rows, slice):
         return int(rows.start), int(rows.stop)
     return int(rows.min()), int(rows.max()) + 1
@@ -31,7 +29,7 @@ def row_range(rows: Rows) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MappedBlocks:
-    """One weight's rows of blocks in a mapped GGUF file. Any thread may use it."""
+    """Rows of a mapped GGUF file. Any thread may use it."""
 
     type: int
     """GGUF's number of the blocks' type."""
@@ -43,8 +41,6 @@ class MappedBlocks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockRows:
-    """Some rows of ``blocks``."""
-
     blocks: MappedBlocks
     rows: Rows
 
@@ -53,7 +49,7 @@ class BlockRows:
         return self.rows.stop - self.rows.start if isinstance(self.rows, slice) else len(self.rows)
 
     def addresses(self) -> npt.NDArray[np.uint64]:
-        """The address at which each row begins in memory, (num_rows,)."""
+        """(num_rows,)"""
         array, rows = self.blocks.rows, self.rows
         assert array.strides[1] == 1
         first, last = row_range(rows)
@@ -65,14 +61,14 @@ class BlockRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowReader:
-    """The rows of one weight, without its bias. ``read`` may be called by any thread."""
+    """One weight without its bias. ``read`` may be called by any thread."""
 
     num_rows: int
     read: Callable[[Rows], StoredWeight]
     order: Indices | None = None
     """Each row's place in the file; ``None``: in this order."""
     blocks: MappedBlocks | None = None
-    """The blocks that ``read`` unpacks, where those are a GGUF file's."""
+    """Set where ``read`` unpacks a GGUF file's blocks."""
 
     def rows(self, first: int, last: int) -> StoredWeight:
         return self.read(self._places(first, last))
@@ -92,21 +88,20 @@ class RowReader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LazyWeight:
-    """Weights of one layout, stacked along out_features in this order."""
+    """Weights of one layout, stacked along out_features."""
 
     readers: Sequence[RowReader]
     sample: StoredWeight
     """The first row: all rows are stored like it."""
     bias: torch.Tensor | None = None
     is_in_memory: bool = False
-    """Whether its rows are in memory before they are read."""
 
     @property
     def shape(self) -> tuple[int, int]:
         return sum(reader.num_rows for reader in self.readers), self.sample.shape[1]
 
     def rows(self, first: int, last: int) -> StoredWeight:
-        """Rows [first, last), without their bias."""
+        """Without their bias."""
         return stack([reader.rows(*inner) for reader, inner in self._pieces(first, last)])
 
     @property
@@ -117,14 +112,14 @@ class LazyWeight:
         return None if None in blocks else types
 
     def block_rows(self, first: int, last: int) -> list[BlockRows]:
-        """Rows [first, last) as their files hold them: of a weight that has ``block_types``."""
+        """Only for a weight with ``block_types``."""
         return [reader.block_rows(*inner) for reader, inner in self._pieces(first, last)]
 
     def whole(self) -> StoredWeight:
         return replace(self.rows(0, self.shape[0]), bias=self.bias)
 
     def with_first(self, order: torch.Tensor) -> LazyWeight:
-        """The weight with the outputs of the first of those that it stacks in another order."""
+        """Reorders the outputs of the first of the stacked weights."""
         first, *others = self.readers
         bias = self.bias
         if bias is not None:
@@ -141,7 +136,6 @@ class LazyWeight:
 
 
 def lazy(stored: StoredWeight) -> LazyWeight:
-    """A weight that is in memory already."""
 
     def read(rows: Rows) -> StoredWeight:
         which = rows if isinstance(rows, slice) else torch.from_numpy(rows)
@@ -157,7 +151,7 @@ def lazy(stored: StoredWeight) -> LazyWeight:
 
 
 def stack_lazy(weights: Sequence[LazyWeight]) -> LazyWeight:
-    """Along out_features, weights of one layout; zeros as biases where only others have one."""
+    """Along out_features; zeros as biases where only others have one."""
     bias = None
     if any(weight.bias is not None for weight in weights):
         bias = torch.cat([bias_or_zeros(weight) for weight in weights])

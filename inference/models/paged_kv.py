@@ -1,21 +1,16 @@
-"""The keys and values of every token that is in a block, one pair of tensors per layer; and the
-states of recurrent layers, in slots.
+"""Keys and values of tokens in blocks, one pair of tensors per layer; and the states of recurrent
+layers, in slots.
 
     entries: (num_slots, 2, num_kv_heads, head_dim)        slot = block_id * block_tokens + offset
                          keys, values
     scales:  (num_slots, 2, num_kv_heads, num_groups)      of int8 and fp8 only: see ``kv_format``
-
-Of latent attention there is one vector in place of the two, of one head: a token's latent and its
-rotated key.
-
-The last block is scratch: padding rows write there.
-
     conv         (num_slots, *StateShape.conv_shape)                    float32
     recurrent    (num_slots, *StateShape.recurrent_shape)               float32
 
-A step reads one slot of a sequence's state and writes another. Slot 0 is nought: what a sequence
-without tokens starts from. Which sequence owns which block and slot is decided in
-``inference.engine.kv_cache``; this file must not know sequences.
+Latent attention keeps one vector of one head in place of the two: a token's latent and rotated key.
+The last block is scratch: padding rows write there. A step reads one slot of a sequence's state and
+writes another. State slot 0 is zero: a sequence without tokens starts from it. Which sequence owns
+which block and slot is decided in ``inference.engine.kv_cache``.
 """
 
 from __future__ import annotations
@@ -46,7 +41,7 @@ LARGEST_CODE = {torch.int8: 127.0, torch.float8_e4m3fn: torch.finfo(torch.float8
 
 @dataclass(frozen=True, slots=True)
 class LayerKV:
-    """One layer's slots. Where there are ``scales``, a value is its entry times its group's."""
+    """Where there are ``scales``, a value is its entry times its group's scale."""
 
     entries: torch.Tensor
     scales: torch.Tensor | None = None
@@ -68,8 +63,7 @@ class LayerKV:
     def gather(
         self, block_ids: torch.Tensor, block_tokens: int, dtype: torch.dtype
     ) -> torch.Tensor:
-        """Whole blocks, copied, as ``dtype``: (blocks * block_tokens, vectors, kv_heads,
-        head_dim)."""
+        """Whole blocks, copied: (blocks * block_tokens, vectors, kv_heads, head_dim)."""
         if self.scales is None:
             return _blocks(self.entries, block_ids, block_tokens).to(dtype)
         codes = _blocks(self.entries.view(torch.uint8), block_ids, block_tokens)
@@ -87,7 +81,6 @@ class PagedKV:
         device: torch.device,
         num_state_slots: int = 0,
     ) -> None:
-        """A layer that keeps a state instead has ``num_state_slots`` of it."""
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
         self.scratch_slot = num_blocks * block_tokens
@@ -108,7 +101,6 @@ class PagedKV:
         ]
 
     def block(self, block_id: int) -> dict[str, torch.Tensor]:
-        """Views of one block of every layer that has keys and values of its own, by name."""
         slots = slice(block_id * self.block_tokens, (block_id + 1) * self.block_tokens)
         views = {}
         for index, layer in enumerate(self.layers):
@@ -140,9 +132,8 @@ def new_layer(
 
 
 def quantize(values: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """(..., head_dim) of any float dtype -> codes of ``dtype``, and float32 (..., num_groups)
-    scales, each group's largest value being the largest code. A NaN makes its group's scale NaN,
-    so that it reaches the logits."""
+    """(..., head_dim) -> codes of ``dtype``, and float32 (..., num_groups) scales. A NaN makes its
+    group's scale NaN, so that it reaches the logits."""
     groups = _groups(values.float())
     largest = groups.abs().amax(dim=-1)
     scales = torch.where(largest == 0, 1.0, largest / LARGEST_CODE[dtype])
@@ -166,21 +157,19 @@ def _groups(values: torch.Tensor) -> torch.Tensor:
 
 
 def _blocks(slots: torch.Tensor, block_ids: torch.Tensor, block_tokens: int) -> torch.Tensor:
-    """One row of contiguous memory each."""
     by_block = slots.view(slots.shape[0] // block_tokens, -1)
     return by_block.index_select(0, block_ids).view(-1, *slots.shape[1:])
 
 
 @dataclass(frozen=True, slots=True)
 class LayerState:
-    """One layer's: in slots, or those that rows read or leave."""
+    """A layer's states in slots, or those that rows read or write."""
 
     conv: torch.Tensor
     recurrent: torch.Tensor
 
 
 def new_layer_state(num_slots: int, shape: StateShape, device: torch.device) -> LayerState:
-    """Zeroed."""
     return LayerState(
         lazy_zeros((num_slots, *shape.conv_shape), torch.float32, device),
         lazy_zeros((num_slots, *shape.recurrent_shape), torch.float32, device),
@@ -190,9 +179,8 @@ def new_layer_state(num_slots: int, shape: StateShape, device: torch.device) -> 
 def lazy_zeros(
     shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, *, huge_pages: bool = False
 ) -> torch.Tensor:
-    """Like ``torch.zeros``, which writes every page of CPU memory at once: seconds for gigabytes.
-    Here the kernel hands out zeroed pages as blocks come into use. A block lies in two places for
-    each layer, so the first token's huge pages are a hundred megabytes, where they are allowed."""
+    """Unlike ``torch.zeros``, writes no CPU memory: gigabytes would take seconds. A block lies in
+    two places of each layer, so with ``huge_pages`` the first token takes a hundred megabytes."""
     if device.type != "cpu" or 0 in shape:
         return torch.zeros(shape, dtype=dtype, device=device)
     num_bytes = math.prod(shape) * dtype.itemsize
@@ -206,8 +194,7 @@ def lazy_zeros(
 def kv_format_on(
     device: torch.device, wanted: KVFormat | None, dtype: torch.dtype, *, is_native: bool
 ) -> KVFormat:
-    """``wanted``, or where that is ``None`` what suits the path; ``dtype`` is the activations'.
-    Raises ``UnsupportedKVError``."""
+    """``wanted`` ``None``: the path's own. Raises ``UnsupportedKVError``."""
     # Only where an answer depends on it, so that a load can be planned where the card is not.
     asks_card = wanted == "fp8" and device.type == "cuda"
     return choose_kv_format(

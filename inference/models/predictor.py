@@ -1,12 +1,9 @@
 """Predicts the token after the next, by a layer that some models bring (multi-token prediction).
 
-    embedding of token i + 1 ─▶ norm ─┐
-                                      ├─▶ fc ─▶ layer ─▶ norm ─▶ head: what token i + 2 may be
-    what the head read at i ──▶ norm ─┘                   │
-                                                          └─▶ stands for the head's input at i + 1
-
-So it guesses on from its own output. Its layer has keys and values of its own, and where the files
-have them a table and a head. This one runs on torch's operators.
+embedding of token i + 1 ─▶ norm ─┐
+                                  ├─▶ fc ─▶ layer ─▶ norm ─▶ head: what token i + 2 may be
+what the head read at i ──▶ norm ─┘                   │
+                                                      └─▶ stands for the head's input at i + 1
 """
 
 from __future__ import annotations
@@ -32,10 +29,8 @@ from inference.models.weight_source import WeightSource
 
 
 class TorchPredictor:
-    """An ``AnyPredictor``."""
-
     def __init__(self, model: AnyModel, weights: WeightSource) -> None:
-        """``model.config.has_predictor``. Raises ``MissingTensorError``."""
+        """Needs ``model.config.has_predictor``. Raises ``MissingTensorError``."""
         model = model.decoder if isinstance(model, GraphedDecoder) else model
         assert isinstance(model, DecoderModel), "only torch's operators give hidden rows"
         config = model.config
@@ -77,7 +72,7 @@ class TorchPredictor:
         return finished(self._model.config, self._head.decode(normed).float())
 
     def sleep(self) -> None:
-        """Does nothing."""
+        pass
 
     def wake(self) -> None:
-        """Does nothing."""
+        pass

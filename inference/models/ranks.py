@@ -1,15 +1,15 @@
-"""A model on several ranks: their collectives, over torch.distributed, and the decoder of each: the
-family's own over the rank's weights, with sums between.
+"""A model on several ranks: their collectives, and each rank's decoder: the family's own over the
+rank's weights, with sums between.
 
-    token ids ─▶ rows of this rank's tokens, nought for others' ─▶ sum ─▶ embeddings
+    token ids ─▶ rows of this rank's tokens, zero for others' ─▶ sum ─▶ embeddings
     layer     ─▶ mixer's part ─▶ sum ─▶ MLP's part ─▶ sum
     hidden    ─▶ logits of this rank's tokens ─▶ gathered ─▶ all logits
 
 Collectives are NCCL's on CUDA, and on CPU gloo's, over loopback alone. One that a rank does not
-come to is ended by dropping the group: the others' calls then raise, and the engine ends.
+join is ended by dropping the group: the others' calls then raise, and the engine ends.
 
-Rank 0 chooses all ranks' kernels: each would time them for itself, choose differently where a card
-is busy, and take another time for its part of every sum.
+Rank 0 chooses all ranks' kernels: each would time them for itself, and choose differently where a
+card is busy.
 
     rank 0   weight 0: packed ─▶ weight 1: torch's ─▶ …      by its own trials and times
                   │ store              │
@@ -50,33 +50,30 @@ class RankGroup(Protocol):
     def num_ranks(self) -> int: ...
 
     def sum(self, part: torch.Tensor) -> torch.Tensor:
-        """Returns the sum of all ranks' ``part``, which may be overwritten."""
+        """``part`` may be overwritten."""
         ...
 
     def gather(self, part: torch.Tensor) -> list[torch.Tensor]:
-        """Every rank's ``part``, of one shape, by rank."""
+        """By rank; all parts are of one shape."""
         ...
 
     def synchronize(self) -> None:
-        """Waits until the device has done this rank's collectives: NCCL only queues them, so a
-        call returns also where another rank never comes."""
+        """NCCL only queues collectives: a call returns also where another rank never comes."""
         ...
 
 
 class TorchRankGroup:
-    """A ``RankGroup`` over torch.distributed. Belongs to one thread, except for ``drop``."""
+    """Belongs to one thread, except for ``drop``."""
 
     def __init__(self, rank: int, num_ranks: int, device: torch.device) -> None:
-        """Joins nothing yet."""
         self.rank = rank
         self.num_ranks = num_ranks
         self._device = device
         self._backend: Any = None
 
     def join(self, store: Store, timeout_s: float) -> None:
-        """Waits for the other ranks, which meet by ``store``; it is not used afterwards.
-        ``timeout_s``: of this and of each collective. Raises torch's exceptions and
-        ``RanksDisagreeError``."""
+        """``store`` is not used afterwards. ``timeout_s``: of this and of each collective. Raises
+        torch's exceptions and ``RanksDisagreeError``."""
         timeout = timedelta(seconds=timeout_s)
         store.set_timeout(timeout)
         if self._device.type == "cuda":
@@ -88,7 +85,7 @@ class TorchRankGroup:
         self._check_sums()
 
     def drop(self) -> None:
-        """Leaves the group: calls of the others that wait for this rank raise. Any thread."""
+        """Calls of other ranks that wait for this one raise. Any thread may call it."""
         backend, self._backend = self._backend, None
         if backend is not None and self._device.type == "cuda":
             backend.abort()  # gloo's is gone with the last reference
@@ -116,7 +113,6 @@ class TorchRankGroup:
         return self._backend
 
     def _check_sums(self) -> None:
-        """Checks that all ranks are there, each once, and that sums are right."""
         own = torch.tensor([1.0, float(self.rank)], device=self._device)
         expected = [self.num_ranks, self.num_ranks * (self.num_ranks - 1) / 2]
         found = self.sum(own).tolist()
@@ -125,8 +121,7 @@ class TorchRankGroup:
 
 
 def file_store(path: Path, num_ranks: int) -> Store:
-    """Returns a store for processes of one host, which opens no port. ``path``: the same file for
-    all, new."""
+    """For processes of one host; opens no port. ``path``: the same new file for all."""
     return FileStore(str(path), num_ranks)
 
 
@@ -142,11 +137,10 @@ def _loopback_gloo(store: Store, rank: int, num_ranks: int, timeout: timedelta) 
 BUILD_TIMEOUT_S = 3600.0
 """Ranks read their files from one disk."""
 FILE = "kernels"
-"""The file's name, beside the file by which ranks meet."""
 
 
 class SharedChoices:
-    """A ``KernelChoice`` of ``LinearFactory``. Ranks ask in one order: that of their layers."""
+    """Ranks ask in one order: that of their layers."""
 
     def __init__(
         self, meeting: Path, rank: int, num_ranks: int, timeout_s: float = BUILD_TIMEOUT_S
@@ -187,11 +181,8 @@ class SummedMlp:
 
 
 class WideNormedQKV:
-    """A projection to queries, keys and values whose first two are normed over all ranks' heads.
-
-    It makes one sum for the rows that decode and one for prompts', whatever kernel computes the
-    product: each rank times its own, and ranks that chose differently must not wait for sums that
-    another does not make."""
+    """Norms over all ranks' heads. Decode rows and prompts make one sum each, whatever kernel runs:
+    ranks that chose differently must not wait for sums that another does not make."""
 
     is_phaseless = False
 
@@ -230,7 +221,7 @@ class WideNormedQKV:
 
 
 def spread(layer: DecoderLayer | LoneLayer, config: ModelConfig, group: RankGroup) -> DecoderLayer:
-    """``layer``, of a rank's weights; ``config`` of the whole model."""
+    """``config``: of the whole model."""
     assert isinstance(layer, DecoderLayer), "others come with Mamba-2, which is not split"
     mixer = layer.mixer
     if isinstance(mixer, AttentionMixer) and config.qk_norm and config.is_qk_norm_wide:
@@ -246,7 +237,6 @@ class RankWeights(ForwardedWeights):
     def __init__(
         self, weights: WeightSource, group: RankGroup, shares: Sequence[RankShare]
     ) -> None:
-        """``shares``: of all ranks."""
         super().__init__(weights)
         self._group = group
         self._tokens = [share.units["vocabulary"] for share in shares]
@@ -260,8 +250,6 @@ class RankWeights(ForwardedWeights):
 
 
 class SharedEmbedding:
-    """``part``: of this rank's tokens."""
-
     def __init__(self, part: Embedding, group: RankGroup, tokens: Sequence[Units]) -> None:
         self._part = part
         self._group = group
@@ -278,8 +266,6 @@ class SharedEmbedding:
 
 
 class GatheredHead:
-    """``part``: the rows of the head that are this rank's tokens'."""
-
     is_phaseless = True
     """It sees only rows whose logits are wanted, and those at once."""
 
@@ -308,9 +294,7 @@ def build_rank(
     group: RankGroup,
     shares: Sequence[RankShare],
 ) -> tuple[DecoderModel, str]:
-    """Returns this rank's model, and a sentence about its backend. ``config``: of the whole
-    model; ``weights``: this rank's part; ``shares``: of all ranks. No steps are captured. Raises
-    what ``build_model`` does."""
+    """``config``: of the whole model. No steps are captured. Raises what ``build_model`` does."""
     own = rank_config(config, shares[group.rank])
     rank_weights = RankWeights(weights, group, shares)
     model = build_model(own, rank_weights, context_tokens, kv_format)

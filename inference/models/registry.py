@@ -32,12 +32,8 @@ from inference.models.weight_source import WeightSource
 
 @runtime_checkable
 class ModuleModel(Protocol):
-    """A module of the transformers backend."""
-
     @property
-    def execution(self) -> str:
-        """Describes how it runs, and that it is slower."""
-        ...
+    def execution(self) -> str: ...
 
 
 NATIVE_IN_WORDS = "native decoder, compiled on this machine"
@@ -50,8 +46,7 @@ def build_model(
     context_tokens: int,
     kv_format: KVFormat | None = None,
 ) -> AnyModel:
-    """Builds the model on torch operators. ``kv_format`` ``None``: the activations' dtype. Raises
-    ``UnregisteredArchitectureError`` and ``UnsupportedKVError``."""
+    """On torch's operators. Raises ``UnregisteredArchitectureError`` and ``UnsupportedKVError``."""
     family = find_family(config.architecture)
     if family is None:
         raise UnregisteredArchitectureError(
@@ -69,10 +64,8 @@ def build_fastest_model(
     native_cache_dir: Path,
     kv_format: KVFormat | None = None,
 ) -> tuple[AnyModel, str]:
-    """The native decoder where it can run, else torch, with Triton's attention on a card that runs
-    it; and in words which, and why not the other.
-    ``kv_format`` ``None``: the path's own. Raises ``UnregisteredArchitectureError`` and
-    ``UnsupportedKVError``."""
+    """The native decoder where it can run, else torch; and in words which, and why not the other.
+    Raises ``UnregisteredArchitectureError`` and ``UnsupportedKVError``."""
     if config.module_config is not None:
         model = build_model(config, weights, context_tokens, kv_format)
         assert isinstance(model, ModuleModel), "its family runs a module of transformers"
@@ -90,8 +83,7 @@ def build_fastest_model(
 
 
 def build_predictor(model: AnyModel, weights: WeightSource) -> AnyPredictor:
-    """The model's own layer of multi-token prediction, on the model's backend.
-    ``model.config.has_predictor``. Raises ``MissingTensorError``."""
+    """Needs ``model.config.has_predictor``. Raises ``MissingTensorError``."""
     if isinstance(model, NativeModel):
         return NativePredictor(model, weights)
     return TorchPredictor(model, weights)
@@ -100,7 +92,7 @@ def build_predictor(model: AnyModel, weights: WeightSource) -> AnyPredictor:
 def native_problem(
     config: ModelConfig, weights: WeightSource, native_cache_dir: Path
 ) -> str | None:
-    """Why the native decoder does not compute the model, in words; ``None``: it does."""
+    """``None``: the native decoder computes the model."""
     if weights.device.type != "cpu":
         return f"it is on {weights.device}"
     if weights.activation_dtype != torch.float32:
@@ -124,7 +116,6 @@ MOST_CONV_ROWS = 4
 
 
 def unsupported_reason(config: ModelConfig, library: ctypes.CDLL) -> str | None:
-    """Why this model cannot run natively, or ``None``."""
     return next(_reasons(config, library), None)
 
 
@@ -147,7 +138,6 @@ def _reasons(config: ModelConfig, library: ctypes.CDLL) -> Iterator[str]:
 
 
 def _state_reasons(config: ModelConfig) -> Iterator[str]:
-    """Reasons against layers that keep a state."""
     delta, conv, mamba = config.delta, config.short_conv, config.mamba
     kernel = None
     if mamba is not None:
@@ -178,8 +168,6 @@ def _intermediate_sizes(config: ModelConfig) -> list[int]:
 
 
 def _has_other_mrope_layout(config: ModelConfig) -> bool:
-    """Whether the model's images need a layout that no family has: several kinds of attention,
-    interleaved heads, or deepstack rows behind the last layer."""
     if config.vision is None or config.vision.mrope_section is None:
         return False
     kinds = set(config.mixer_kinds) & ATTENTION_KINDS
@@ -188,7 +176,6 @@ def _has_other_mrope_layout(config: ModelConfig) -> bool:
 
 
 def _unbuilt_variations(config: ModelConfig) -> dict[str, object]:
-    """Variations that the native layers do not compute, and whether the model declares them."""
     is_sparse = "sparse" in config.mlp_kinds
     return {
         "rotation by an image's rows and columns in this layout": _has_other_mrope_layout(config),

@@ -38,18 +38,16 @@ class LayerRange:
 
     @property
     def is_first(self) -> bool:
-        """Whether it has the embeddings and the output head beside its layers."""
+        """The first stage has the embeddings and the output head beside its layers."""
         return self.first == 0
 
     def __len__(self) -> int:
         return self.last - self.first
 
     def __str__(self) -> str:
-        """Formats the range for people, its last layer included."""
         return f"{self.first} to {self.last - 1}" if len(self) > 1 else str(self.first)
 
     def has_tensor(self, name: str) -> bool:
-        """Whether the stage computes with the tensor of this name, of the whole model."""
         match = IN_LAYER.match(name)
         return self.is_first if match is None else self.first <= int(match[1]) < self.last
 
@@ -63,14 +61,12 @@ class LayerRange:
         return f"model.layers.{index - self.first}.{match[2]}" if in_stage else None
 
     def whole_name(self, name: str) -> str:
-        """The whole model's name of the stage's ``name``."""
         match = IN_LAYER.fullmatch(name)
         return name if match is None else f"model.layers.{int(match[1]) + self.first}.{match[2]}"
 
 
 def check_ranges(config: ModelConfig, ranges: Sequence[LayerRange]) -> None:
-    """Raises ``UnsplittableError`` where they are not the model's layers in order, or the model has
-    no layers of ours."""
+    """Raises ``UnsplittableError``."""
     if family_of(config).uses_transformers:
         raise UnsplittableError(
             f"{config.architecture} is computed by the transformers backend, which has no stages; "
@@ -87,7 +83,6 @@ def check_ranges(config: ModelConfig, ranges: Sequence[LayerRange]) -> None:
 
 
 def stage_config(config: ModelConfig, *ranges: LayerRange) -> ModelConfig:
-    """The model as if it had these layers alone, one after another."""
     indexes = [index for one in ranges for index in range(one.first, one.last)]
     mixers, mlps = config.mixer_kinds, config.mlp_kinds
     return replace(
@@ -120,9 +115,7 @@ class RankShare:
 def rank_share(
     config: ModelConfig, rank: int, num_ranks: int, groups: Mapping[SplitKind, int] | None = None
 ) -> RankShare:
-    """``groups``: how many features of each kind stay together, because a weight whose inputs they
-    are is packed in such groups. Raises ``UnsplittableError``, with the numbers of ranks that would
-    do."""
+    """``groups``: features that stay together in packed weights. Raises ``UnsplittableError``."""
     if reason := _problem(config, num_ranks, groups or {}):
         others = [
             str(number) for number in range(2, 9) if not _problem(config, number, groups or {})
@@ -133,7 +126,7 @@ def rank_share(
 
 
 def rank_config(config: ModelConfig, share: RankShare) -> ModelConfig:
-    """The shape of what one rank computes. The vocabulary stays whole: logits are put together."""
+    """The vocabulary stays whole: logits are gathered."""
     experts, delta, conv = config.experts, config.delta, config.short_conv
     if experts is not None:
         shared = "shared_inner" in share.units
@@ -160,12 +153,11 @@ def rank_config(config: ModelConfig, share: RankShare) -> ModelConfig:
 
 
 def kv_replicas(config: ModelConfig, num_ranks: int) -> int:
-    """The number of ranks that hold each head of keys and values."""
+    """Ranks that hold each head of keys and values."""
     return max(1, num_ranks // config.num_kv_heads)
 
 
 def _problem(config: ModelConfig, num_ranks: int, groups: Mapping[SplitKind, int]) -> str | None:
-    """Why so many ranks cannot share the model, in words."""
     heads, kv_heads = config.num_heads, config.num_kv_heads
     if not 1 <= num_ranks <= MOST_RANKS:
         return f"{num_ranks} ranks are not between 1 and {MOST_RANKS}"
@@ -233,7 +225,6 @@ def _units(
 
 
 def _shared_out(count: int, rank: int, num_ranks: int, group: int = 1) -> Units:
-    """Whole groups; the first ranks have one more where they do not come out even."""
     each, more = divmod(count // group, num_ranks)
     first = rank * each + min(rank, more)
     last = first + each + (rank < more)
@@ -254,8 +245,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankCuts:
-    """A rank's part of each tensor, by Hugging Face's names. Tensors in none of them are
-    whole on every rank."""
+    """By Hugging Face's names. Other tensors are whole on every rank."""
 
     cuts: Mapping[str, Cut]
     absent: frozenset[str]
@@ -291,8 +281,7 @@ def cut_of(tensor: TensorRole, share: RankShare) -> Cut:
 
 
 def input_groups(config: ModelConfig, group_of: Mapping[str, int]) -> dict[SplitKind, int]:
-    """The number of inputs of each kind that stay together. ``group_of``: the group size of each
-    packed weight's inputs, by name; weights without an entry are not packed."""
+    """Inputs of each kind that stay together. ``group_of``: by the names of packed weights."""
     found: dict[SplitKind, int] = {}
     for tensor in family_of(config).tensors(config):
         if tensor.role == "row":

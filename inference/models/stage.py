@@ -1,8 +1,4 @@
-"""Builds one stage of a model, with the fastest code that its device runs.
-
-``Stage`` is its interface, whichever process computes it: hidden rows in, and out. Each stage has
-its part of a step and of an adapter. Nothing is copied between devices.
-"""
+"""Builds one stage of a model: hidden rows in, hidden rows out. Copies nothing between devices."""
 
 from __future__ import annotations
 
@@ -33,20 +29,16 @@ from inference.models.weight_source import (
 
 
 class Stage(StepBackend[KV], Protocol[KV]):
-    """A run of a model's layers. ``config`` and the names of adapters' weights are of these layers,
-    counted from their first; ``dtype`` is that of hidden rows."""
+    """``config`` and adapters' names count these layers from 0; ``dtype``: of hidden rows."""
 
     def forward_rows(self, step: StepInput, hidden: torch.Tensor | None, kv: KV) -> torch.Tensor:
-        """Writes all rows' keys and values, returns the last layer's output for
-        ``step.logit_rows``: (num_logits, hidden_size) on the stage's device, in its dtype.
-        ``hidden`` (num_rows, hidden_size), there too: the output of the layers before these;
-        ``None`` for the first stage, which embeds ``step.token_ids``. Raises ``PositionError``."""
+        """Writes keys and values, returns ``step.logit_rows``' (num_logits, hidden_size) on the
+        stage's device, in its dtype. ``hidden`` (num_rows, hidden_size), there too; ``None``: the
+        first stage embeds ``step.token_ids``. Raises ``PositionError``."""
         ...
 
 
 class FirstStage(Stage[KV], Protocol[KV]):
-    """The stage that has the embeddings, the output head, the sampler and the tower."""
-
     @property
     def tower(self) -> Tower | None: ...
 
@@ -54,8 +46,7 @@ class FirstStage(Stage[KV], Protocol[KV]):
     def sampler(self) -> BackendSampler | None: ...
 
     def head_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Returns the logits, (num_rows, vocab_size) float32, of rows behind the model's last
-        layer, (num_rows, hidden_size)."""
+        """(num_rows, hidden_size) behind the last layer -> (num_rows, vocab_size) float32."""
         ...
 
 
@@ -63,8 +54,7 @@ AnyFirstStage = FirstStage[Any]
 
 
 def step_of_stage(step: StepInput, layers: LayerRange, index: int, *, is_last: bool) -> StepInput:
-    """``index``: among the stages. The last one gives the rows whose logits are wanted, all others
-    give all rows. A step's adapters are tuples, with one for each stage."""
+    """Stages before the last return all rows. A step's adapters are tuples, one entry a stage."""
     adapters = step.adapters
     if adapters is not None:
         adapters = tuple(None if each is None else each[index] for each in adapters)
@@ -79,7 +69,6 @@ def step_of_stage(step: StepInput, layers: LayerRange, index: int, *, is_last: b
 
 
 def _images_of(images: StepImages, layers: LayerRange) -> StepImages:
-    """Returns the images with the tower's rows for these layers."""
     if images.rows is None or (layers.is_first and len(images.rows.deepstack) <= len(layers)):
         return images
     deepstack = images.rows.deepstack[layers.first : layers.last]
@@ -87,7 +76,7 @@ def _images_of(images: StepImages, layers: LayerRange) -> StepImages:
 
 
 def adapter_of_stage(weights: AdapterWeights, layers: LayerRange) -> AdapterWeights | None:
-    """The stage's part of the adapter, by the stage's names; ``None``: nothing."""
+    """By the stage's names; ``None``: the adapter changes nothing here."""
     own = ((layers.own_name(name), module) for name, module in weights.modules.items())
     modules = {name: module for name, module in own if name is not None}
     return AdapterWeights(modules) if modules else None
@@ -104,9 +93,8 @@ def build_stage(
     native_cache_dir: Path,
     kv_format: KVFormat | None = None,
 ) -> tuple[BuiltStage, str]:
-    """Returns the stage, and a sentence about its backend. ``config``: of the whole model,
-    whose ``check_ranges`` has passed; ``weights`` by the whole model's names. The stage of layer 0
-    is a ``FirstStage``. No steps are captured. Raises ``UnsupportedKVError``."""
+    """``config`` and ``weights``: of the whole model, whose ``check_ranges`` has passed. The stage
+    of layer 0 is a ``FirstStage``. No steps are captured. Raises ``UnsupportedKVError``."""
     own, renamed = stage_config(config, layers), ForwardedWeights(weights, layers.whole_name)
     problem = native_problem(config, weights, native_cache_dir)
     device, dtype = weights.device, weights.activation_dtype
@@ -127,7 +115,6 @@ def build_stage(
 
 
 def as_first_stage(stage: BuiltStage) -> DecoderModel | NativeModel:
-    """``stage``, which was built of layer 0 on."""
     assert isinstance(stage, DecoderModel | NativeModel)
     return stage
 

@@ -1,16 +1,12 @@
-"""One step's rows as arrays in the host's memory, built once: every backend's ``forward`` takes it.
+"""One step's rows as arrays in the host's memory: every backend's ``forward`` takes it.
 
     rows         [ query of sequence 0 ][ query of 1 ][ ... ]
                  ^ query_start[0]       ^ query_start[1]
     sequence     [ context: in blocks ........][ query )
                  0                  context_lens - query
 
-The first ``num_decodes`` sequences decode: their queries are one token, or more where drafts or
-tokens that a state lags behind are among them. The others' queries are parts of prompts. Slots and
-block ids index the keys and values' storage.
-
-Also small tensors to a device and back, so that the host waits for the device once a step: when it
-reads the sampled tokens.
+The first ``num_decodes`` sequences decode: their queries are one token, or more with drafts or
+tokens that a state lags behind. The others' queries are parts of prompts.
 """
 
 from __future__ import annotations
@@ -28,15 +24,12 @@ from inference.models.errors import PositionError
 
 Ints = npt.NDArray[np.int32]
 ALIGNED_VALUES = 4
-"""The number of int32 to which arrays are padded: 16 bytes, to which Triton's kernels are
-specialised."""
+"""int32 values in 16 bytes, the alignment to which Triton's kernels are specialised."""
 Values = Sequence[int] | Sequence[float] | npt.NDArray[np.number[Any]] | torch.Tensor
 
 
 def on_device(values: Values, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A copy that is there for whatever is launched next. From pinned memory, for the driver waits
-    for all earlier work before it copies from any other; torch keeps that memory until the copy is
-    done."""
+    """From pinned memory: the driver copies from any other after all earlier work."""
     tensor = torch.as_tensor(values, dtype=dtype)
     if device.type != "cuda":
         return tensor.to(device)
@@ -46,8 +39,7 @@ def on_device(values: Values, dtype: torch.dtype, device: torch.device) -> torch
 def all_on_device(
     device: torch.device, *, indices: Sequence[Ints] = (), tables: Sequence[Ints] = ()
 ) -> list[torch.Tensor]:
-    """``indices`` as int64 tensors, which torch's operators want, then ``tables`` as int32, which
-    kernels read: all in one copy."""
+    """``indices`` as int64 for torch, then ``tables`` as int32 for kernels, in one copy."""
     if device.type != "cuda":
         wide = [torch.from_numpy(array.astype(np.int64)).to(device) for array in indices]
         return wide + [torch.from_numpy(np.array(array)).to(device) for array in tables]
@@ -64,14 +56,12 @@ def all_on_device(
 
 
 def aligned(arrays: Sequence[Ints]) -> list[Ints]:
-    """Flat, each filled up with zeros to a multiple of 16 bytes: so behind one another all of them
-    are aligned alike, whatever their lengths, and Triton compiles one kernel for all steps."""
+    """Flat, padded to 16 bytes: all are aligned alike, so Triton compiles one kernel."""
     return [np.pad(array.ravel(), (0, -array.size % ALIGNED_VALUES)) for array in arrays]
 
 
 class HostCopy:
-    """Integers and booleans on their way to the host, each tensor flat. The copy is queued at
-    construction, so that reading it does not wait for later launches."""
+    """Flat integers. The copy is queued at once: reading it waits for no later launch."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._tensors = tensors
@@ -84,7 +74,7 @@ class HostCopy:
             self._is_there.record()
 
     def values(self) -> list[list[int]]:
-        """Waits, once for all of them."""
+        """Waits once for all of them."""
         if self._copy is None:
             return [tensor.flatten().tolist() for tensor in self._tensors]
         self._is_there.synchronize()
@@ -106,7 +96,6 @@ def column(values: list[float], device: torch.device) -> torch.Tensor:
 
 
 def rows_of(matrix: torch.Tensor, rows: list[int]) -> torch.Tensor:
-    """A copy of them."""
     return matrix.index_select(0, on_device(rows, torch.int64, matrix.device))
 
 
@@ -122,15 +111,12 @@ NUM_LONE_STATES = 2
 
 @dataclass(frozen=True, slots=True)
 class ImageEmbeddings:
-    """The rows of an image, or a part of them, as a decoder takes them."""
-
     embeddings: torch.Tensor
     """(num_rows, hidden_size), instead of the token's own."""
     deepstack: tuple[torch.Tensor, ...] = ()
     """(num_rows, hidden_size) each: added after the first layer, the second, …"""
 
     def part(self, first: int, last: int) -> ImageEmbeddings:
-        """A copy of rows ``[first, last)``."""
         return ImageEmbeddings(
             self.embeddings[first:last].clone(),
             tuple(rows[first:last].clone() for rows in self.deepstack),
@@ -142,7 +128,6 @@ class ImageEmbeddings:
 
     @classmethod
     def joined(cls, parts: list[ImageEmbeddings]) -> ImageEmbeddings:
-        """One after the other."""
         if len(parts) == 1:
             return parts[0]
         by_layer = zip(*(part.deepstack for part in parts), strict=True)
@@ -158,19 +143,14 @@ class ImageEmbeddings:
 
 @dataclass(frozen=True)
 class StepImages:
-    """The image rows of a step, where sequences with images take part in it."""
-
     rotary: torch.Tensor | None
-    """(3, num_rows) rotary positions of each row: time, height and width. A text row's three are
-    equal, and may be less than its position: an image advances them by its longer side. ``None``:
-    all rows are rotated by their positions."""
+    """(3, num_rows) time, height, width. A text row's are equal, and may be less than its position:
+    an image advances them by its longer side. ``None``: rows are rotated by position."""
     row_ids: torch.Tensor
     """(num_image_rows,) the step's rows that belong to an image."""
     rows: ImageEmbeddings | None = None
-    """Their embeddings; ``None`` where there are none."""
 
     def on(self, device: torch.device) -> StepImages:
-        """The same, where its tensors are there already."""
         rows = None if self.rows is None else self.rows.on(device)
         rotary = None if self.rotary is None else self.rotary.to(device)
         return StepImages(rotary, self.row_ids.to(device), rows)
@@ -205,27 +185,22 @@ class StepInput:
     context_lens: Ints
     """(num_seqs,) tokens of each sequence, its query included."""
     block_table: Ints
-    """(num_seqs, width) as wide as the longest context needs; shorter ones are filled up with any
-    valid block."""
+    """(num_seqs, width of the longest context); shorter ones are padded with any valid block."""
     block_tokens: int
     num_decodes: int
     logit_rows: Ints | None = None
     """(num_logits,) rows whose logits are wanted; ``None``: all."""
     state_reads: Ints | None = None
-    """(num_seqs,) slots of recurrent states before the step, of a model that has such states."""
+    """(num_seqs,) slots of recurrent states before the step."""
     state_writes: Ints | None = None
     """(num_seqs,) slots for those after it."""
     adapters: tuple[Any, ...] | None = None
-    """Each sequence's adapter of ``prepare_adapter``, ``None`` for those without; ``None``: no
-    sequence has one."""
+    """Each sequence's, by ``prepare_adapter``, or ``None``; ``None``: no sequence has any."""
     unread_ids: torch.Tensor | None = None
-    """(num_unread,) int64: the first rows' tokens, which are only on the device so far.
-    ``token_ids`` has any there."""
+    """(num_unread,) int64: first rows' tokens that only the device has, not ``token_ids``."""
     images: StepImages | None = None
-    """``None`` where no sequence has any: all rows are rotated by their positions."""
     last_seen: Ints | None = None
-    """(num_rows,) the last position that each row attends to, which a row of the same query has:
-    behind its own within an image that is seen whole. ``None``: each its own."""
+    """(num_rows,) the last position of its query that each row attends to; ``None``: its own."""
 
     @property
     def num_logits(self) -> int:
@@ -233,12 +208,10 @@ class StepInput:
 
     @property
     def only_decodes(self) -> bool:
-        """Whether every query is one token of a sequence that decodes."""
         return self.num_decodes == len(self.context_lens) == len(self.positions)
 
     @property
     def num_decode_rows(self) -> int:
-        """The number of rows, the first ones, of sequences that decode."""
         return int(self.query_start[self.num_decodes])
 
     @property
@@ -248,13 +221,12 @@ class StepInput:
 
     @property
     def sequences(self) -> Ints:
-        """(num_rows,) the sequence of each row."""
+        """(num_rows,) each row's row of ``block_table``."""
         numbers = np.arange(len(self.context_lens), dtype=np.int32)
         return numbers if self.only_decodes else np.repeat(numbers, np.diff(self.query_start))
 
     @property
     def prompts(self) -> tuple[Query, ...]:
-        """The queries of sequences that do not decode."""
         count = self.num_decodes
         rows, ends = self.query_start[count:].tolist(), self.context_lens[count:].tolist()
         return tuple(
@@ -264,12 +236,10 @@ class StepInput:
 
     @property
     def longest_context(self) -> int:
-        """The longest context in tokens: no row's position is that high."""
         return int(self.context_lens.max())
 
     def with_all_ids(self) -> StepInput:
-        """The same with the tokens of ``unread_ids`` in ``token_ids``, which waits for the device
-        where there are any."""
+        """Waits for the device where there are ``unread_ids``."""
         if self.unread_ids is None:
             return self
         read = self.unread_ids.to("cpu", torch.int32).numpy()
@@ -291,9 +261,8 @@ class StepInput:
         adapters: tuple[Any, ...] | None = None,
         unread_ids: torch.Tensor | None = None,
     ) -> StepInput:
-        """``token_ids`` of all queries, one after the other; ``starts`` (num_seqs,) positions of
-        their first ones; ``block_table`` (num_seqs, any width that is enough); ``state_slots``:
-        reads and writes."""
+        """``token_ids``: of all queries, in order; ``starts`` (num_seqs,): their first positions;
+        ``state_slots``: reads and writes."""
         num_seqs, num_rows = len(starts), len(token_ids)
         firsts = np.array(starts, dtype=np.int32)
         if num_rows == num_seqs:  # most steps: each query is one token
@@ -335,7 +304,7 @@ class StepInput:
         state_slots: tuple[Sequence[int], Sequence[int]] | None = None,
         unread_ids: torch.Tensor | None = None,
     ) -> StepInput:
-        """One token of each sequence, whose logits are all wanted."""
+        """One token a sequence; all logits are wanted."""
         return cls.of_queries(
             token_ids,
             positions,
@@ -356,8 +325,7 @@ class StepInput:
         start: int = 0,
         logit_rows: slice = LAST_ROW,
     ) -> StepInput:
-        """A prompt's tokens from position ``start`` on, in blocks 0, 1, 2, …, so that slots are
-        positions. Its state, where layers have one, is written where it was read."""
+        """In blocks 0, 1, 2, …: slots are positions. A state is written where it was read."""
         num_tokens = len(token_ids)
         table = np.arange(num_blocks(start + num_tokens, block_tokens), dtype=np.int32)
         return cls.of_queries(
@@ -373,7 +341,7 @@ class StepInput:
 
 
 def block_table_of(block_ids: Sequence[Sequence[int]]) -> Ints:
-    """(num_seqs, the most blocks that any sequence has), filled up with block 0."""
+    """(num_seqs, most blocks), padded with block 0."""
     table = np.zeros((len(block_ids), max(map(len, block_ids), default=0)), dtype=np.int32)
     for row, ids in enumerate(block_ids):
         table[row, : len(ids)] = ids
@@ -389,7 +357,6 @@ def _array(values: Sequence[int]) -> Ints:
 
 
 def check_positions(end: int, num_positions: int) -> None:
-    """Checks a step before it runs, because kernels index a table without a bounds check. Raises
-    ``PositionError``."""
+    """Kernels index tables without a bounds check. Raises ``PositionError``."""
     if end > num_positions:
         raise PositionError(f"a step up to position {end}, and {num_positions} have angles")

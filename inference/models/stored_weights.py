@@ -1,7 +1,5 @@
-"""Weights as their files hold them: dense, quantised in groups of input features, or codes that are
-places in a small table of values (IQ types, ternary ones, NVFP4).
-
-Kernels' own layouts (int4pack, native panels) are made from these; they know no kernel.
+"""Weights as their files hold them, in no kernel's layout: dense, quantised in groups of input
+features, or codes in a small table of values (IQ types, ternary ones, NVFP4).
 """
 
 from __future__ import annotations
@@ -26,7 +24,6 @@ class Codebook:
 
     @property
     def bits(self) -> int:
-        """The bits of a code."""
         return (len(self.values) - 1).bit_length()
 
 
@@ -52,7 +49,6 @@ class CodebookWeight:
 
     @property
     def minimums(self) -> None:
-        """No such format has any."""
         return None
 
     @property
@@ -61,19 +57,18 @@ class CodebookWeight:
 
     @property
     def packed_bytes(self) -> int:
-        """The bytes with codes in their bits and scales as they are; without the bias."""
+        """Codes in their bits, and scales; without the bias."""
         supers = 0 if self.super_scales is None else self.super_scales.nbytes
         return self.codes.numel() * self.bits // 8 + self.scales.nbytes + supers
 
     def group_scales(self) -> torch.Tensor:
-        """Returns the scales of the groups, the unit included; float32 (out_features, groups)."""
+        """float32 (out_features, groups), the unit included."""
         scales = self.scales.float()
         if self.super_scales is not None:
             scales = _scaled(scales, self.super_scales)
         return scales * self.codebook.unit
 
     def table(self) -> torch.Tensor:
-        """The values, float32, on the codes' device."""
         return torch.tensor(self.codebook.values, dtype=torch.float32, device=self.codes.device)
 
     def dequantize(self) -> torch.Tensor:
@@ -103,13 +98,11 @@ class DenseWeight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedWeight:
-    """w = scale * code + minimum, one scale and minimum per row and group of 32.
+    """w = scale * code + minimum, by row and group of 32. ``codes`` (out_features, in_features);
+    ``scales`` and ``minimums`` (out_features, in_features / 32) float16 or float32.
 
-    4 bits: ``codes`` uint8 in 0..15 and ``minimums`` given. 5 bits: uint8 in 0..31 and ``minimums``
-    given, or int8 in -16..15 and ``minimums`` ``None`` (zero). 6 bits: int8 in -32..31 and
-    ``None``. 8 bits: int8 and ``None``.
-    ``codes`` (out_features, in_features); ``scales`` and ``minimums`` (out_features,
-    in_features / 32) float16 or float32.
+    4 bits: uint8 in 0..15 with minimums. 5 bits: uint8 in 0..31 with, or int8 in -16..15 without. 6
+    bits: int8 in -32..31 without. 8 bits: int8 without.
     """
 
     bits: int
@@ -131,12 +124,11 @@ class GroupedWeight:
 
     @property
     def packed_bytes(self) -> int:
-        """The bytes with codes in their bits and float16 scales and minimums; without the bias."""
+        """Codes in their bits, and float16 scales and minimums; without the bias."""
         num_halves = self.scales.numel() * (1 if self.minimums is None else 2)
         return self.codes.numel() * self.packed_bits // 8 + 2 * num_halves
 
     def dequantize(self) -> torch.Tensor:
-        """float32 (out_features, in_features)."""
         out_features, in_features = self.shape
         grouped = self.codes.view(out_features, -1, GROUP_FEATURES).float()
         weight = grouped * self.scales.float().unsqueeze(-1)
@@ -175,14 +167,12 @@ class SuperBlockWeight:
 
     @property
     def packed_bytes(self) -> int:
-        """The bytes with codes in their bits, and scales and minimums in a byte; without the
-        bias."""
+        """Codes in their bits, and scales and minimums in a byte; without the bias."""
         num_both = 1 if self.minimums is None else 2
         scale_bytes = self.scales.numel() + 2 * self.super_scales.numel()
         return self.codes.numel() * self.bits // 8 + num_both * scale_bytes
 
     def dequantize(self) -> torch.Tensor:
-        """float32 (out_features, in_features)."""
         scales, minimums = self.group_scales()
         grouped = self.codes.view(*scales.shape, -1).float() - self.zero
         weight = grouped * scales.unsqueeze(-1)
@@ -191,7 +181,6 @@ class SuperBlockWeight:
         return weight.view(self.shape)
 
     def grouped(self) -> GroupedWeight:
-        """The same weights, of 4 bits only: their groups are of 32 and have minimums."""
         assert self.bits == 4
         scales, minimums = self.group_scales()
         return GroupedWeight(
@@ -199,7 +188,7 @@ class SuperBlockWeight:
         )
 
     def group_scales(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Scales and minimums of the groups, float32 (out_features, groups)."""
+        """float32 (out_features, groups) each."""
         scales = _scaled(self.scales, self.super_scales)
         if self.minimums is None or self.super_minimums is None:
             return scales, None
@@ -208,11 +197,9 @@ class SuperBlockWeight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fp8Weight:
-    """w = scale * code, one float32 scale for a block of ``block_shape`` outputs and inputs.
-
-    ``codes`` float8_e4m3fn (out_features, in_features); ``scales`` (blocks of outputs, blocks of
-    inputs), the last of which may be a part of one.
-    """
+    """w = scale * code. ``codes`` float8_e4m3fn (out_features, in_features); ``scales`` float32
+    (blocks of outputs, blocks of inputs) of ``block_shape``, the last of which may be a part of
+    one."""
 
     codes: torch.Tensor
     scales: torch.Tensor
@@ -235,7 +222,6 @@ class Fp8Weight:
         return self.row_scales().repeat_interleave(times, dim=1)[:, : -(-inputs // group_features)]
 
     def dequantize(self) -> torch.Tensor:
-        """float32 (out_features, in_features)."""
         return self.codes.float() * self.group_scales(1)
 
 
@@ -254,7 +240,6 @@ AnyStored = TypeVar("AnyStored", bound=StoredWeight)
 
 
 def with_tensors(stored: AnyStored, change: Callable[[torch.Tensor], torch.Tensor]) -> AnyStored:
-    """The weight with each of its tensors changed: moved, or cut down to some rows."""
     tensors: dict[str, Any] = {name: change(t) for name, t in _tensors(stored).items()}
     return replace(stored, **tensors)
 
@@ -269,8 +254,7 @@ def stack(weights: Sequence[AnyStored]) -> AnyStored:
 
 
 def stack_fp8(weights: Sequence[Fp8Weight]) -> Fp8Weight:
-    """Along out_features. A scale is then of one output's block of inputs: blocks of outputs need
-    not end where a weight does."""
+    """A scale is then of one output: blocks of outputs need not end where a weight does."""
     if len(weights) == 1:
         return weights[0]
     columns = weights[0].block_shape[1]
@@ -297,13 +281,11 @@ NO_CODE = 255
 
 
 def codes_of(numbers: torch.Tensor) -> torch.Tensor:
-    """Returns int8 numbers as uint8 codes of four bits; ``NO_CODE`` where a number is not twice one
-    of MXFP4."""
+    """uint8 codes of four bits; ``NO_CODE`` where a number is not twice one of MXFP4."""
     return _CODES.to(numbers.device)[numbers.to(torch.int64) + 128]
 
 
 def in_four_bits(weight: GroupedWeight) -> CodebookWeight:
-    """Returns the same values as codes of four bits. ``weight``: read from MXFP4."""
     assert weight.is_mxfp4
     return CodebookWeight(
         codebook=MXFP4, codes=codes_of(weight.codes), scales=weight.scales, bias=weight.bias
@@ -312,7 +294,7 @@ def in_four_bits(weight: GroupedWeight) -> CodebookWeight:
 
 def _codes() -> torch.Tensor:
     found = torch.full((256,), NO_CODE, dtype=torch.uint8)
-    # From the last: nothing is the first of its two codes.
+    # From the last: zero has two codes, of which the first holds.
     for code in range(len(TWICE_THE_MXFP4_VALUES) - 1, -1, -1):
         found[TWICE_THE_MXFP4_VALUES[code] + 128] = code
     return found

@@ -1,8 +1,7 @@
-"""The shape of the tower that turns images into rows of a decoder, and its processor's sizes.
-Filled from config.json and preprocessor_config.json, or from an mmproj file. Imports no torch.
+"""The shape of a vision tower, and its processor's sizes. Imports no torch.
 
-    pixels ─▶ patches ─▶ blocks ─▶ merged, 2 x 2 to one ─▶ rows of the decoder
-                           └─ some blocks' output, merged as well ─▶ added after its first layers
+pixels ─▶ patches ─▶ blocks ─▶ merged, 2 x 2 to one ─▶ rows of the decoder
+                       └─ some blocks' output, merged as well ─▶ added after its first layers
 """
 
 from __future__ import annotations
@@ -14,24 +13,15 @@ from typing import Literal
 from inference.protocol.images import ImageDivision, longest_side_px
 
 KEPT_ROWS_BYTES = 128 * 1024**2
-"""The most bytes of image rows that are kept for prompts with the same image, or for the rest of a
-prompt in chunks."""
+"""For prompts with the same image, or for the rest of a prompt in chunks."""
 
 
 TowerKind = Literal["qwen3_vl", "qwen2_5_vl", "gemma3", "idefics3", "pixtral"]
-"""
-qwen3_vl      learned positions, and every block sees the whole image
-qwen2_5_vl    most blocks see a window of it, and MLPs have gates
-gemma3        SigLIP over a square of one size, whose patches are averaged to rows
-pixtral       positions are rotations alone, norms have no mean, MLPs have gates
-idefics3      SigLIP over such a square, or tiles of that size, whose patches are joined to rows
-"""
+"""The layers of each are in ``vision_tower``."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageText:
-    """The text of an image's place in a rendered prompt before it is tokenized."""
-
     placeholder: str
     """The chat template's text for an image."""
     written: str
@@ -46,10 +36,10 @@ class ImageText:
 class VisionConfig:
     kind: TowerKind = "qwen3_vl"
     image_token_id: int
-    """The prompt's token for each row of an image."""
+    """One for each row of an image."""
     patch_px: int
     merge: int
-    """The number of patches each way that become one row of the decoder."""
+    """Patches each way that become one row of the decoder."""
     temporal_patch: int
     """The frames of a patch: an image is repeated."""
     min_pixels: int
@@ -61,38 +51,33 @@ class VisionConfig:
     intermediate_size: int
     num_heads: int
     out_hidden_size: int
-    """The decoder's hidden size."""
     num_position_embeddings: int = 0
-    """The number of embeddings of the square grid that is stretched over an image's patches, of
-    ``qwen3_vl``."""
+    """Embeddings of ``qwen3_vl``'s square grid, which is stretched over an image's patches."""
     window_px: int = 0
-    """The side of the windows of ``qwen2_5_vl``."""
+    """The side of ``qwen2_5_vl``'s windows."""
     full_attention_layers: tuple[int, ...] = ()
-    """The blocks of ``qwen2_5_vl`` that see the whole image."""
+    """``qwen2_5_vl``'s blocks that see the whole image."""
     deepstack_layers: tuple[int, ...] = ()
-    """Blocks whose output is added to the decoder's rows, the first of them after its first layer,
-    and so on."""
+    """Blocks whose output is added after the decoder's first layer, its second, and so on."""
     rope_theta: float = 0.0
-    """The base of the tower's own rotation, by height and width; 0: it has none."""
+    """Base of the rotation by height and width; 0: the tower does not rotate."""
     mrope_section: tuple[int, int, int] | None = None
-    """Numbers of the decoder's rotary frequencies that turn with time, height and width; ``None``:
-    all turn with a row's position, as a text's do."""
+    """Frequencies that turn with time, height and width; ``None``: all with a row's position."""
     is_mrope_interleaved: bool = True
-    """Whether the three take turns, and are not in blocks."""
+    """Else they are in blocks."""
     image_px: int = 0
     """The side of the square that every image becomes, or each of its tiles; 0: sizes vary."""
     division: ImageDivision = "none"
-    """The cut of an image into parts, with text between their rows in the prompt."""
+    """Text stands between the parts' rows in the prompt."""
     is_bidirectional: bool = False
     """Whether the decoder's rows of an image attend to all of it, also to rows behind them."""
     norm_eps: float = 1e-6
-    """The number added to the variance in the tower's norms."""
     merger_eps: float = 1e-6
-    """The number added to the variance in the norm of ``pixtral``'s merger."""
+    """For the norm of ``pixtral``'s merger."""
     activation: Literal["gelu", "silu"] = "gelu"
-    """The activation of the gates of ``pixtral``'s MLPs."""
+    """For the gates of ``pixtral``'s MLPs."""
     has_projector_bias: bool = False
-    """Whether the projections of ``pixtral``'s projector have a bias."""
+    """For ``pixtral``."""
     has_norm_plus_one: bool = False
     """Whether the files hold the weight of ``gemma3``'s last norm less one."""
     has_swapped_mlp_names: bool = False
@@ -101,12 +86,11 @@ class VisionConfig:
     """``None``: the template writes ``image_token_id`` itself."""
     image_mean: tuple[float, ...] = ()
     image_std: tuple[float, ...] = ()
-    """The deviation of each channel, as an mmproj file declares them; empty:
-    preprocessor_config.json does."""
+    """As an mmproj file declares them; empty: preprocessor_config.json does."""
 
     @property
     def is_gated(self) -> bool:
-        """Whether blocks have MLPs with gates, and norms without a mean."""
+        """Such blocks also have norms without a mean."""
         return self.kind in ("qwen2_5_vl", "pixtral")
 
     @property
@@ -115,7 +99,6 @@ class VisionConfig:
 
     @property
     def patch_features(self) -> int:
-        """Numbers of a patch."""
         return self.num_channels * self.temporal_patch * self.patch_px**2
 
     @property
@@ -124,7 +107,7 @@ class VisionConfig:
 
     @property
     def most_patches(self) -> int:
-        """The most patches that attend to each other: those of one image, or of one tile."""
+        """The most that attend to each other: one image's, or one tile's."""
         if self.image_px:
             return (self.image_px // self.patch_px) ** 2
         if self.division == "rows":
@@ -134,7 +117,6 @@ class VisionConfig:
 
     @property
     def most_tiles(self) -> int:
-        """The most tiles of one image."""
         if self.division != "tiles":
             return 1
         per_side = -(-longest_side_px(self) // self.image_px)
@@ -142,12 +124,10 @@ class VisionConfig:
 
     @property
     def row_features(self) -> int:
-        """Numbers that a row of an image brings to the decoder."""
         return self.out_hidden_size * (1 + len(self.deepstack_layers))
 
     def step_bytes(self, bytes_per_number: int) -> int:
-        """Peak bytes of the tower over the largest image: its pixels, one block's activations of
-        one tile, in float32 where they are rotated, and the decoder's rows."""
+        """Peak for the largest image: pixels, one block over one tile, and the decoder's rows."""
         is_windowed = self.kind == "qwen2_5_vl"  # heads are copied by window
         of_block = (9 if is_windowed else 6) * self.hidden_size
         of_block += (3 if self.is_gated else 2) * self.intermediate_size

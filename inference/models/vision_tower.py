@@ -2,16 +2,13 @@
 
     patches ─▶ embedded (+ positions) (─▶ norm) ─▶ block 0 ─▶ … ─▶ block n (─▶ norm) ─▶ projector
 
-qwen3_vl     positions; 4 patches joined, an MLP; some blocks' output by mergers of their own, to be
-             added after one of the decoder's first layers
+qwen3_vl     positions; 4 patches joined, an MLP; mergers of some blocks' output (deepstack)
 qwen2_5_vl   all but a few blocks within windows; a norm, 4 patches joined, an MLP
 gemma3       positions, last norm; patches averaged, a norm, a projection
 idefics3     positions, last norm; patches joined, a projection; tile after tile
 pixtral      first norm; 4 patches merged by a projection of their own, an MLP
 
-Positions are a learned grid stretched over the patches, or rotary angles by height and width.
-Patches come in the order in which they are merged, as the image processor gives them: the four of
-one row of the decoder after each other.
+Patches come in the order in which they are merged: the four of one row of the decoder together.
 
     merge 2:   0 1 4 5
                2 3 6 7
@@ -65,8 +62,7 @@ class PatchGrid:
 
 
 def interpolated(table: torch.Tensor, places: PatchGrid) -> torch.Tensor:
-    """Stretches a square grid of embeddings (side**2, hidden_size) so that its corners are the
-    image's: each patch lies between four neighbours, (num_patches, hidden_size) float32."""
+    """(side**2, hidden_size), corners on corners -> (num_patches, hidden_size) float32."""
     side = math.isqrt(len(table))
     upper, lower, below = _neighbours(places.rows, places.height, side)
     left, right, beside = _neighbours(places.columns, places.width, side)
@@ -81,8 +77,7 @@ def interpolated(table: torch.Tensor, places: PatchGrid) -> torch.Tensor:
 def _neighbours(
     index: torch.Tensor, size: int, side: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns where places ``index`` on an axis of ``size`` lie on a grid of ``side``: the one
-    before, the one after, and how far towards the latter."""
+    """The place before, the one after, and how far towards the latter."""
     place = index.float() * (side - 1) / max(size - 1, 1)
     before = place.floor()
     first = before.long()
@@ -92,9 +87,8 @@ def _neighbours(
 def rotary_angles(
     places: PatchGrid, head_dim: int, theta: float, *, takes_turns: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines as ``rope.rotate`` takes them, (num_patches, 1, head_dim) float32: a
-    quarter of a head's pairs turns with the row, a quarter with the column, and so again.
-    ``takes_turns``: rows and columns have every other frequency each, and not the same ones."""
+    """For ``rope.rotate``: (num_patches, 1, head_dim) float32, quarters of pairs turning with row
+    and column in turn. ``takes_turns``: each has every other frequency."""
     half = head_dim // 2
     exponents = torch.arange(0, half, 2, dtype=torch.float32, device=places.rows.device) / half
     of_columns = exponents + 1 / half if takes_turns else exponents
@@ -114,7 +108,7 @@ def rotary_angles(
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """A projection, or a norm's scale: without a bias the norm has no mean."""
+    """A norm without a bias has no mean."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None
@@ -131,8 +125,6 @@ class Affine:
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """The windows of an image, within which patches attend to each other."""
-
     members: torch.Tensor
     """(num_windows, most_patches) int64: indices of patches, 0 where a window has fewer."""
     is_there: torch.Tensor
@@ -142,7 +134,7 @@ class Windows:
 
     @classmethod
     def of(cls, grid: PatchGrid, side: int) -> Windows:
-        """``side``: of a window, in patches. Those at the lower and right edges are smaller."""
+        """``side`` in patches. Windows at the lower and right edges are smaller."""
         num_columns = -(-grid.width // side)
         numbers = grid.rows // side * num_columns + grid.columns // side
         counts = torch.bincount(numbers)
@@ -167,7 +159,6 @@ class Block:
     output: Affine
     mlp_norm: Affine
     gate: Affine | None
-    """``None`` where MLPs have no gates."""
     up: Affine
     down: Affine
     num_heads: int
@@ -179,8 +170,7 @@ class Block:
         angles: tuple[torch.Tensor, torch.Tensor] | None = None,
         windows: Windows | None = None,
     ) -> torch.Tensor:
-        """(num_patches, hidden_size); without ``windows`` every patch of the image attends to every
-        other. Without ``angles`` nothing is rotated."""
+        """(num_patches, hidden_size); without ``windows`` all attend to each other."""
         qkv = self.qkv.project(self.attention_norm.norm(hidden))
         queries, keys, values = qkv.view(len(hidden), 3, self.num_heads, -1).unbind(1)
         if angles is not None:
@@ -215,13 +205,12 @@ def _attended(
 
 
 def affine(weights: WeightSource, name: str, eps: float = EPS, *, has_bias: bool = True) -> Affine:
-    """Raises ``MissingTensorError``."""
     bias = weights.tensor(f"{TOWER}{name}.bias") if has_bias else None
     return Affine(weights.tensor(f"{TOWER}{name}.weight"), bias, eps)
 
 
 def load_block(weights: WeightSource, prefix: str, config: VisionConfig) -> Block:
-    """Pixtral's blocks have no biases at all. Raises ``MissingTensorError``."""
+    """Pixtral's blocks have no biases."""
     is_gated, has_bias = config.is_gated, config.kind != "pixtral"
     is_silu = config.kind == "qwen2_5_vl" or config.activation == "silu"
 
@@ -317,7 +306,6 @@ PROJECTORS: dict[TowerKind, Callable[[VisionConfig, WeightSource], Projector]] =
 
 class Tower:
     def __init__(self, config: VisionConfig, weights: WeightSource) -> None:
-        """Raises ``MissingTensorError``."""
         self.config = config
         self.device = weights.device
         self.dtype = weights.activation_dtype
@@ -344,8 +332,7 @@ class Tower:
     @torch.inference_mode()
     def __call__(self, patches: torch.Tensor, grid: tuple[int, int, int]) -> ImageEmbeddings:
         """``patches`` (num_patches, patch_features) of one image, float32, on any device, tile
-        after tile; ``grid``: the number of tiles, and the height and width of each in patches,
-        which a trial may have fewer of."""
+        after tile; ``grid``: the tiles, and the height and width of each in patches."""
         num_tiles, height, width = grid
         assert num_tiles == 1 or self.config.kind == "idefics3", "other images are whole"
         deepstack: list[torch.Tensor] = []
@@ -355,7 +342,7 @@ class Tower:
     def _rows(
         self, patches: torch.Tensor, height: int, width: int, deepstack: list[torch.Tensor]
     ) -> torch.Tensor:
-        """(num_rows, out_hidden_size) of one tile, whose patches attend to each other alone."""
+        """(num_rows, out_hidden_size) of one tile."""
         config = self.config
         places = PatchGrid.of(height, width, config.merge, self.device)
         embedding = self._patches.weight.flatten(1)
@@ -381,7 +368,6 @@ class Tower:
         return self._projector(hidden)
 
     def _places(self, table: torch.Tensor, places: PatchGrid) -> torch.Tensor:
-        """The learned positions: those of squares of one size as they are, else stretched."""
         if not self.config.image_px:
             return interpolated(table, places).to(self.dtype)
         assert places.height * places.width <= len(table), "all tiles are of one size"
@@ -389,5 +375,5 @@ class Tower:
 
 
 def build_tower(config: VisionConfig | None, weights: WeightSource) -> Tower | None:
-    """``None``: the model reads text alone. Raises ``MissingTensorError``."""
+    """Raises ``MissingTensorError``."""
     return None if config is None else Tower(config, weights)

@@ -1,5 +1,4 @@
-"""The interface between weight files and models, by Hugging Face names; and the product of one
-projection of all experts of a layer with rows that are sorted by expert."""
+"""The interface between weight files and models, by Hugging Face names."""
 
 from __future__ import annotations
 
@@ -19,17 +18,14 @@ class GroupedProduct(Protocol):
     def __call__(
         self, x: torch.Tensor, ends: torch.Tensor, rows: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Each entry's row of ``x`` times the weight of the entry's expert.
-
-        ``x`` (num_rows, in_features); ``ends`` (num_experts,) int32: where each expert's entries
-        end; ``rows`` (num_entries,) int64: the row of ``x`` that each entry is, ``None``: its own.
-        (num_entries, out_features); entries beyond the last expert's are anything.
-        """
+        """(num_entries, out_features); entries beyond the last expert's are anything. ``x``
+        (num_rows, in_features); ``ends`` (num_experts,) int32: where experts' entries end; ``rows``
+        (num_entries,) int64: entries' rows of ``x``; ``None``: their own."""
         ...
 
 
 class DenseProduct:
-    """Multiplies by torch's grouped product, which on some cards reads ``ends`` on the host."""
+    """On some cards torch's grouped product reads ``ends`` on the host."""
 
     def __init__(self, weights: torch.Tensor) -> None:
         """``weights`` (num_experts, out_features, in_features)."""
@@ -55,8 +51,7 @@ def dense_product(
     device: torch.device,
     dtype: torch.dtype,
 ) -> DenseProduct:
-    """``stored``: an expert's weight by its number. They go to the device one after the other, so
-    that no second copy of all of them is made."""
+    """Experts are copied one after the other, so that no second copy of all is made."""
     first = written_out(stored(0)).to(device, dtype)
     weights = first.new_empty((num_experts, *first.shape))
     weights[0] = first
@@ -66,7 +61,7 @@ def dense_product(
 
 
 class StackedProduct:
-    """Projections of one input whose weights are stored in different formats, side by side."""
+    """Weights stored in different formats, side by side."""
 
     def __init__(self, parts: Sequence[GroupedProduct]) -> None:
         self._parts = list(parts)
@@ -82,31 +77,25 @@ class StackedProduct:
 
 
 class Phased(Protocol):
-    """A function of rows, whose phase decides which kernel runs.
-
-    ``decode`` and ``prefill`` compute the same. A row's result never depends on the contents of
-    other rows. How many rows there are may change the order in which it is summed, as cuBLAS does:
-    see "Exactness" in docs/architecture/engine.md.
-    """
+    """``decode`` and ``prefill`` compute the same. A row's result never depends on the contents of
+    other rows; their number may change the order in which it is summed, as cuBLAS does: see
+    "Exactness" in docs/architecture/engine.md."""
 
     @property
     def is_phaseless(self) -> bool:
-        """Whether both run the same kernel, so that rows of both phases can share one product."""
+        """Whether rows of both phases can share one product."""
         ...
 
     def decode(self, x: torch.Tensor) -> torch.Tensor:
-        """(num_rows, in_features) in the activation dtype -> (num_rows, out_features), same dtype.
-        For single-token rows: few rows, memory bound."""
+        """(num_rows, in_features) -> (num_rows, out_features), for single-token rows."""
         ...
 
     def prefill(self, x: torch.Tensor) -> torch.Tensor:
-        """(num_rows, in_features) -> (num_rows, out_features). For prompt rows: compute bound."""
+        """For prompt rows; shapes as for ``decode``."""
         ...
 
 
 class Linear(Phased, Protocol):
-    """A projection that may keep its weight quantised. Not a torch Parameter: inference only."""
-
     in_features: int
     out_features: int
 
@@ -117,56 +106,46 @@ class Embedding(Protocol):
         ...
 
     def as_linear(self) -> Linear:
-        """The output head that shares this table (``tie_embeddings``)."""
+        """Only for models with ``tie_embeddings``."""
         ...
 
 
 class WeightSource(Protocol):
-    """Opened weight files. Names are Hugging Face's (``model.layers.0.self_attn.q_proj.weight``),
-    GGUF names are translated and its rotary row order undone before they come out here."""
+    """Names are Hugging Face's: GGUF's are translated, and its rotary row order is undone."""
 
     activation_dtype: torch.dtype
     device: torch.device
 
     def tensor(self, name: str) -> torch.Tensor:
-        """A dense tensor (norms, biases) in the activation dtype on the device.
-        Raises ``MissingTensorError``."""
+        """Dense, in the activation dtype on the device. Raises ``MissingTensorError``."""
         ...
 
     def has(self, name: str) -> bool: ...
 
     def linear(self, *names: str) -> Linear:
-        """The named weights, each (out_features, in_features), stacked along out_features in the
-        order given: one fused projection. Biases (``<name>.bias`` beside ``<name>.weight``) come
-        along where the files have them. Names are given without ``.weight``."""
+        """Stacked along out_features in this order, with biases if any. Names lack ``.weight``."""
         ...
 
     def embedding(self, name: str) -> Embedding: ...
 
     def grouped(self, experts: Sequence[Sequence[str]]) -> GroupedProduct:
-        """One projection of all experts of a layer: of each, the named weights stacked along
-        out_features, without biases. Experts have as many names, of weights that are alike."""
+        """Each expert's named weights stacked along out_features, without biases; all are alike."""
         ...
 
     def stored(self, name: str) -> StoredWeight:
-        """Returns a weight on the CPU as its file holds it, for kernels that pack weights in their
-        own way."""
+        """On the CPU, as its file holds it."""
         ...
 
     def stored_parts(self, *names: str) -> Sequence[LazyWeight]:
-        """The same weights as ``linear`` stacks, like ``stored``, and read when their rows are.
-        Neighbours stored alike come as one, so there is one more for each change of format."""
+        """As ``linear`` stacks them, read when their rows are; neighbours stored alike are one."""
         ...
 
     def all_tensors(self) -> dict[str, torch.Tensor]:
-        """Every tensor of the files by its name there, dense and on the CPU: floats in the
-        activation dtype, integers as they are. For a module that knows what to make of them
-        itself."""
+        """Dense and on the CPU: floats in the activation dtype, integers as they are."""
         ...
 
     def report(self) -> str:
-        """Describes which weights stayed packed and with which kernel, and which were
-        dequantised."""
+        """In words: the kernels of weights that stayed packed, and those that were dequantised."""
         ...
 
 
@@ -211,8 +190,7 @@ class NamedWeights(ForwardedWeights):
     def __init__(self, weights: WeightSource) -> None:
         super().__init__(weights)
         self.names: dict[int, tuple[str, ...]] = {}
-        """The weights' names of each projection that was asked for, by its ``id``: the caller keeps
-        the projection alive."""
+        """By a projection's ``id``; the caller keeps the projection alive."""
 
     def linear(self, *names: str) -> Linear:
         linear = super().linear(*names)

@@ -1,4 +1,2 @@
-"""Code for NVIDIA cards alone: Triton kernels and captured decode steps.
-
-Only ``setup`` and ``trials`` decide which kernels a model gets, and import the files that hold them
-once there is a card. Nothing outside this package imports triton."""
+"""Triton kernels and captured steps for NVIDIA cards. Only ``setup`` and ``trials`` decide what a
+model gets, and import it once there is a card. Nothing outside this package imports triton."""

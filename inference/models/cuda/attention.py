@@ -1,9 +1,7 @@
 """Attention by Triton kernels, which read the blocks where they lie.
 
-The number of rows decides how many programs share a row's context. It does not decide how the
-context is cut, so attention gives a decode row the same numbers in every batch (see
-``decode_kernel``); the projections around it may not. Every size that a captured step may see
-change is read on the device.
+The number of rows decides how many programs share a row's context, not how it is cut (see
+``decode_kernel``). Every size that a captured step may see change is read on the device.
 """
 
 from __future__ import annotations
@@ -25,17 +23,14 @@ from inference.models.step_input import StepInput, on_device
 SMALLEST_DOT = 16
 """Rows and features that ``tl.dot`` takes at least."""
 PROGRAMS_PER_PROCESSOR = 4
-"""The programs of a decode step on each of the card's multiprocessors: enough to keep its memory
-busy."""
+"""Enough on each multiprocessor to keep the card's memory busy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """Sizes of the tiles and parts that a context is cut into."""
-
     decode_tile_tokens: int = 64
     decode_smallest_part: int = 64
-    """A tile: a single row's context is read by as many programs as it can be."""
+    """A tile, so that as many programs as possible read a single row's context."""
     decode_most_parts: int = MOST_PARTS
     decode_warps: int = 4
     prefill_tile_rows: int = 64
@@ -54,8 +49,7 @@ TUNINGS = (
         stages=1,
     ),
 )
-"""The next wants less shared memory: a shorter pipeline, then tiles of half the tokens, which heads
-of 256 features want on cards of 64 KiB."""
+"""Each needs less shared memory; heads of 256 features need the last on cards of 64 KiB."""
 
 
 class TritonAttention:
@@ -71,10 +65,8 @@ class TritonAttention:
         sees_ahead: bool = False,
         is_chunked: bool = False,
     ) -> None:
-        """``num_processors``: multiprocessors of the card; ``soft_cap``: of scores.
-        ``is_chunked``: as of ``TorchAttention``. ``sees_ahead``:
-        whether a step may have rows that attend to later ones, as ``StepInput.last_seen`` has it.
-        Then every prompt takes the kernel for it, so that no image waits for a compiler."""
+        """``sees_ahead``: rows may attend to later ones, as in ``StepInput.last_seen``. Then every
+        prompt takes the kernel for it, so that no image waits for a compiler."""
         self._window = window or 0
         self._is_chunked = is_chunked
         self._soft_cap = soft_cap or 0.0
@@ -83,8 +75,6 @@ class TritonAttention:
         self._sees_ahead = sees_ahead
 
     def of_step(self, step: DeviceStep) -> Attend:
-        """The rows that decode share out their contexts among programs, prompts' rows are done in
-        tiles; both write to one result."""
         tiles = last_seen = None
         if step.prompts:
             found = np.array(row_tiles(step.host, self._tuning.prefill_tile_rows), dtype=np.int32)
@@ -211,7 +201,6 @@ class TritonAttention:
         )
 
     def _score_scale(self, head_dim: int) -> float:
-        """The kernels' factor of products of queries and keys."""
         scale = math.log2(math.e) / math.sqrt(head_dim)
         return 2 * scale / self._soft_cap if self._soft_cap else scale
 
@@ -222,7 +211,7 @@ class TritonAttention:
 
 
 def row_tiles(step: StepInput, tile_rows: int) -> list[tuple[int, int, int, int]]:
-    """``prefill_kernel``'s tiles, those with the longest context first, for they take longest."""
+    """``prefill_kernel``'s tiles; the longest contexts first, because they take longest."""
     tiles = [
         (row, min(tile_rows, query.last_row - row), query.start + depth, query.sequence)
         for query in step.prompts
@@ -233,11 +222,9 @@ def row_tiles(step: StepInput, tile_rows: int) -> list[tuple[int, int, int, int]
 
 
 def is_exact(queries: torch.Tensor) -> bool:
-    """Whether products are in float32: for float32 activations, and in Triton's interpreter, which
-    cannot multiply bfloat16."""
+    """Triton's interpreter cannot multiply bfloat16."""
     return queries.dtype == torch.float32 or queries.device.type == "cpu"
 
 
 def padded(size: int) -> int:
-    """The power of two that a kernel's tile has for it."""
     return max(SMALLEST_DOT, int(triton.next_power_of_2(size)))

@@ -3,13 +3,11 @@
 Online softmax: Milakov and Gimelshein 2018, arXiv:1805.02867; tiles of a prompt: Dao 2023,
 arXiv:2307.08691; parts of one row's context side by side: flash-decoding (Dao et al. 2023).
 
-Layouts are ``inference.models.paged_kv``'s. Scores are in base 2: ``score_scale`` holds
-log2(e). A head's sink is one more score of its softmax, which adds nothing to the sum.
-A constexpr named ``padded_...`` is the power of two, 16 at least, that ``tl.dot`` wants.
-
-All kernels read the step as it is: ``block_ids`` has a row of ``row_blocks`` for each sequence, and
-``sequences`` has each row's own. Where they lie is never specialised on: a kernel would be
-compiled again while it serves.
+Scores are in base 2: ``score_scale`` holds log2(e). A sink is one more score of a head's softmax,
+which adds nothing to the sum. A constexpr named ``padded_...`` is the power of two, 16 at least,
+that ``tl.dot`` wants. ``block_ids`` has a row of ``row_blocks`` for each sequence, and
+``sequences`` has each row's own. Where they lie is never specialised on: a kernel would be compiled
+again while it serves.
 """
 
 import triton
@@ -35,8 +33,7 @@ def load_tile(
     has_scales: tl.constexpr,
     dtype: tl.constexpr,
 ):
-    """(tokens, padded_dim) keys (``which`` 0) or values (1) of one head, zero where there are none.
-    ``block_ids`` points to the sequence's own."""
+    """(tokens, padded_dim) keys (``which`` 0) or values (1) of one head of a sequence."""
     blocks = tl.load(block_ids + tokens // block_tokens, mask=is_token, other=0).to(tl.int64)
     heads = ((blocks * block_tokens + tokens % block_tokens) * 2 + which) * num_kv_heads + kv_head
     dims = tl.arange(0, padded_dim)
@@ -192,8 +189,7 @@ def reduce_kernel(
     window: tl.constexpr,
     is_chunked: tl.constexpr,
 ):
-    """Grid (rows, heads): the parts of ``decode_kernel`` put together, and the head's sink where
-    ``sinks`` is not ``None``."""
+    """Grid (rows, heads): adds up the parts of ``decode_kernel``, and the head's sink if any."""
     row = tl.program_id(0).to(tl.int64)
     place = row * num_heads + tl.program_id(1)
     length = tl.load(positions + row).to(tl.int32) + 1
@@ -228,7 +224,6 @@ def reduce_kernel(
 
 @triton.jit
 def first_seen(position, window: tl.constexpr, is_chunked: tl.constexpr):
-    """The first position that a row at ``position`` sees: that of its chunk, or of its window."""
     if is_chunked:
         return position // window * window
     return tl.maximum(position + 1 - window, 0)
@@ -274,9 +269,8 @@ def prefill_kernel(
     has_scales: tl.constexpr,
     is_exact: tl.constexpr,
 ):
-    """Grid (tiles of prompt rows, heads). A tile is four numbers: its first row in the batch, how
-    many rows, the first one's position, and its sequence. ``last_seen``: the last position that
-    each row of the batch attends to; ``None``: its own."""
+    """Grid (tiles of prompt rows, heads). A tile: first row in the batch, number of rows, first
+    position, sequence. ``last_seen``: the last position each row attends to; ``None``: its own."""
     tile, head = tiles + tl.program_id(0) * 4, tl.program_id(1)
     first_row = tl.load(tile).to(tl.int64)
     num_rows = tl.load(tile + 1).to(tl.int32)

@@ -1,11 +1,9 @@
-"""Tokens found and drawn in rows of scores by one Triton kernel each, one program a row, where
-torch's operators need two and about a dozen. The rules are those of
-``inference.engine.drawing``.
+"""Tokens found and drawn in rows of scores by one Triton kernel each, one program a row. The rules
+are those of ``inference.engine.drawing``.
 
-A token's weight is e ** ((score - largest) / temperature), the likeliest one's being 1. Weights are
-computed again in every pass, from scores that stay in the card's cache. Nothing is sorted: numbers
-from 0 to 1 are ordered as their bits are, so a filter's threshold is a bit pattern, and the kernel
-searches for it. A block of weights is added up in float32, the blocks in float64, each row's alone.
+A token's weight is e ** ((score - largest) / temperature), computed again in every pass. Nothing is
+sorted: numbers from 0 to 1 are ordered as their bits are, so a filter's threshold is a bit pattern,
+and the kernel searches for it. A block of weights is summed in float32, the blocks in float64.
 """
 
 import torch
@@ -23,8 +21,7 @@ def likeliest_kernel(
     block: tl.constexpr,
     stages: tl.constexpr,
 ):
-    """Grid (rows,): the first token with the largest score, and whether all scores are numbers and
-    the largest is finite."""
+    """Grid (rows,): see ``find_likeliest``."""
     row = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, block)
     maxima = tl.full([block], float("-inf"), tl.float32)
@@ -57,8 +54,7 @@ def draw_kernel(
     padded_blocks: tl.constexpr,
     stages: tl.constexpr,
 ):
-    """Grid (draws,). Of each: two integers (row, top_k), four floats (temperature, top_p, min_p,
-    uniform). Where scores are not numbers the token is any of the vocabulary."""
+    """Grid (draws,): see ``draw_tokens``."""
     draw = tl.program_id(0)
     row = scores + tl.load(integers + draw * 2) * row_stride
     top_k = tl.load(integers + draw * 2 + 1)
@@ -95,7 +91,7 @@ def smallest_kept(
     padded_blocks: tl.constexpr,
     stages: tl.constexpr,
 ):
-    """The bits of the smallest weight that top_k, and top_p of what that left, keep; 0 for all."""
+    """The bits of the smallest weight that top_k, then top_p, keep; 0 for all."""
     smallest = tl.full([], 0, tl.int32)
     is_limited = (top_k > 0) & (top_k < vocab_size)
     if is_limited:
@@ -109,7 +105,7 @@ def smallest_kept(
         )
         mass = tl.sum(masses, 0)
         if is_limited:
-            # Of those that tie with the last one, top_k counts as many as it has room for.
+            # top_k has room for only some of the tokens that tie with the last one.
             surplus = tl.maximum(num_kept - top_k, 0).to(tl.float64)
             mass -= surplus * smallest.to(tl.float32, bitcast=True).to(tl.float64)
         smallest = smallest_with_room(
@@ -149,8 +145,7 @@ def kept_masses(
     padded_blocks: tl.constexpr,
     stages: tl.constexpr,
 ):
-    """The sums of the weights from ``smallest`` on in each block, (padded_blocks,) float64, and the
-    number of those weights."""
+    """Sums of each block's weights from ``smallest`` on, (padded_blocks,) float64; their number."""
     blocks = tl.arange(0, padded_blocks)
     masses = tl.zeros([padded_blocks], tl.float64)
     num_kept = tl.full([], 0, tl.int32)
@@ -210,8 +205,7 @@ def smallest_with_room(
 
 @triton.jit
 def first_past(amounts, target, size: tl.constexpr):
-    """The first place with which ``amounts`` sum to more than ``target``; the last that has any
-    where rounding leaves none, and never one that has nothing."""
+    """Where the sum first passes ``target``; if rounding leaves none, the last place with any."""
     places = tl.arange(0, size)
     has_any = amounts > 0.0
     is_past = has_any & (tl.cumsum(amounts, 0) > target)
@@ -220,19 +214,16 @@ def first_past(amounts, target, size: tl.constexpr):
 
 
 BLOCK_TOKENS = 4096
-"""Tokens that are read together."""
 WARPS = 16
 """A row has one multiprocessor to itself."""
 STAGES = 3
-"""Blocks on their way while one is read."""
 
 
 def find_likeliest(
     scores: torch.Tensor, block_tokens: int = BLOCK_TOKENS
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each row's token with the largest score, the first of equals, (num_rows,) int64; and whether
-    its scores are numbers and the largest is finite, bool. ``scores`` (num_rows, vocab_size)
-    float32, rows anywhere."""
+    """Each row's first token with the largest score, (num_rows,) int64; and whether its scores are
+    numbers and the largest is finite. ``scores`` (num_rows, vocab_size) float32."""
     assert scores.dtype == torch.float32 and scores.stride(1) == 1
     token_ids = torch.empty(len(scores), dtype=torch.int64, device=scores.device)
     are_finite = torch.empty(len(scores), dtype=torch.bool, device=scores.device)
@@ -255,10 +246,9 @@ def draw_tokens(
     floats: torch.Tensor,
     block_tokens: int = BLOCK_TOKENS,
 ) -> torch.Tensor:
-    """A token id for each draw, (num_draws,) int64, from the whole vocabulary. ``scores`` as for
-    ``find_likeliest``; ``integers`` (num_draws, 2) int64: row, and top_k, 0 being all;
-    ``floats`` (num_draws, 4) float32: temperature, top_p, min_p, and a uniform number in [0, 1).
-    Any token where scores are not numbers. Waits for nothing."""
+    """(num_draws,) int64; any token where scores are not numbers. ``scores`` as for
+    ``find_likeliest``; ``integers`` (num_draws, 2) int64: row, and top_k, 0 being all; ``floats``
+    (num_draws, 4) float32: temperature, top_p, min_p, and a uniform number in [0, 1)."""
     assert scores.dtype == torch.float32 and scores.stride(1) == 1
     num_draws, vocab_size = len(integers), scores.shape[1]
     token_ids = torch.empty(num_draws, dtype=torch.int64, device=scores.device)

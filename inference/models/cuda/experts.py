@@ -1,10 +1,6 @@
-"""All experts of a layer's projection on the card, each weight as its file holds it: codes of 4, 5,
-6 or 8 bits, codes in a table, MXFP4, fp8 with scales of blocks, or dense. One kernel multiplies
-rows sorted by expert.
-
-Codes lie as ``packed_layout``'s do, one expert's after the other's. Numbers of MXFP4 and fp8 are
-codes whose value is a float. Programs read their rows' expert on the device, so a step can be
-captured and the host does not wait:
+"""All experts of a layer's projection on the card, packed as their files hold them. Codes lie as
+``packed_layout``'s do, one expert's after the other's; those of MXFP4 and fp8 are floats. Programs
+read their rows' expert on the device, so a step can be captured:
 
     entries     [ expert 0 ....... ][ expert 2 . ][ expert 3 .................. ]
     tiles       [ tile 0 ][ tile 1 ][ tile 2     ][ tile 3 ][ tile 4 ][ tile 5  ]   of tile_rows
@@ -41,8 +37,7 @@ def find_tile(
     padded_experts: tl.constexpr,
     tile_rows: tl.constexpr,
 ):
-    """The expert of a tile (``num_experts`` or more: there is no such tile), its first entry, and
-    where its expert's entries end."""
+    """A tile's expert (``num_experts`` or more: no such tile), first entry, its expert's end."""
     experts = tl.arange(0, padded_experts)
     is_expert = experts < num_experts
     is_later = is_expert & (experts > 0)
@@ -72,8 +67,7 @@ def dense_product(
     stages: tl.constexpr,
     is_exact: tl.constexpr,
 ):
-    """Rows ``x_rows`` of ``x`` times the ``outputs`` of a weight (out_features, in_features):
-    float32 (outputs, rows)."""
+    """``x_rows`` of ``x`` times ``outputs`` of ``weight`` (out, in): float32 (outputs, rows)."""
     precision: tl.constexpr = "ieee" if is_exact else "tf32"
     within = tl.arange(0, step_features)
     x_places = x_rows.to(tl.int64)[None, :] * in_features
@@ -123,9 +117,8 @@ def expert_matmul_kernel(
     stages: tl.constexpr,
     is_exact: tl.constexpr,
 ):
-    """Grid (tiles of outputs, tiles of rows at most). ``rows``: which row of ``x`` each entry is,
-    or ``None``: the one of its number. ``words`` are those of all experts, one after the other, and
-    so are the rest; with 16 bits they are dense weights, and there are no others."""
+    """Grid (tiles of outputs, most tiles of rows). ``rows``: each entry's row of ``x``; ``None``:
+    its own. ``words``: all experts', one after the other; with 16 bits they are dense weights."""
     expert, first, end = find_tile(ends, tl.program_id(1), num_experts, padded_experts, tile_rows)
     if expert < num_experts:
         outputs = tl.program_id(0) * tile_outputs + tl.arange(0, tile_outputs)
@@ -162,15 +155,14 @@ def expert_matmul_kernel(
 
 
 DENSE_BITS = 16
-"""The number that stands for a code's bits with a dense weight of any dtype."""
+"""Stands for a code's bits with a dense weight of any dtype."""
 DENSE_STEP_FEATURES = 64
 DENSE_WARPS = 4
 DENSE_TILES = {8: Tile(64, 3), 16: Tile(64, 3), 32: Tile(64, 3), 64: Tile(64, 3)}
-"""The tiles of dense weights, by rows."""
 
 
 class UnlikeExpertsError(Exception):
-    """Experts of one layer are not stored alike, so no one kernel takes them."""
+    pass
 
 
 class TritonProduct:
@@ -229,14 +221,13 @@ class TritonProduct:
 
 
 def chosen_tile_rows(tiles: dict[int, Tile], num_entries: int, num_experts: int) -> int:
-    """Enough for an expert that has its share: how many each has is known on the device alone."""
+    """Enough for an expert with its share: the real counts are known on the device alone."""
     share = -(-num_entries // num_experts)
     return next((rows for rows in tiles if rows >= share), max(tiles))
 
 
 def most_tiles(num_entries: int, num_experts: int, tile_rows: int) -> int:
-    """However the entries fall to the experts: each expert that has any may have one tile that is
-    not full."""
+    """Counts one tile that is not full for each expert that may have entries."""
     with_entries = min(num_entries, num_experts)
     return with_entries + (num_entries - with_entries) // tile_rows
 
@@ -247,9 +238,8 @@ def stacked_product(
     device: torch.device,
     dtype: torch.dtype,
 ) -> TritonProduct:
-    """``stored``: an expert's weight, (out_features, in_features), by its number; they go to the
-    device one after the other, so that no second copy of all of them is made. ``dtype`` is the
-    activations'. Raises ``UnlikeExpertsError``."""
+    """Experts, (out_features, in_features) each, are copied one by one, so that no second copy of
+    all is made. ``dtype`` is the activations'. Raises ``UnlikeExpertsError``."""
     first = pack_expert(stored(0), device, dtype)
     stacks: dict[str, Any] = {
         name: tensor.new_empty((num_experts, *tensor.shape))
@@ -276,8 +266,7 @@ def pack_expert(weight: ExpertWeight, device: torch.device, dtype: torch.dtype) 
 
 
 def mxfp4_codes(weight: GroupedWeight) -> torch.Tensor | None:
-    """(out, in) uint8 of four bits, where each code is twice a number of MXFP4, as files of that
-    format are read; else ``None``. Nothing is lost by it."""
+    """(out, in) uint8 codes of four bits; ``None``: not every code is twice an MXFP4 number."""
     if weight.bits != 8 or weight.minimums is not None:
         return None
     found = codes_of(weight.codes)
@@ -305,7 +294,6 @@ def _fp8(weight: Fp8Weight, device: torch.device) -> Packed:
 
 
 def expert_format(packed: Packed) -> str:
-    """Describes how the weights are stored, for a load report."""
     bits, is_float = packed.layout["bits"], packed.layout["is_float"]
     if bits == DENSE_BITS:
         return "dense"

@@ -1,12 +1,10 @@
-"""Triton kernels over packed weights: rows times a weight whose codes become numbers in registers,
-and the weight written out.
+"""Triton kernels that multiply rows by a weight of ``packed_layout``, or write it out.
 
-The weight is ``inference.models.cuda.packed_layout``'s. The expensive part on a card is converting
-codes to numbers: under float16's bits of 1024 a code is 1024 + code, two to a word, and the same
-fused multiply-add as the group's scale and minimum removes the 1024. A code that is a float (e4m3
-or e2m1) is a float16 with its bits moved, times a power of two. A code that is a place in a table
-is looked up with its neighbour: ``table`` has the two float16 of each of the 256 pairs in a word,
-a kilobyte that stays in the multiprocessor's cache. ``tl.dot`` sums in float32.
+Converting codes is the expensive part: under float16's bits of 1024 a code is 1024 + code, two to a
+word, and the fused multiply-add of the group's scale and minimum removes the 1024. A code that is a
+float (e4m3 or e2m1) is a float16 with its bits moved, times a power of two. A place in a table is
+looked up with its neighbour: ``table`` has the two float16 of each of the 256 pairs in a word, a
+kilobyte that stays in the multiprocessor's cache. ``tl.dot`` sums in float32.
 """
 
 import triton
@@ -26,12 +24,9 @@ def group_values(
     has_minimums: tl.constexpr,
     is_float: tl.constexpr,
 ):
-    """A group's weights, float32 ([parts,] outputs, features), in units of ``row_scales``.
-
-    ``codes`` ([parts,] outputs, features / 2): words whose two halves hold a pair at ``plane``;
-    ``high_codes`` the same, for 6 bits alone; ``scale_words`` ([parts,] outputs, 1); ``table``
-    (256,) or ``None``, for 4 bits alone.
-    """
+    """float32 ([parts,] outputs, features) in units of ``row_scales``. ``codes`` ([parts,] outputs,
+    features / 2): words whose halves hold a pair at ``plane``; ``high_codes`` the same, for 6 bits;
+    ``scale_words`` ([parts,] outputs, 1); ``table`` (256,), for 4 bits alone."""
     if bits == 8:
         pairs = (codes >> (8 * plane)) & 0x00FF00FF
     else:
@@ -94,16 +89,12 @@ def packed_product(
     stages: tl.constexpr,
     is_exact: tl.constexpr,
 ):
-    """Rows ``x_rows`` of ``x`` times the ``outputs`` of a weight, in units of ``row_scales``:
-    float32 (outputs, rows). ``outputs`` are ones that are there.
-
-    The input features are cut into ``parts``, a warp's each, which are added up in order: how a
-    row's products are summed depends on neither how many rows there are nor which of a tile's it
-    is.
-    """
+    """Rows ``x_rows`` of ``x`` times existing ``outputs``, in units of ``row_scales``: float32
+    (outputs, rows). ``parts`` of the features, a warp's each, are added up in order: a row's sums
+    depend on neither the number of rows nor its place in the tile."""
     precision: tl.constexpr = "ieee" if is_exact else "tf32"
     planes: tl.constexpr = 2 if bits == 8 else 4
-    # Upper bits are in words for two tiles; else two, where one would be a short step.
+    # A word of upper bits is for two tiles; otherwise one tile would be a short step.
     step_tiles: tl.constexpr = 1 if bits == 4 and group_features == 32 else 2
     tile_words: tl.constexpr = group_features // 2
     row_words: tl.constexpr = padded_features // (2 * planes)

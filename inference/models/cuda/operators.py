@@ -33,8 +33,7 @@ def load_head(
     head_dim: tl.constexpr,
     has_norm: tl.constexpr,
 ):
-    """A head's features at ``dims``, float32, normed where there is a norm, and rounded as the norm
-    rounds."""
+    """float32 features at ``dims``, normed where there is a norm, and rounded as it rounds."""
     mask = dims < head_dim
     values = tl.load(head + dims, mask=mask, other=0.0)
     result = values.to(tl.float32)
@@ -70,12 +69,8 @@ def rotate_kernel(
     largest_code: tl.constexpr,
     is_integer: tl.constexpr,
 ):
-    """Grid (rows, num_heads + 2 * num_kv_heads): a head of a row. Query heads are normed, rotated
-    and stored, or rotated, normed and stored; key heads the same, at the row's slot; value heads at
-    the slot as they are.
-
-        features of a head   (padded_groups, group_features), so that a group's largest is at hand
-    """
+    """Grid (rows, num_heads + 2 * num_kv_heads). Query heads go to ``queries``, the others to the
+    row's slot. A head is (padded_groups, group_features), so that a group's largest is at hand."""
     row, index = tl.program_id(0).to(tl.int64), tl.program_id(1)
     groups, within = tl.arange(0, padded_groups), tl.arange(0, group_features)
     dims = groups[:, None] * group_features + within[None, :]
@@ -172,7 +167,6 @@ def triton_rotation(config: ModelConfig, rope: RopeTable, step: DeviceStep) -> R
 
 
 def padded_groups(head_dim: int) -> int:
-    """The groups of a head's features that share a scale, as a power of two."""
     return int(triton.next_power_of_2(-(-head_dim // GROUP_FEATURES)))
 
 
@@ -187,7 +181,7 @@ def add_and_norm_kernel(
     features: tl.constexpr,
     padded_features: tl.constexpr,
 ):
-    """Grid (rows,): ``summed`` is the sum, ``normed`` its norm."""
+    """Grid (rows,)."""
     places = tl.arange(0, padded_features)
     mask = places < features
     row = tl.program_id(0).to(tl.int64) * features
@@ -272,10 +266,9 @@ def chunk_states_kernel(
     padded_keys: tl.constexpr,
     tile_values: tl.constexpr,
 ):
-    """Grid (heads, tiles of a state's values): S ← A S + B, chunk after chunk. Columns of a state
-    do not depend on each other, so a program keeps its own in registers.
-
-    ``carried`` (chunks, heads, keys, keys) are A, ``written`` (chunks, heads, keys, values) B."""
+    """Grid (heads, tiles of values): S ← A S + B, chunk after chunk. Columns do not depend on each
+    other: a program keeps its own in registers. ``carried`` (chunks, heads, keys, keys) are A,
+    ``written`` (chunks, heads, keys, values) B."""
     head = tl.program_id(0)
     values = tl.program_id(1) * tile_values + tl.arange(0, tile_values)
     keys = tl.arange(0, padded_keys)

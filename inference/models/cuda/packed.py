@@ -1,5 +1,4 @@
-"""Projections over weights that stay packed on the card as ``packed_layout`` has them. Which kernel
-multiplies how many rows is ``packed_batch``'s choice."""
+"""Projections over weights that stay packed as ``packed_layout`` has them."""
 
 from __future__ import annotations
 
@@ -31,12 +30,11 @@ class Tile:
 
 
 TILES = {8: Tile(16, 4), 16: Tile(32, 2), 32: Tile(32, 2)}
-"""The tiles, by rows."""
 UNPACKED_OUTPUTS = 16
 
 
 class PackedLinear:
-    """A projection over a ``PackedWeight``; ``bias`` is in the activations' dtype."""
+    """``bias`` is in the activations' dtype."""
 
     is_phaseless = False
 
@@ -48,8 +46,7 @@ class PackedLinear:
         *,
         prefill_copy: bool = False,
     ) -> None:
-        """``prefill_copy``: the weight written out is kept, for prompts and for decode steps that
-        are faster by it."""
+        """``prefill_copy``: keep the dense weight, for prompts and steps that it makes faster."""
         self.out_features, self.in_features = weight.shape
         self.packed = pack(weight, device)
         self._num_processors = processor_count(device)
@@ -98,8 +95,7 @@ class PackedLinear:
         return product
 
     def prefill(self, x: torch.Tensor) -> torch.Tensor:
-        """A prompt's rows are many: writing the weight out first takes some 5 % of the time in
-        which 4,096 are multiplied by it (decision 21)."""
+        """Writing the weight out takes some 5 % of multiplying 4,096 rows by it (decision 21)."""
         weight = self.unpacked(x.dtype) if self._copy is None else self._copy
         return linear(x, weight, self.bias)
 

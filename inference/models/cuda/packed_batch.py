@@ -1,24 +1,19 @@
-"""The kernel that multiplies a batch of rows by a packed weight, in large tiles of outputs; and
-which of a weight's kernels a step's rows take:
+"""The kernel that multiplies a batch of rows by a packed weight; and which kernel a step's rows
+take:
 
     rows             1 .. 8                      9 .. 64                     65 ..
     4 and 8 bits     the kernel for few rows     tiles; the copy of a        the copy; tiles
     5 and 6 bits     tiles; the copy of a small weight                       where none is kept
 
-``matmul_kernels``, for few rows, gives a warp 16 or 32 outputs, and each of its tiles reads all
-activations: at 32 rows that is three times what the tile's weights are. Here all warps of a program
-share the activations of one tile, and the features are split over programs where outputs alone
-would not occupy the card:
+``matmul_kernels``, for few rows, gives a warp 16 or 32 outputs, and each tile reads all
+activations: at 32 rows three times what its weights are. Here a program's warps share one tile's
+activations, and features are split where outputs alone would not occupy the card:
 
     program (tile of outputs, split of features, tile of rows) -> sums (splits, rows, outputs)
 
-Splits are added up in order by ``sum_splits_kernel``, so a product is the same each time. A row has
-the same sums in a tile of 16, 32 and 64 rows: a width's tiles have steps of one length, and with up
-to 64 rows how features are split depends on the weight alone.
-
-``LEAST_BATCH_ROWS``, ``BATCH_TILES`` and ``COPY_WEIGHTS`` are from what was measured on one H100
-(compute capability 9.0; decision 21). Other cards take the same tables, which are right there and
-may not be the fastest."""
+Splits are added up in order, so a product is the same each time, and so are a row's sums in tiles
+of 16, 32 and 64 rows. The tables are from what was measured on one H100 (compute capability 9.0;
+decision 21), and may not be the fastest for other cards."""
 
 from dataclasses import dataclass
 
@@ -57,8 +52,8 @@ def packed_batch_kernel(
     stages: tl.constexpr,
     is_exact: tl.constexpr,
 ):
-    """Grid (tiles of outputs, splits, tiles of rows). ``product`` (splits, rows, outputs): of one
-    split in the activations' dtype, else float32. ``fills_steps``: no feature is padding."""
+    """Grid (tiles of outputs, splits, tiles of rows). ``product`` (splits, rows, outputs): float32
+    where there are several splits. ``fills_steps``: no feature is padding."""
     precision: tl.constexpr = "ieee" if is_exact else "tf32"
     planes: tl.constexpr = 2 if bits == 8 else 4
     tile_words: tl.constexpr = group_features // 2
@@ -176,25 +171,20 @@ def sum_splits_kernel(partial, product, num_values, num_splits, block: tl.conste
 
 
 ROWS = (16, 32, 64)
-"""The rows that a tile may have."""
 LEAST_SPLIT_STEPS = 4
 """Steps of the kernel's loop that a split has at least: fewer would not fill its pipeline."""
 SPLIT_OUTPUTS = 256
-"""Features are split until a multiprocessor has about so many outputs. With half of that a layer of
-an 8B model was slower throughout."""
+"""Features are split until a multiprocessor has so many outputs; half was slower (8B)."""
 SUMMED_BLOCK = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class BatchTile:
     outputs: int
-    """Outputs that a program multiplies."""
     step_tiles: int
-    """Tiles of words that a step of the loop reads, where a row has a multiple of them; at
-    least two with codes of 5 and 6 bits."""
+    """Tiles per step of the loop, where they divide a row's; at least 2 for 5 and 6 bits."""
     warps: int
     stages: int
-    """The stages of the pipeline that fetches words, scales and activations."""
 
 
 LEAST_BATCH_ROWS: dict[int, int] = {4: 9, 6: 1, 8: 9}
@@ -213,9 +203,8 @@ BATCH_TILES: dict[tuple[int, int], BatchTile] = {
     (8, 32): _LONG,
     (8, 64): _LONG,
 }
-"""The tiles by bits of a code and rows of a tile; each fits the 99 KiB of any card since 8.0. Of
-the tiles with one width's steps, each loses least to the best of a layer, be it an 8B model's or a
-1.7B's: 9 % at most, and 14 % with 5 or 6 bits in 64 rows."""
+"""By bits of a code and rows of a tile; each fits the 99 KiB of any card since 8.0. Each is within
+9 % of the best for layers of 8B and 1.7B models, 14 % with 5 or 6 bits in 64 rows."""
 COPY_WEIGHTS: dict[tuple[int, int], int] = {
     (4, 16): 10_000_000,
     (4, 32): 10_000_000,
@@ -227,9 +216,8 @@ COPY_WEIGHTS: dict[tuple[int, int], int] = {
     (8, 32): 10_000_000,
     (8, 64): 60_000_000,
 }
-"""The most weights, outputs times inputs, of which a bfloat16 copy is multiplied faster than the
-tile, by the same keys. A copy of a small weight is read in what a launch takes anyway; the tile's
-unpacking grows with its rows."""
+"""The most weights (outputs times inputs) of which a bfloat16 copy is faster than the tile, by the
+same keys: the tile's unpacking grows with its rows."""
 
 
 def has_batch_kernel(device: torch.device) -> bool:
@@ -240,7 +228,7 @@ def has_batch_kernel(device: torch.device) -> bool:
 
 
 def batch_tile(bits: int, num_rows: int) -> BatchTile | None:
-    """The tile for so many rows of codes of so many bits, or ``None``: ``packed``'s kernel."""
+    """``None``: ``packed``'s kernel for few rows."""
     least = LEAST_BATCH_ROWS.get(bits)
     if least is None or num_rows < least:
         return None
@@ -248,7 +236,6 @@ def batch_tile(bits: int, num_rows: int) -> BatchTile | None:
 
 
 def is_copy_faster(bits: int, num_rows: int, num_weights: int) -> bool:
-    """Whether rows of a decode step are multiplied faster by a bfloat16 copy of the weight."""
     if num_rows > max(ROWS):
         # Each tile of rows unpacks the weight again: two take longer than the copy, of any weight.
         return True
@@ -262,7 +249,7 @@ def tile_rows(num_rows: int) -> int:
 
 
 def num_splits(outputs: int, num_steps: int, num_processors: int) -> int:
-    """The number of parts that features are split into: ``outputs`` of all tiles of rows."""
+    """``outputs``: over all tiles of rows."""
     most = max(1, num_steps // LEAST_SPLIT_STEPS)
     splits = max(1, min(SPLIT_OUTPUTS * num_processors // outputs, most))
     return int(triton.cdiv(num_steps, triton.cdiv(num_steps, splits)))

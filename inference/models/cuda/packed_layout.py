@@ -30,14 +30,11 @@ PARTS = (4, 2, 1)
 
 
 LARGEST_EXPONENT = 7
-"""The largest exponent of a row's scales and minimums in its own units: they are below 2**7, and
-times any code float16 still holds them, as activations may be."""
+"""Scales and minimums are below 2**7 in their row's units: times any code they fit float16."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A weight as the kernels take it."""
-
     words: torch.Tensor
     high_words: torch.Tensor | None
     scales: torch.Tensor | None
@@ -71,8 +68,7 @@ def pack(weight: PackedWeight, device: torch.device) -> Packed:
 
 
 def pair_table(codebook: Codebook, device: torch.device) -> torch.Tensor:
-    """(256,) int32: for each two codes, the first in the lower four bits, their values' float16,
-    the first in the lower half."""
+    """(256,) int32: the two values' float16 for each pair of codes, the first in the lower bits."""
     values = torch.zeros(16)
     values[: len(codebook.values)] = torch.tensor(codebook.values, dtype=torch.float32)
     places = torch.arange(256)
@@ -81,7 +77,6 @@ def pair_table(codebook: Codebook, device: torch.device) -> torch.Tensor:
 
 
 def code_bits(weight: PackedWeight) -> int:
-    """The kernels' bits of a code."""
     return 8 if weight.bits == 8 else 6 if weight.bits > 4 else 4
 
 
@@ -118,7 +113,7 @@ def pack_codes(
 
 
 def unsigned_codes(weight: PackedWeight, device: torch.device) -> tuple[torch.Tensor, int]:
-    """(out, in) uint8, and which of them stands for nothing."""
+    """(out, in) uint8, and the code that stands for zero."""
     codes = weight.codes.to(device)
     if isinstance(weight, SuperBlockWeight):
         return codes, weight.zero
@@ -185,8 +180,7 @@ def _words(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 def pack_scales(
     scales: torch.Tensor, minimums: torch.Tensor | None, num_groups: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out, groups) float32 -> (words, out) int32 for ``num_groups``, those that are not there with
-    zeros; and (out,) float32, what they are in units of."""
+    """(out, groups) float32 -> (words, out) int32, padded to ``num_groups``; (out,) float32."""
     both = scales if minimums is None else torch.cat([scales, minimums], dim=1)
     largest = both.abs().amax(dim=1).clamp(min=2.0**-100)
     exponents = torch.frexp(largest).exponent.to(torch.int32) - LARGEST_EXPONENT

@@ -1,6 +1,5 @@
-"""Gives a model on a CUDA device Triton's kernels and captured steps, and says in words which. Each
-is tried on the device before it is used; torch's operators stay where one fails.
-"""
+"""Tries Triton's kernels and captured steps on a CUDA device, and gives a model those that run and
+are right; torch's operators stay for the others."""
 
 from __future__ import annotations
 
@@ -41,24 +40,23 @@ TRIAL_ROWS = 3
 TRIAL_TOKENS = 70
 TRIAL_BLOCK_TOKENS = 32
 LARGEST_ERROR = 0.03
-"""The largest error of values around 1 in bfloat16; a kernel that is wrong is wrong by more."""
+"""For values around 1 in bfloat16; a wrong kernel is off by more."""
 
 LARGEST_EXACT_ERROR = 1e-4
-"""The largest error of float32, relative to the largest value."""
+"""For float32, relative to the largest value."""
 
 
 class WrongResultError(Exception):
-    """A kernel ran and did not compute what torch computes."""
+    pass
 
 
 class NotBuiltError(Exception):
-    """No kernel computes this model's layers. The message names the operation."""
+    """The message names the operation."""
 
 
 def accelerate(model: DecoderModel) -> tuple[DecoderModel | GraphedDecoder, str]:
-    """The model with Triton's kernels and captured steps, where those run and are right; and in
-    words what it has. Steps are captured with Triton's attention alone: torch's would read every
-    row's context to its limit."""
+    """Steps are captured with Triton's attention alone: torch's would read every row's context to
+    its limit. The string says in words what the model has."""
     has_attention, words = install_kernels(model)
     if not has_attention:
         return model, words
@@ -66,8 +64,7 @@ def accelerate(model: DecoderModel) -> tuple[DecoderModel | GraphedDecoder, str]
 
 
 def install_kernels(model: DecoderLayers) -> tuple[bool, str]:
-    """Puts Triton's kernels into ``model``, where they run and are right. Whether it has Triton's
-    attention, and in words what it has."""
+    """Returns whether it has Triton's attention, and in words what it has."""
     if model.config.latent is not None:
         return False, "torch operators (no Triton attention: none is built for latents)"
     try:
@@ -94,7 +91,6 @@ def install_kernels(model: DecoderLayers) -> tuple[bool, str]:
 
 
 def _reason(error: Exception) -> str:
-    """The reason in the load report for an unused kernel. A compiler's message is in the log."""
     known = isinstance(error, NotBuiltError | WrongResultError)
     return str(error) if known else type(error).__name__
 
@@ -108,8 +104,7 @@ def rotation_reason(config: ModelConfig) -> str | None:
 
 
 def working_attention(model: DecoderLayers, kind: MixerKind) -> TritonAttention:
-    """Returns attention with the first of ``TUNINGS`` that fits the card. Raises what the last try
-    raised."""
+    """The first of ``TUNINGS`` that fits the card. Raises what the last try raised."""
     from inference.models.cuda.attention import TUNINGS, TritonAttention
 
     config, num_processors = model.config, processor_count(model.device)
@@ -132,8 +127,6 @@ def working_attention(model: DecoderLayers, kind: MixerKind) -> TritonAttention:
 
 
 def try_attention(model: DecoderLayers, attention: Attention, kind: MixerKind) -> None:
-    """One sequence of the model's own shape, as prompt and as a row that decodes. Raises
-    ``WrongResultError``, and whatever launching raises."""
     config, device = model.config, model.device
     torch_attention = TorchAttention(
         *(config.window_of(kind), model.dtype, config.attention_soft_cap),
@@ -153,7 +146,6 @@ def try_attention(model: DecoderLayers, attention: Attention, kind: MixerKind) -
 
 
 def install_rotation(model: DecoderLayers) -> None:
-    """Raises ``NotBuiltError``, ``WrongResultError``, and whatever launching raises."""
     from inference.models.cuda.operators import triton_rotation
 
     if reason := rotation_reason(model.config):
@@ -165,7 +157,6 @@ def install_rotation(model: DecoderLayers) -> None:
 
 
 def install_pointwise(model: DecoderLayers) -> None:
-    """Raises ``WrongResultError``, and whatever launching raises."""
     from inference.models.cuda.operators import TritonPointwise
 
     try_pointwise(model, TritonPointwise())
@@ -173,7 +164,6 @@ def install_pointwise(model: DecoderLayers) -> None:
 
 
 def install_chunk_states(model: DecoderLayers) -> None:
-    """Raises ``WrongResultError``, and whatever launching raises."""
     from inference.models.cuda.operators import triton_chunk_states
 
     try_chunk_states(model, triton_chunk_states)
@@ -181,8 +171,6 @@ def install_chunk_states(model: DecoderLayers) -> None:
 
 
 def try_rotation(model: DecoderLayers, rotation: RotationFactory) -> None:
-    """A step of the first layer's shape. Raises ``WrongResultError``, and whatever launching
-    raises."""
     config, device = model.config, model.device
     num_heads = config.num_heads + 2 * config.num_kv_heads
     qkv = random_on(device, model.dtype, seed=1)(TRIAL_ROWS, num_heads * config.head_dim)
@@ -206,14 +194,11 @@ def try_rotation(model: DecoderLayers, rotation: RotationFactory) -> None:
 
 
 def _trial_weights(model: DecoderLayers) -> AttentionWeights:
-    """Those of the first layer that has attention."""
     mixers = (layer.mixer for layer in model.layers)
     return next(mixer for mixer in mixers if isinstance(mixer, AttentionMixer))
 
 
 def try_pointwise(model: DecoderLayers, pointwise: Pointwise) -> None:
-    """Compares ``pointwise`` with torch on rows of the model's own widths. Raises
-    ``WrongResultError``, and whatever launching raises."""
     config, random = model.config, random_on(model.device, model.dtype, seed=2)
     hidden, added = random(2 * TRIAL_ROWS, config.hidden_size).chunk(2)
     weight, gate_up = random(config.hidden_size), random(TRIAL_ROWS, 2 * config.intermediate_size)
@@ -226,8 +211,6 @@ def try_pointwise(model: DecoderLayers, pointwise: Pointwise) -> None:
 
 
 def try_chunk_states(model: DecoderLayers, chunk_states: ChunkStates) -> None:
-    """Compares ``chunk_states`` with torch on three chunks of the model's own states. Raises
-    ``WrongResultError``, and whatever launching raises."""
     shape = model.config.delta
     assert shape is not None, "only models with such layers are given the kernel"
     heads, keys, values = shape.num_value_heads, shape.key_head_dim, shape.value_head_dim

@@ -1,6 +1,5 @@
 """Tries the kernels for packed weights on a card: whether they are right there, and as fast as
-torch's own. Each format is tried on the first weight that has it, and each shape timed where torch
-has a kernel as well: in a captured graph, as in a decode step. Imports triton only to try."""
+torch's own in a captured graph. Imports triton only to try."""
 
 from __future__ import annotations
 
@@ -45,12 +44,10 @@ class CudaCapture:
         self._device = device
         self._pool: Any = None
         self._graphs: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
-        """The graphs that are still there: torch ends a pool with its last graph, and refuses to
-        capture into one that has ended, as after a sleep."""
+        """torch ends a pool with its last graph, and captures into no pool that has ended."""
 
     def __call__(self, forward: Callable[[], None]) -> Callable[[], None]:
-        """Runs ``forward`` once before it is captured: kernels are compiled and libraries take
-        their workspaces then, neither of which a capture allows."""
+        """Runs ``forward`` once before: a capture allows neither compiling nor new workspaces."""
         if not self._graphs:
             self._pool = torch.cuda.graph_pool_handle()
         current = torch.cuda.current_stream(self._device)
@@ -68,8 +65,7 @@ class CudaCapture:
 
 
 def captured_ms(work: Callable[[], object], device: torch.device) -> float:
-    """Milliseconds of ``work`` in a CUDA graph, as in a decode step: without what launching takes,
-    and with the device's cache full of something else each time."""
+    """Excludes the launch; something else fills the device's cache each time."""
     cache_bytes = 2 * torch.cuda.get_device_properties(device).L2_cache_size
     other = torch.empty(cache_bytes, dtype=torch.uint8, device=device)
 
@@ -87,7 +83,6 @@ def captured_ms(work: Callable[[], object], device: torch.device) -> float:
 
 
 def _mean_ms(work: Callable[[], object]) -> float:
-    """Of ``work`` on the current card, back to back, after it was warmed up."""
     for _ in range(NUM_WARMUPS):
         work()
     began: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -107,15 +102,12 @@ def processor_count(device: torch.device) -> int:
 
 
 def has_expert_kernel(device: torch.device) -> bool:
-    """Whether the kernel for experts is built for the device; a trial checks whether it runs."""
     if device.type != "cuda":
         return False
     return torch.cuda.get_device_capability(device) >= LEAST_CAPABILITY
 
 
 class PackedTrials:
-    """Remembers the trials' results, for one device and one type of activations."""
-
     def __init__(
         self,
         device: torch.device,
@@ -129,7 +121,7 @@ class PackedTrials:
         self._are_slower: dict[tuple[int, bool, tuple[int, int]], bool] = {}
 
     def reason_against(self, weight: PackedWeight) -> str | None:
-        """Why this weight cannot stay packed, or ``None``. Raises nothing."""
+        """``None``: the weight can stay packed. Raises nothing."""
         if weight.shape[1] % GROUP_FEATURES:
             return _no_whole_groups(weight)
         has_minimums = weight.minimums is not None
@@ -140,13 +132,12 @@ class PackedTrials:
         return self._reasons[key]
 
     def is_slower(self, weight: PackedWeight, other: Callable[[], Linear]) -> bool:
-        """Whether one row of a decode step takes longer than by ``other``'s kernel, which is built
-        to compare. True where that cannot be measured. Raises nothing."""
+        """True also where it cannot be measured. Raises nothing."""
         key = weight.bits, weight.minimums is not None, weight.shape
         if key not in self._are_slower:
             try:
                 self._are_slower[key] = self._compare(weight, other())
-            # Whatever a driver raises, no memory for a second copy among it.
+            # Whatever a driver raises, also where there is no memory for a second copy.
             except Exception:
                 logger.warning("packed weights were not timed on %s", self._device, exc_info=True)
                 self._are_slower[key] = True
@@ -165,7 +156,6 @@ class PackedTrials:
         return ours_ms > others_ms
 
     def _error(self, weight: PackedWeight) -> float:
-        """Returns the largest error of both phases, relative to the largest product."""
         x = random_on(self._device, self._dtype, seed=0)(max(TRIAL_ROWS), weight.shape[1])
         linear = self._linear(weight)
         wanted = x.float() @ weight.dequantize().to(self._device).T
@@ -183,16 +173,13 @@ class PackedTrials:
 
 
 class ExpertTrials:
-    """Remembers the trials' results, for one device and one type of activations."""
-
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self._device = device
         self._dtype = dtype
         self._reasons: dict[tuple[object, ...], str | None] = {}
 
     def reason_against(self, weight: ExpertWeight) -> str | None:
-        """Why the kernel cannot take experts that are stored as ``weight`` is, or ``None``. Raises
-        nothing."""
+        """``None``: the kernel takes experts stored as ``weight`` is. Raises nothing."""
         if not isinstance(weight, DenseWeight) and weight.shape[1] % GROUP_FEATURES:
             return _no_whole_groups(weight)
         has_minimums = getattr(weight, "minimums", None) is not None
@@ -211,7 +198,6 @@ class ExpertTrials:
         return product, f"{expert_format(product.packed)} in a Triton kernel for experts"
 
     def _error(self, weight: ExpertWeight) -> float:
-        """Returns the largest error of all counts, relative to the largest product."""
         product, _ = self.product(lambda _: weight, 2)
         dense = written_out(weight).to(self._device, torch.float32)
         random, worst = random_on(self._device, self._dtype, seed=0), 0.0
@@ -233,13 +219,11 @@ def _no_whole_groups(weight: ExpertWeight) -> str:
 def random_on(
     device: torch.device, dtype: torch.dtype, *, seed: int
 ) -> Callable[..., torch.Tensor]:
-    """Returns a function that makes random tensors of the sizes that it is given."""
     generator = torch.Generator().manual_seed(seed)
     return lambda *shape: torch.randn(shape, generator=generator).to(device, dtype)
 
 
 def _reason(name: str, device: torch.device, trial: Callable[[], float]) -> str | None:
-    """Why torch's operators multiply instead, or ``None``. ``trial`` returns the largest error."""
     try:
         error = trial()
     # Whatever a compiler, a driver or an old card raises: torch's operators need none of them.

@@ -1,9 +1,5 @@
-"""Attention over paged keys and values: one operation over a step's queries of any length.
-Here with torch's operators, which run wherever there is no kernel of our own.
-
-Query heads that share a KV head are laid along the query axis, so that keys and values are never
-repeated. Softmax is torch's ``scaled_dot_product_attention``.
-"""
+"""Attention over paged keys and values by torch's operators. Query heads that share a KV head are
+laid along the query axis, so that keys and values are never repeated."""
 
 from __future__ import annotations
 
@@ -18,13 +14,12 @@ from inference.models.paged_kv import LayerKV
 from inference.models.step_input import Ints, Query, num_blocks
 
 MOST_GATHERED_BYTES = 128 * 1024**2
-"""The most bytes of keys and values that a decode step copies out of their blocks at once; a single
-row's context may be more."""
+"""KV that a decode step copies out of blocks at once; one row's context may be more."""
 MOST_PARTS = 32
-"""The most parts of a decode row's context that a kernel computes side by side: a power of two."""
+"""Parts of a decode row's context that a kernel computes side by side: a power of two."""
 
 SINK_FEATURES = 8
-"""One is needed; kernels want heads of a multiple."""
+"""One is needed; kernels want heads of a multiple of 8."""
 
 
 class Attend(Protocol):
@@ -36,16 +31,13 @@ class Attend(Protocol):
         layer_kv: LayerKV,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """One layer's (num_rows, heads, head_dim) of a whole step, queries of any length
-        -> (num_rows, heads * head_dim). ``keys`` and ``values`` are the rows' own, which are
-        written: a kernel may read those. ``sinks`` (heads,): see ``attend_with_sinks``."""
+        """(num_rows, heads, head_dim) of a whole step -> (num_rows, heads * head_dim). The blocks
+        hold the rows' own ``keys`` and ``values`` already. ``sinks`` (heads,)."""
         ...
 
 
 class Attention(Protocol):
     copies_context: bool
-    """Whether keys and values are copied out of their blocks, so that a step's memory grows with
-    its rows' contexts."""
 
     def of_step(self, step: DeviceStep) -> Attend:
         """Prepares a step once for all layers."""
@@ -63,8 +55,7 @@ class TorchAttention:
         *,
         is_chunked: bool = False,
     ) -> None:
-        """``dtype`` is the activations'; ``soft_cap`` the scores'. ``is_chunked``: whether a row
-        sees its chunk of ``window`` tokens, and not the last ``window`` of them."""
+        """``is_chunked``: a row sees its chunk of ``window`` tokens, not the last ``window``."""
         self.window = window
         self.is_chunked = is_chunked
         self.dtype = dtype
@@ -75,9 +66,8 @@ class TorchAttention:
 
 
 class TorchAttend:
-    """A step's attention by torch's operators, which want rows of one shape: the rows that decode
-    as many at once as ``MOST_GATHERED_BYTES`` of keys and values allow, so that one long context
-    beside many short ones does not take rows times its length; then prompts one by one."""
+    """Decode rows run as many at once as ``MOST_GATHERED_BYTES`` allows: one long context beside
+    many short ones must not take rows times its length."""
 
     def __init__(self, step: DeviceStep, attention: TorchAttention) -> None:
         self._step = step
@@ -86,8 +76,7 @@ class TorchAttend:
         self._num_decode_rows = host.num_decode_rows
         self._decode_blocks = decode_blocks(step)
         self._of_all_rows: ContextMask | None = None
-        """The mask of the rows that decode, where they are done at once: it is the same in every
-        layer."""
+        """Cached: it is the same in every layer."""
         window, dtype, device = attention.window, attention.dtype, step.positions.device
         self._prompts = [
             (
@@ -147,8 +136,7 @@ class TorchAttend:
 
 
 def decode_blocks(step: DeviceStep) -> torch.Tensor:
-    """(num_decode_rows, num_context_blocks) of each row that decodes, no wider than their contexts
-    need."""
+    """(num_decode_rows, num_context_blocks), no wider than their contexts need."""
     host = step.host
     longest = int(host.context_lens[: host.num_decodes].max(initial=0))
     table = step.block_table[:, : num_blocks(longest, host.block_tokens)]
@@ -156,7 +144,7 @@ def decode_blocks(step: DeviceStep) -> torch.Tensor:
 
 
 def gathered_bytes(layer_kv: LayerKV) -> int:
-    """Bytes of gathering each token: codes are there as such, as float32, and multiplied."""
+    """A token's codes are held as codes, as float32, and multiplied."""
     numbers = layer_kv.entries[0].numel()
     return numbers * (layer_kv.entries.itemsize if layer_kv.scales is None else 9)
 
@@ -169,10 +157,8 @@ def attend_decode(
     soft_cap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """(num_rows, heads, head_dim) over each row's blocks -> (num_rows, heads * head_dim).
-
-    ``block_ids`` (num_rows, num_context_blocks); the context is ``mask``'s last axis long.
-    """
+    """(num_rows, heads, head_dim) -> (num_rows, heads * head_dim). ``block_ids`` (num_rows,
+    num_context_blocks); the context is ``mask``'s last axis long."""
     num_rows, num_heads, head_dim = queries.shape
     num_kv_heads, num_context = layer_kv.entries.shape[2], mask.added.shape[-1]
     block_tokens = num_context // block_ids.shape[1]
@@ -199,13 +185,9 @@ def attend_prefill(
     soft_cap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """One prompt's (num_tokens, heads, head_dim) -> (num_tokens, heads * head_dim).
-
-    ``block_ids`` are its sequence's; ``keys`` and ``values`` the query's own; all else comes from
-    the blocks, and so do they where the blocks hold them rounded: what a row sees must not depend
-    on how a prompt was cut.
-    ``mask`` is ``prefill_mask``'s.
-    """
+    """(num_tokens, heads, head_dim) -> (num_tokens, heads * head_dim). The query's own keys and
+    values come from blocks too where those are rounded: a row must not depend on how a prompt was
+    cut."""
     num_tokens, num_heads, head_dim = queries.shape
     if query.start > 0 or layer_kv.entries.dtype != queries.dtype:
         first = 0 if mask is None else query.end - mask.shape[-1]
@@ -258,12 +240,8 @@ def attend_with_sinks(
     mask: torch.Tensor | None,
     sinks: torch.Tensor,
 ) -> torch.Tensor:
-    """Attention whose softmax has one more score, the head's sink, that takes weight from the
-    context and adds nothing. ``sinks`` has ``queries``' shape without the last axis, or broadcasts
-    to it.
-
-    The sink is a key before the others, and every head has some features more: there the sink's key
-    is 1 and a query holds its score, undivided; the other keys are 0.
+    """``sinks``: of ``queries``' shape without the last axis, or broadcast to it. A sink is a key
+    before the others, and every head is widened: there its key is 1, and a query holds its score.
 
         queries  [ q ........ | sink / scale  0 ... ]
         keys     [ 0 ........ |      1        0 ... ]    the sink's
@@ -292,21 +270,14 @@ def attend_with_sinks(
 
 @dataclass(frozen=True, slots=True)
 class ContextMask:
-    """Masks those of the slots gathered for decode rows that a row may not attend to."""
-
     added: torch.Tensor
-    """(num_rows, 1, 1, num_context) of the activations' dtype, to be added to scores: 0, or -inf
-    where a row may not look."""
+    """(num_rows, 1, 1, num_context) of the activations' dtype: 0, or -inf where hidden."""
     hidden: torch.Tensor
-    """The same places among all rows' slots: on a CPU their indices; elsewhere, where those would
-    have to be waited for, booleans (num_rows * num_context, 1, 1, 1)."""
+    """Indices on a CPU; else, to wait for nothing, bool (num_rows * num_context, 1, 1, 1)."""
 
     def clear(self, slots: torch.Tensor) -> None:
-        """Zeroes hidden slots in place: (num_rows * num_context, 2, kv_heads, head_dim).
-
-        A weight of 0 is not enough. Padding, and slots that the sequence has not written yet, hold
-        other sequences' values, and 0 times NaN is NaN.
-        """
+        """Zeroes hidden slots in place: (num_rows * num_context, 2, kv_heads, head_dim). A weight
+        of 0 is not enough: they hold other sequences' values, and 0 times NaN is NaN."""
         if self.hidden.dtype == torch.bool:
             slots.masked_fill_(self.hidden, 0)
         else:
@@ -314,8 +285,7 @@ class ContextMask:
 
 
 def first_seen(positions: torch.Tensor, window: int, *, is_chunked: bool) -> torch.Tensor:
-    """The first position that rows at ``positions`` may look at: that of their chunk of ``window``
-    tokens, or of the last ``window`` ones, which may be before the sequence."""
+    """The first position that rows at ``positions`` see; may be before the sequence."""
     return positions // window * window if is_chunked else positions - window + 1
 
 
@@ -327,7 +297,6 @@ def decode_mask(
     *,
     is_chunked: bool = False,
 ) -> ContextMask:
-    """A row may look at its own position and before, and within the window or its chunk."""
     context = torch.arange(num_context_tokens, device=positions.device)
     last = positions.unsqueeze(1)
     hidden = context > last
@@ -352,10 +321,9 @@ def prefill_mask(
     *,
     is_chunked: bool = False,
 ) -> torch.Tensor | None:
-    """(num_tokens, num_context), 0 where a row may look, else -inf. ``None``: plain causal, from
-    the start of the sequence. The context ends with the query, and with a window or chunks it
-    begins with the block of the first token that a row sees: earlier blocks may belong to another
-    sequence. ``last_seen``: of the step's rows, as in ``StepInput``."""
+    """(num_tokens, num_context), 0 or -inf; ``None``: plain causal, from the sequence's start. With
+    a window or chunks the context begins with the block of the first token seen: earlier blocks may
+    belong to another sequence. ``last_seen``: as in ``StepInput``."""
     is_short = window is None or query.end <= window
     if query.start == 0 and is_short and last_seen is None:
         return None

@@ -1,5 +1,4 @@
-"""Attention as a layer's mixer: project, rotate, write keys and values, attend, project back; and
-multi-head latent attention: compress, norm, attend, project back."""
+"""Attention and multi-head latent attention as a layer's mixer."""
 
 from __future__ import annotations
 
@@ -27,10 +26,10 @@ class AttentionMixer:
     query_scale: float = 1.0
     sinks: torch.Tensor | None = None
     gated_heads: tuple[int, int] | None = None
-    """Number and width of the heads that come with a gate; ``None``: none do."""
+    """(number, width) of heads that come with a gate; ``None``: none do."""
 
     def __call__(self, rows: torch.Tensor, step: Step, layer_cache: LayerKV) -> torch.Tensor:
-        """(num_rows, hidden_size) -> the same shape. Writes the rows' keys and values."""
+        """Writes the rows' keys and values."""
         qkv = step.product(self.qkv, rows)
         if self.gated_heads is None:
             attended = step.attention(self.kind)(self, qkv, layer_cache)
@@ -43,10 +42,7 @@ class AttentionMixer:
 def _without_gate(
     qkv: torch.Tensor, num_heads: int, head_dim: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(num_rows, features), as ``qkv`` would be without gates, and the gates.
-
-    head 0 [ queries | gate ] head 1 [ queries | gate ] … | keys | values
-    """
+    """``qkv`` is head 0 (queries, gate), head 1 (queries, gate), …, keys, values."""
     num_gated = 2 * num_heads * head_dim
     queries, gate = qkv[:, :num_gated].view(-1, num_heads, 2, head_dim).unbind(2)
     return torch.cat((queries.flatten(1), qkv[:, num_gated:]), dim=1), gate.flatten(1)
@@ -68,14 +64,13 @@ def load_attention(config: ModelConfig, weights: WeightSource, index: int) -> At
 
 
 def query_scale(config: ModelConfig) -> float:
-    """What scores are multiplied by beyond one over the root of ``head_dim``."""
+    """Scores' factor beyond one over the root of ``head_dim``."""
     if config.attention_scale is None:
         return 1.0
     return config.attention_scale * math.sqrt(config.head_dim)
 
 
 QUERIES = "self_attn.q_b_proj"
-"""Projects compressed queries up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +80,6 @@ class LatentMixer:
     cached_features: int
     num_heads: int
     queries: Linear | None
-    """Projects compressed queries up."""
     query_norm: torch.Tensor | None
     latent_norm: torch.Tensor
     up: torch.Tensor
@@ -93,7 +87,7 @@ class LatentMixer:
     eps: float
 
     def __call__(self, rows: torch.Tensor, step: Step, layer_cache: LayerKV) -> torch.Tensor:
-        """(num_rows, hidden_size) -> the same shape. Writes the rows' latents and keys."""
+        """Writes the rows' latents and keys."""
         projected = step.product(self.first, rows)
         queries = projected[:, : -self.cached_features]
         compressed = projected[:, -self.cached_features :]
@@ -124,7 +118,6 @@ def load_latent(config: ModelConfig, weights: WeightSource, index: int) -> Laten
 
 
 def first_names(config: ModelConfig) -> tuple[str, str]:
-    """The weights that meet a layer's rows, without the layer's prefix."""
     shape = config.latent
     assert shape is not None, "its layers are latent"
     queries = "q_proj" if shape.query_rank is None else "q_a_proj"
@@ -132,8 +125,7 @@ def first_names(config: ModelConfig) -> tuple[str, str]:
 
 
 def load_up(config: ModelConfig, weights: WeightSource, index: int) -> torch.Tensor:
-    """(heads, plain_dim + value_dim, kv_rank) of the activations' dtype. Raises
-    ``MissingTensorError``."""
+    """(heads, plain_dim + value_dim, kv_rank). Raises ``MissingTensorError``."""
     shape, own = config.latent, f"model.layers.{index}.self_attn."
     assert shape is not None
     heads, rank = config.num_heads, shape.kv_rank

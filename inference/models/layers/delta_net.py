@@ -3,17 +3,15 @@
     rows ─▶ qkv ─▶ convolution ─▶ q k v ─▶ delta rule ─▶ norm ─▶ · silu(z) ─▶ output
         ─▶ z    ─▶ b, a ─▶ beta, decay ──────┘
 
-Yang et al. 2024, arXiv:2412.06464. For every token and value head the state S (key_dim, value_dim)
-forgets by a gate and learns by the delta rule; a query reads it:
+Yang et al. 2024, arXiv:2412.06464. For every token and value head, S (key_dim, value_dim):
 
     S ← exp(log_decay) S
     S ← S + k ⊗ beta (v - k S)
     o = q S
 
-``delta_step`` does that for one token of many sequences, ``delta_chunks`` for many tokens of one. A
-prompt may be cut anywhere: the state that comes out of one part goes into the next. Neither changes
-its arguments; all is float32, whatever the model's activations are. Value heads ``[h * group,
-(h + 1) * group)`` share key head ``h``."""
+``delta_step`` computes one token of many sequences, ``delta_chunks`` many tokens of one, in float32
+and without changing arguments. Value heads ``[h * group, (h + 1) * group)`` share key head
+``h``."""
 
 from __future__ import annotations
 
@@ -48,8 +46,7 @@ NORM_EPSILON = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class DeltaInputs:
-    """A layer's inputs of its tokens, float32. The first axis are tokens: of one sequence, in
-    order, or one of each sequence."""
+    """float32. The first axis: tokens of one sequence in order, or one of each sequence."""
 
     queries: torch.Tensor
     """(num_tokens, key_heads, key_dim), normalised and scaled."""
@@ -66,19 +63,17 @@ class DeltaInputs:
 def gates(
     a: torch.Tensor, b: torch.Tensor, decay_rate: torch.Tensor, dt_bias: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``log_decay`` and ``beta`` from their projections, (num_tokens, value_heads) each.
-    ``decay_rate`` is ``exp(A_log)``, float32 like ``dt_bias``."""
+    """(num_tokens, value_heads), ``log_decay`` and ``beta``. ``decay_rate`` is ``exp(A_log)``."""
     return -decay_rate * softplus(a.float() + dt_bias), b.float().sigmoid()
 
 
 def unit_length(heads: torch.Tensor) -> torch.Tensor:
-    """Each head divided by its length."""
     return heads * torch.rsqrt(heads.square().sum(dim=-1, keepdim=True) + NORM_EPSILON)
 
 
 def delta_step(inputs: DeltaInputs, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token of each sequence. ``states`` (num_rows, value_heads, key_dim, value_dim) -> the
-    queries' reads, (num_rows, value_heads, value_dim), and the new states."""
+    """``states`` (num_rows, value_heads, key_dim, value_dim) -> reads (num_rows, value_heads,
+    value_dim), and the new states."""
     num_rows, num_heads, key_dim, value_dim = states.shape
     group = num_heads // inputs.keys.shape[1]
     queries = inputs.queries.repeat_interleave(group, dim=1).view(-1, key_dim, 1)
@@ -95,20 +90,16 @@ def delta_step(inputs: DeltaInputs, states: torch.Tensor) -> tuple[torch.Tensor,
 def delta_chunks(
     inputs: DeltaInputs, state: torch.Tensor, chunk_states: ChunkStates = torch_chunk_states
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens of one sequence. ``state`` (value_heads, key_dim, value_dim) -> the queries' reads,
-    (num_tokens, value_heads, value_dim), and the new state.
+    """(value_heads, key_dim, value_dim) -> reads (num_tokens, value_heads, value_dim), and the new
+    state.
 
     Within a chunk the delta rule is a triangular system (arXiv:2412.06464, section 3.3):
 
         (I + L) u = beta (v - decayed k S)      L strictly lower: beta kᵢ·kⱼ, decayed from j to i
-
-    How a chunk changes the state follows from its tokens alone, so A and B are made for all chunks
-    at once, and one product a chunk is left to do in their order:
-
         S ← A S + B      A = decay of the chunk - writing · from_state      B = writing · learnt
 
-    It is solved by forward substitution. Its inverse as a sum of powers of L is the same number on
-    paper, but where a prompt repeats itself the powers overflow before they cancel.
+    It is solved by forward substitution: powers of L, whose sum is its inverse, overflow where a
+    prompt repeats itself.
     """
     num_tokens, size = len(inputs.values), min(CHUNK_TOKENS, len(inputs.values))
     chunks = _in_chunks(inputs, size)
@@ -133,8 +124,7 @@ def delta_chunks(
 
 
 def _in_chunks(inputs: DeltaInputs, size: int) -> DeltaInputs:
-    """Tensors (chunks, value_heads, size, …). The last chunk is filled up with tokens that change
-    nothing: they are nought, learn nothing and forget nothing."""
+    """(chunks, value_heads, size, …). The last chunk is padded with tokens that change nothing."""
     group = inputs.values.shape[1] // inputs.keys.shape[1]
     return DeltaInputs(
         queries=cut_in_chunks(inputs.queries, size).repeat_interleave(group, dim=1),
@@ -147,10 +137,10 @@ def _in_chunks(inputs: DeltaInputs, size: int) -> DeltaInputs:
 
 @dataclass(frozen=True, slots=True)
 class Projected:
-    """A layer's projections, (num_rows, features) each."""
+    """(num_rows, features) each."""
 
     qkv: torch.Tensor
-    """``DeltaConfig.conv_channels`` features: queries, keys and values, before the convolution."""
+    """Queries, keys and values, before the convolution."""
     z: torch.Tensor
     b: torch.Tensor
     a: torch.Tensor
@@ -158,11 +148,10 @@ class Projected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaProjections:
-    """Two weights. Files have each either plain, one kind after the other with all its heads in
-    order, or grouped, from key head to key head with what belongs to it:
+    """Files have each weight plain, or grouped by key head:
 
-        plain qkvz   [ q … ][ k … ][ v …… ][ z …… ]      grouped   [ q k v … z … ][ q k v … z … ] …
-        plain ba     [ b …… ][ a …… ]                    grouped   [ b … a … ][ b … a … ] …
+    plain qkvz   [ q … ][ k … ][ v …… ][ z …… ]      grouped   [ q k v … z … ][ q k v … z … ] …
+    plain ba     [ b …… ][ a …… ]                    grouped   [ b … a … ][ b … a … ] …
     """
 
     qkvz: Linear
@@ -204,7 +193,7 @@ class DeltaMixer:
     output: Linear
 
     def __call__(self, rows: torch.Tensor, step: Step, layer_cache: LayerState) -> torch.Tensor:
-        """(num_rows, hidden_size) -> the same shape. Writes the sequences' next states."""
+        """Writes the sequences' next states."""
         projected = self.project(rows, step)
         log_decay, beta = gates(projected.a, projected.b, self.decay_rate, self.dt_bias)
         inputs = projected.qkv.float(), log_decay, beta
@@ -253,8 +242,7 @@ class DeltaMixer:
         )
 
     def _for_value_heads(self, heads: torch.Tensor) -> torch.Tensor:
-        """(num_rows, key_heads, key_dim) -> one for each value head that a key head serves, where
-        value heads stand in another order than theirs."""
+        """(num_rows, key_heads, key_dim) -> repeated for each value head, where those are tiled."""
         if not self.shape.are_value_heads_tiled:
             return heads
         return heads.repeat(1, self.shape.num_value_heads // self.shape.num_key_heads, 1)

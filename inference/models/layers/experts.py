@@ -1,15 +1,12 @@
-"""A mixture of experts in place of a layer's MLP: each row goes to the few experts that its router
-chooses, and their outputs are added up by the router's weights. Experts are computed one after the
-other on a CPU, stacked on a card.
+"""A mixture of experts as a layer's MLP: one after the other on a CPU, stacked on a card.
 
     rows ─▶ router ─▶ k experts and weights of each row ─▶ rows sorted by expert
          ─▶ gate|up ─▶ silu(gate) * up * weight ─▶ down ─▶ each row's k outputs added up
 
-The weight meets the activations before ``down``, which is linear: a row's outputs are then only
-added up. Where ``down`` has a bias, the weight meets its output.
+The weight multiplies before ``down``, which is linear; where ``down`` has a bias, its output.
 
-A rank that holds a part of the experts routes rows over all of them, as every rank does, and
-computes its own experts' part of the sum:
+A rank that holds a part of the experts routes rows over all of them, and computes its own part of
+the sum:
 
     routes      [ 0 3 ][ 2 1 ]        of experts 0 to 3, this rank holding 2 and 3
     its own     [ - 1 ][ 0 - ]        counted from its first; those of others come last"""
@@ -43,8 +40,7 @@ class Routes:
 def route(
     config: ExpertsConfig, logits: torch.Tensor, choice_bias: torch.Tensor | None = None
 ) -> Routes:
-    """Chooses experts by a router's ``logits`` (num_rows, num_experts); ``choice_bias``
-    (num_experts,)."""
+    """``logits`` (num_rows, num_experts); ``choice_bias`` (num_experts,)."""
     logits = logits.float()
     if config.scoring == "softmax_of_chosen":
         best, experts = torch.topk(logits, config.experts_per_token, dim=-1)
@@ -71,7 +67,7 @@ def _of_best_groups(config: ExpertsConfig, ranked: torch.Tensor) -> torch.Tensor
 
 @dataclass(frozen=True, slots=True)
 class SortedRows:
-    """A step's entries, one for each row and expert of that row, the lowest expert's first."""
+    """One entry for each row and expert of that row, the lowest expert's first."""
 
     rows: torch.Tensor
     """(num_entries,) the row of each entry."""
@@ -91,7 +87,7 @@ class SortedRows:
 
 
 def held_routes(config: ExpertsConfig, routes: Routes) -> Routes:
-    """The same over the experts that this rank holds, those of others behind the last."""
+    """Counted from this rank's first expert; those of others are behind its last."""
     if config.held is None:
         return routes
     first, last = config.held
@@ -101,21 +97,16 @@ def held_routes(config: ExpertsConfig, routes: Routes) -> Routes:
 
 
 class Experts(Protocol):
-    """All experts of a layer."""
-
     @property
     def is_phaseless(self) -> bool:
         """Whether rows of both phases can share one call."""
         ...
 
     def decode(self, x: torch.Tensor, routes: Routes) -> torch.Tensor:
-        """(num_rows, hidden) of single-token rows -> (num_rows, hidden) of the same dtype: the
-        weighted sum of the outputs of each row's experts."""
+        """(num_rows, hidden) -> the same shape and dtype, weighted by ``routes``."""
         ...
 
-    def prefill(self, x: torch.Tensor, routes: Routes) -> torch.Tensor:
-        """The same of prompt rows."""
-        ...
+    def prefill(self, x: torch.Tensor, routes: Routes) -> torch.Tensor: ...
 
 
 class GatedExpert:
@@ -153,12 +144,8 @@ def _weighted(inner: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor
 
 
 class LoopedExperts:
-    """One after the other, those that rows were sent to: for the CPU, where which they are is known
-    at once.
-
-    A single-token row is multiplied with its experts by itself: the number of other rows with the
-    same expert depends on their content, and must not change how this row's products are summed.
-    """
+    """For the CPU. A decode row is multiplied by itself: the number of rows with the same expert
+    depends on their content, and must not change how this row's products are summed."""
 
     is_phaseless = False
 
@@ -191,8 +178,7 @@ class LoopedExperts:
 
 
 class GroupedExperts:
-    """All at once: for CUDA. Shapes follow from the number of rows alone, so that a step can be
-    captured where neither product waits for the device."""
+    """For CUDA. Shapes follow from the number of rows alone, so that a step can be captured."""
 
     is_phaseless = True
 
@@ -203,10 +189,8 @@ class GroupedExperts:
         down: GroupedProduct,
         biases: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> None:
-        """``gate_up``: from hidden_size to 2 * intermediate_size; ``down``: back. ``biases``: of
-        both, (num_experts, out_features). Where ``config`` has ``held``, rows may be of experts
-        that other ranks hold: such entries are beyond the last expert's and in no group, so that
-        their products are anything."""
+        """``biases``: of both, (num_experts, out_features). With ``config.held``, entries of other
+        ranks' experts are beyond the last group: their products are arbitrary."""
         assert biases is None or not config.weighs_inputs, "no family has both"
         self._config = config
         self._gate_up = gate_up
@@ -223,8 +207,7 @@ class GroupedExperts:
             entry = torch.arange(len(outputs), device=outputs.device)
             is_others = entry >= sorted_rows.ends[-1]
             outputs = outputs.masked_fill(is_others.unsqueeze(1), 0)
-        # In float32, and each row's in the order of its experts: adding in place would take
-        # whichever comes first.
+        # In the order of each row's experts: adding in place would take whichever comes first.
         num_rows, per_row = routes.experts.shape
         own = torch.argsort(sorted_rows.rows, stable=True)
         return outputs[own].view(num_rows, per_row, -1).float().sum(dim=1).to(x.dtype)
@@ -232,7 +215,6 @@ class GroupedExperts:
     prefill = decode
 
     def _outputs(self, x: torch.Tensor, sorted_rows: SortedRows) -> torch.Tensor:
-        """The weighted output of each entry's expert."""
         ends, weights = sorted_rows.ends, sorted_rows.weights
         inner = self._gate_up(x, ends, sorted_rows.rows)
         if self._config.weighs_inputs:  # the product is linear
@@ -247,8 +229,7 @@ class GroupedExperts:
 
 @dataclass(frozen=True)
 class SharedExpert:
-    """The expert that every row goes through. ``gate`` (1, hidden), or ``None`` where nothing
-    weighs it."""
+    """``gate`` (1, hidden); ``None``: the output is not weighed."""
 
     expert: GatedExpert
     gate: torch.Tensor | None
@@ -281,18 +262,15 @@ class SparseMlp:
         self.is_phaseless = experts.is_phaseless and (shared is None or shared.is_phaseless)
 
     def __call__(self, rows: torch.Tensor, step: Step) -> torch.Tensor:
-        """(num_rows, hidden_size), normed -> its output, of the same shape."""
         return step.product(self, rows)
 
     def decode(self, x: torch.Tensor) -> torch.Tensor:
-        """(num_rows, hidden) of normalised single-token rows -> the layer's output."""
         added = self.experts.decode(x, self.routes(x))
         if self._shared is not None:
             added = added + self._shared.expert.decode(x, self._shared.weights(x))
         return added
 
     def prefill(self, x: torch.Tensor) -> torch.Tensor:
-        """The same of prompt rows."""
         added = self.experts.prefill(x, self.routes(x))
         if self._shared is not None:
             added = added + self._shared.expert.prefill(x, self._shared.weights(x))
@@ -309,8 +287,7 @@ def load_sparse_mlp(config: ModelConfig, weights: WeightSource, index: int) -> S
 
 
 def load_mixture(config: ExpertsConfig, weights: WeightSource, prefix: str) -> SparseMlp:
-    """The mixture at ``prefix``, as ``model.layers.0.mlp``. Each expert has names of its own:
-    ``loading/weights/named_files.py`` cuts stacks up."""
+    """Each expert has names of its own: ``loading/weights/named_files.py`` cuts stacks up."""
     shared = None
     if config.shared_intermediate_size is not None:
         gate = None
@@ -350,7 +327,6 @@ def _expert(
 
 
 def load_grouped(config: ExpertsConfig, weights: WeightSource, prefix: str) -> GroupedExperts:
-    """All experts of a layer side by side, as a card multiplies them."""
     prefixes = list(expert_prefixes(config, prefix))
     gate_up = weights.grouped([[f"{own}.{part}" for part in config.gate_up] for own in prefixes])
     down = weights.grouped([[f"{own}.down_proj"] for own in prefixes])

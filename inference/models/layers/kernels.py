@@ -1,7 +1,5 @@
-"""The torch kernels behind quantised projections, as functions of tensors alone.
-
-Plain tensors in and out, so that torch.compile can trace one decoder layer and feed it every
-layer's weights. Nothing here chooses: which kernel runs is ``linear``'s decision, by phase.
+"""The torch kernels behind quantised projections: plain tensors in and out, so that torch.compile
+can trace one decoder layer and feed it every layer's weights.
 
 One group-wise 4-bit kernel serves 4- and 8-bit weights. An 8-bit code is two 4-bit digits, and the
 activations meet both in a row twice as long, accumulated in one float32 sum:
@@ -41,8 +39,7 @@ CUDA_IN_FEATURES_MULTIPLE = CUDA_INNER_K_TILES * 16
 def int4_matmul(
     x: torch.Tensor, packed: torch.Tensor, scales_and_zeros: torch.Tensor
 ) -> torch.Tensor:
-    """x (rows, in) of any float dtype -> (rows, out) in x's dtype; the product itself reads
-    bfloat16 and sums in float32. ``packed`` and ``scales_and_zeros`` are ``pack_int4``'s."""
+    """(rows, in) -> (rows, out) in x's dtype; reads bfloat16, sums in float32."""
     narrow = x.to(torch.bfloat16)
     if packed.device.type == "cuda":
         product: torch.Tensor = torch.ops.aten._weight_int4pack_mm(
@@ -64,14 +61,12 @@ def int8_matmul(
 
 
 def dense_matmul(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Multiplies in the weight's dtype, which may be narrower than x's; returns x's dtype."""
+    """Multiplies in the weight's dtype; returns x's."""
     return linear(x.to(weight.dtype), weight, bias).to(x.dtype)
 
 
 def fp8_matmul(x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """x (rows, in) of any float dtype -> (rows, out) in x's dtype. Each row of x is rounded to fp8
-    by itself; the product sums in float32 and comes out in bfloat16. ``codes`` (out, in) and
-    ``scales`` (out, 1) are ``fp8_rows`` of the weight."""
+    """(rows, in) -> (rows, out) in x's dtype. ``codes`` and ``scales`` are ``fp8_rows``'."""
     x_codes, x_scales = fp8_rows(x)
     product: torch.Tensor = torch._scaled_mm(
         x_codes, codes.t(), scale_a=x_scales, scale_b=scales.t(), out_dtype=torch.bfloat16
@@ -80,8 +75,7 @@ def fp8_matmul(x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> to
 
 
 def fp8_rows(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(rows, features) of any float dtype -> codes in float8_e4m3fn, and float32 (rows, 1) scales:
-    w = scale * code, the row's largest value with the largest code."""
+    """(rows, features) -> float8_e4m3fn codes, and float32 (rows, 1) scales: w = scale * code."""
     values = matrix.float()
     largest = values.abs().amax(dim=1, keepdim=True)
     scales = torch.where(largest > 0, largest / LARGEST_FP8, 1.0)
@@ -89,21 +83,18 @@ def fp8_rows(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def fp8_reason(shape: tuple[int, int]) -> str | None:
-    """Why a weight of this shape, (out_features, in_features), cannot be multiplied in fp8, or
-    ``None``."""
+    """``shape``: (out_features, in_features)."""
     if shape[0] % FP8_FEATURES_MULTIPLE or shape[1] % FP8_FEATURES_MULTIPLE:
         return f"{shape[0]} x {shape[1]} is not a multiple of {FP8_FEATURES_MULTIPLE}"
     return None
 
 
 def has_fp8(device: torch.device) -> bool:
-    """Whether fp8 products run in hardware there."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= FP8_CAPABILITY
 
 
 def as_grouped(stored: PackedWeight) -> GroupedWeight | None:
-    """The weight as the kernels here hold it: 4 bits with minimums, or up to 8 without; else
-    ``None``."""
+    """``None``: it has neither 4 bits with minimums nor up to 8 without."""
     if isinstance(stored, SuperBlockWeight):
         return stored.grouped() if stored.bits == 4 else None
     if isinstance(stored, CodebookWeight):
@@ -117,7 +108,6 @@ def kernel_bits(weight: GroupedWeight) -> int:
 
 
 def int4_kernel_reason(weight: GroupedWeight, device: torch.device) -> str | None:
-    """Why the 4-bit kernel cannot take this weight on this device, or ``None``."""
     out_features, in_features = weight.shape
     if device.type == "cuda":
         if torch.cuda.get_device_capability(device) < (8, 0):
@@ -136,15 +126,13 @@ def int4_kernel_reason(weight: GroupedWeight, device: torch.device) -> str | Non
 
 
 def has_fast_bfloat16(device: torch.device) -> bool:
-    """Whether bfloat16 products run in hardware there."""
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
     return device.type == "cpu" and torch.cpu._is_avx512_bf16_supported()
 
 
 def pack_int4(weight: GroupedWeight, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """The two weight arguments of ``int4_matmul`` (4 bits) or ``int8_matmul``: codes in
-    the device kernel's own order, and bfloat16 (in / 32, out, 2) of scale and zero."""
+    """Codes in the device kernel's own order, and bfloat16 (in / 32, out, 2) of scale and zero."""
     codes, scales, zeros = _digits(weight) if kernel_bits(weight) == 8 else _offset(weight)
     scales_and_zeros = torch.stack([scales, zeros], dim=-1).transpose(0, 1).contiguous()
     return _pack_codes(codes.to(device)), scales_and_zeros.to(device, torch.bfloat16)

@@ -1,15 +1,12 @@
 """Multi-head latent attention over paged latents, by torch's operators (DeepSeek-AI 2024,
-arXiv:2405.04434, section 2.1).
+arXiv:2405.04434, section 2.1). There are two ways to attend to latents, with the same result:
 
-Of a token only its latent and one rotated key are kept, for all heads together. There are two ways
-to attend to them, with the same result:
-
-    absorbed   queries become latents' width: q · (W_k c) = (W_kᵀ q) · c, and what the weights sum
-               up is of latents, of which each head then makes its values
+    absorbed   queries become latents' width: q · (W_k c) = (W_kᵀ q) · c, and each head makes its
+               values of the weighted sum of latents
     expanded   latents become each head's keys and values first
 
-Rows that decode are absorbed: they read the kept latents alone. Prompts are expanded: a pair of
-tokens then costs as much as a head is wide, not a latent.
+Decode rows are absorbed: they read the kept latents alone. Prompts are expanded: a pair of tokens
+then costs as much as a head is wide, not a latent.
 """
 
 from __future__ import annotations
@@ -35,8 +32,6 @@ from inference.models.step_input import Query, num_blocks
 
 
 class LatentWeights(Protocol):
-    """A layer's own weights between its projections."""
-
     @property
     def latent_norm(self) -> torch.Tensor:
         """(kv_rank,)"""
@@ -44,16 +39,12 @@ class LatentWeights(Protocol):
 
     @property
     def up(self) -> torch.Tensor:
-        """(heads, plain_dim + value_dim, kv_rank): projects a latent to a head's plain key and its
-        value."""
+        """(heads, plain_dim + value_dim, kv_rank)"""
         ...
 
 
 class LatentAttention:
-    """The part of attention that all latent layers of a model share."""
-
     def __init__(self, config: ModelConfig, rope: RopeTable, dtype: torch.dtype) -> None:
-        """``dtype`` is the activations'."""
         assert config.latent is not None
         self.shape = config.latent
         self.scale = config.attention_scale
@@ -66,8 +57,6 @@ class LatentAttention:
 
 
 class LatentAttend:
-    """Attention of one step, prepared once for all layers."""
-
     def __init__(self, step: DeviceStep, attention: LatentAttention) -> None:
         self._step = step
         self._of_model = attention
@@ -93,9 +82,8 @@ class LatentAttend:
         compressed: torch.Tensor,
         layer_kv: LayerKV,
     ) -> torch.Tensor:
-        """``queries`` (num_rows, heads, plain_dim + rotary_dim) and ``compressed`` (num_rows,
-        kv_rank + rotary_dim), as their projections gave them -> (num_rows, heads * value_dim).
-        Writes the rows' latents and rotated keys."""
+        """``queries`` (num_rows, heads, plain_dim + rotary_dim), ``compressed`` (num_rows, kv_rank
+        + rotary_dim) -> (num_rows, heads * value_dim). Writes latents and rotated keys."""
         shape, eps = self._of_model.shape, self._of_model.eps
         latents, keys = torch.split(compressed, [shape.kv_rank, shape.rotary_dim], dim=-1)
         latents = rms_norm(latents, weights.latent_norm.shape, weights.latent_norm, eps)
@@ -116,9 +104,8 @@ class LatentAttend:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _context_of(self, query: Query, own: torch.Tensor, layer_kv: LayerKV) -> torch.Tensor:
-        """(num_context, kv_rank + rotary_dim) of a prompt's tokens up to the query's last; from
-        blocks also where those hold them rounded: what a row sees must not depend on how a prompt
-        was cut."""
+        """(num_context, kv_rank + rotary_dim). From blocks where those hold tokens rounded: what a
+        row sees must not depend on how a prompt was cut."""
         if query.start == 0 and layer_kv.entries.dtype == own.dtype:
             return own
         size = self._step.host.block_tokens
@@ -148,7 +135,6 @@ class LatentAttend:
         return attended.squeeze(0).transpose(0, 1).flatten(1)
 
     def _decoded(self, queries: torch.Tensor, up: torch.Tensor, layer_kv: LayerKV) -> torch.Tensor:
-        """As many rows at once as ``MOST_GATHERED_BYTES`` of latents allow."""
         shape = self._of_model.shape
         plain, rotary = torch.split(queries, [shape.plain_dim, shape.rotary_dim], dim=-1)
         to_keys, to_values = torch.split(up, [shape.plain_dim, shape.value_dim], dim=1)
@@ -165,7 +151,7 @@ class LatentAttend:
     def _absorbed(
         self, queries: torch.Tensor, rows: slice, mask: ContextMask, layer_kv: LayerKV
     ) -> torch.Tensor:
-        """(num_rows, heads, kv_rank + rotary_dim) -> (num_rows, heads, kv_rank), of latents."""
+        """(num_rows, heads, kv_rank + rotary_dim) -> (num_rows, heads, kv_rank)"""
         block_ids, size = self._decode_blocks[rows], self._step.host.block_tokens
         gathered = layer_kv.gather(block_ids.flatten(), size, queries.dtype)
         mask.clear(gathered)

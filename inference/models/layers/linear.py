@@ -11,10 +11,7 @@
     experts, on CUDA   a Triton kernel for all experts of a layer, packed as they are stored
 
 A copy is made of what torch's kernels take, where the hardware multiplies bfloat16 and the memory
-is there.
-The choice is made once, when the weight is packed, from the device and the memory; never by batch
-size. Weights are plain tensor attributes and the arithmetic is in ``kernels``, so a compiled
-decoder layer can take them as inputs. Knows no files.
+suffices. The choice is made once, when the weight is packed; never by batch size.
 """
 
 from __future__ import annotations
@@ -52,8 +49,7 @@ from inference.models.weight_source import GroupedProduct, Linear, dense_product
 
 
 class DenseLinear:
-    """The weight's dtype may be narrower than the activations': products then read the narrow one
-    and the result is widened again."""
+    """The weight's dtype may be narrower than the activations': the result is widened again."""
 
     is_phaseless = True
 
@@ -70,8 +66,7 @@ class DenseLinear:
 
 
 class QuantizedLinear:
-    """Groups of 32 on a 4- or 8-bit kernel. ``prefill_weight`` is the bfloat16 copy for prompt
-    rows, (out, in), or ``None``; ``bias`` is in the activation dtype."""
+    """``prefill_weight``: the bfloat16 copy for prompts, (out, in)."""
 
     def __init__(
         self, weight: GroupedWeight, device: torch.device, dtype: torch.dtype, *, prefill_copy: bool
@@ -98,8 +93,6 @@ class QuantizedLinear:
 
 
 class Fp8Linear:
-    """A dense weight rounded to fp8 on its device, one scale a row."""
-
     is_phaseless = True
 
     def __init__(self, weight: DenseWeight, device: torch.device, dtype: torch.dtype) -> None:
@@ -115,7 +108,7 @@ class Fp8Linear:
 
 
 class StackedLinear:
-    """Projections of one input whose weights are stored in different formats, side by side."""
+    """Weights stored in different formats, side by side."""
 
     def __init__(self, parts: Sequence[Linear]) -> None:
         self.parts = list(parts)
@@ -131,7 +124,7 @@ class StackedLinear:
 
 
 KernelChoice = Callable[[Callable[[], bool]], bool]
-"""Takes the decision of this process as a function, and returns the one that holds."""
+"""Takes this process' decision, and returns the one that all ranks follow."""
 
 
 def chosen_here(decide: Callable[[], bool]) -> bool:
@@ -139,8 +132,6 @@ def chosen_here(decide: Callable[[], bool]) -> bool:
 
 
 class LinearFactory:
-    """Packs stored weights for one device, and describes the kernel of each in words."""
-
     def __init__(
         self,
         device: torch.device,
@@ -150,9 +141,8 @@ class LinearFactory:
         exact: bool = False,
         fp8: bool = False,
     ) -> None:
-        """``dtype`` is the activations'. ``prefill_copies=False`` spends no memory on bfloat16
-        copies of quantised weights, at the price of slower prompts. ``exact`` computes everything
-        in ``dtype``, with dequantised weights. ``fp8`` rounds dense projections to it."""
+        """``prefill_copies=False`` saves the memory of bfloat16 copies; prompts are slower.
+        ``exact``: all in ``dtype``, dequantised. ``fp8``: dense projections are rounded to it."""
         assert not (exact and fp8)
         self.device = device
         self.dtype = dtype
@@ -163,21 +153,18 @@ class LinearFactory:
         self.packed_trials = PackedTrials(device, dtype) if may_pack else None
         self.expert_trials = ExpertTrials(device, dtype) if has_expert_kernel(device) else None
         self.choose_kernel: KernelChoice = chosen_here
-        """The choice of a kernel for packed weights, where the device has one: ``True`` for
-        ours."""
+        """Chooses the kernel of packed weights; ``True``: ours."""
         self.copied_bytes = 0
-        """Bytes of the bfloat16 copies made so far."""
 
     def linear(self, stored: StoredWeight, *, prefills: bool = True) -> tuple[Linear, str]:
-        """The projection, and its kernel in words. ``prefills=False`` for an output head, which
-        only ever sees the rows whose logits are wanted. Raises ``UnlikeKernelsError``."""
+        """Also the kernel in words. ``prefills=False``: a head. Raises ``UnlikeKernelsError``."""
         if isinstance(stored, DenseWeight):
             if self._fp8 and prefills and fp8_reason(stored.shape) is None:
                 return Fp8Linear(stored, self.device, self.dtype), "rounded to fp8, fp8 products"
             return self._dense(stored), f"{_word(self._matmul_dtype(stored))} products"
         grouped = as_grouped(stored)
         reason = self._dense_reason(stored, grouped)
-        # Of what torch's kernels take alone: other copies are in no estimate of memory.
+        # Only of weights that torch's kernels take: memory estimates count no other copies.
         copies = reason is None and self.prefill_copies and prefills
         phases = ""
         if copies:
@@ -211,9 +198,7 @@ class LinearFactory:
     def grouped(
         self, stored: Callable[[int], ExpertWeight], num_experts: int
     ) -> tuple[GroupedProduct, str]:
-        """One projection of all experts of a layer, and its kernel in words. ``stored``: an
-        expert's weight by its number, without a bias; all are stored alike. Experts go to the
-        device one after the other."""
+        """``stored``: experts' weights, without biases, stored alike. Also the kernel in words."""
         if self._exact:
             packed = stored
 
@@ -255,7 +240,6 @@ class LinearFactory:
         return DenseLinear(weight, bias)
 
     def _dense_reason(self, stored: PackedWeight, grouped: GroupedWeight | None) -> str | None:
-        """Why this weight cannot stay quantised, or ``None``."""
         if self._exact:
             return f"{_word(self.dtype)} products were asked for"
         if grouped is None:
@@ -282,7 +266,7 @@ class DenseEmbedding:
 
 
 class QuantizedEmbedding:
-    """Rows are dequantised as they are looked up: float32 codes times scales, exactly."""
+    """Rows are dequantised as they are looked up, exactly."""
 
     def __init__(self, stored: PackedWeight, factory: LinearFactory) -> None:
         self._factory = factory

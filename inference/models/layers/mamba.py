@@ -5,17 +5,14 @@
                         └─▶ convolution, SiLU ─▶ values, keys, queries ─▶ scan ◀───────────┘
             · silu(gates) ─▶ norm ─▶ output ◀─ + skip * values ◀───────────┘
 
-Dao and Gu 2024, arXiv:2405.21060. For every token and head the state S (head_dim, state_size)
-decays by a gate and adds the token's value and key; a query reads it:
+Dao and Gu 2024, arXiv:2405.21060. For every token and head, with state S (head_dim, state_size):
 
     S ← exp(log_decay) S + step v ⊗ k
     o = S q
 
-``scan_step`` does that for one token of many sequences, ``scan_chunks`` for many tokens of one. A
-prompt may be cut anywhere: the state that comes out of one part goes into the next. Neither changes
-its arguments; all is float32, whatever the model's activations are. Heads ``[g * per_group,
-(g + 1) * per_group)`` share keys and queries of group ``g``.
-"""
+``scan_step`` computes one token of many sequences, ``scan_chunks`` many tokens of one, in float32
+and without changing arguments. Heads ``[g * per_group, (g + 1) * per_group)`` share keys and
+queries of group ``g``."""
 
 from __future__ import annotations
 
@@ -45,8 +42,6 @@ from inference.models.weight_source import Linear, WeightSource
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MambaVectors:
-    """A layer's weights beside its projections."""
-
     shape: MambaConfig
     conv_weight: torch.Tensor
     """(kernel, channels) float32."""
@@ -68,7 +63,7 @@ class MambaMixer:
     output: Linear
 
     def __call__(self, rows: torch.Tensor, step: Step, layer_cache: LayerState) -> torch.Tensor:
-        """(num_rows, hidden_size) -> the same shape. Writes the sequences' next states."""
+        """Writes the sequences' next states."""
         shape = self.vectors.shape
         sizes = [shape.features, shape.conv_channels, shape.num_heads]
         gates, channels, steps = torch.split(step.product(self.project, rows), sizes, dim=-1)
@@ -148,8 +143,7 @@ def load_mamba_vectors(config: ModelConfig, weights: WeightSource, index: int) -
 
 @dataclass(frozen=True, slots=True)
 class ScanInputs:
-    """A layer's inputs of its tokens, float32. The first axis are tokens: of one sequence, in
-    order, or one of each sequence."""
+    """float32. The first axis: tokens of one sequence in order, or one of each sequence."""
 
     values: torch.Tensor
     """(num_tokens, heads, head_dim), times their steps."""
@@ -162,8 +156,7 @@ class ScanInputs:
 
 
 def scan_step(inputs: ScanInputs, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token of each sequence. ``states`` (num_rows, heads, head_dim, state_size) -> the
-    queries' reads, (num_rows, heads, head_dim), and the new states."""
+    """(num_rows, heads, head_dim, state_size) -> (num_rows, heads, head_dim), and new states."""
     num_rows, num_heads, head_dim, size = states.shape
     per_group = num_heads // inputs.keys.shape[1]
     keys = inputs.keys.repeat_interleave(per_group, dim=1).view(-1, 1, size)
@@ -175,10 +168,8 @@ def scan_step(inputs: ScanInputs, states: torch.Tensor) -> tuple[torch.Tensor, t
 
 
 def scan_chunks(inputs: ScanInputs, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens of one sequence. ``state`` (heads, head_dim, state_size) -> the queries' reads,
-    (num_tokens, heads, head_dim), and the new state.
-
-    Within a chunk what queries read of its own tokens is a product of three, masked (section 6):
+    """(heads, head_dim, state_size) -> reads (num_tokens, heads, head_dim), and the new state.
+    Section 6:
 
         o = (q kᵀ · decayed from j to i) v  +  decayed q S
     """
@@ -208,7 +199,6 @@ def scan_chunks(inputs: ScanInputs, state: torch.Tensor) -> tuple[torch.Tensor, 
 
 
 def _in_chunks(inputs: ScanInputs, size: int) -> ScanInputs:
-    """Tensors (chunks, heads or groups, size, …). The last chunk is filled up with tokens that
-    change nothing: they are nought, and forget nothing."""
+    """(chunks, heads or groups, size, …), padded with tokens that change nothing."""
     given = inputs.values, inputs.keys, inputs.queries, inputs.log_decay
     return ScanInputs(*(cut_in_chunks(tokens, size) for tokens in given))

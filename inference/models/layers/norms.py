@@ -1,5 +1,4 @@
-"""Norms between a layer's parts, each with the residual sum before it, and the gates of MLPs and
-experts."""
+"""Norms, each with the residual sum before it, and the gates of MLPs and experts."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ class Norm(Protocol):
     def __call__(
         self, hidden: torch.Tensor, added: torch.Tensor | None, pointwise: Pointwise
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(rows, features) each: ``hidden + added``, or ``hidden`` where nothing is added, and the
-        norm of that. Changes no argument."""
+        """(rows, features) each: the sum with ``added``, and its norm. Changes no argument."""
         ...
 
 
@@ -71,7 +69,6 @@ def load_norm(config: ModelConfig, weights: WeightSource, name: str) -> Norm:
 def head_norm_weights(
     config: ModelConfig, weights: WeightSource, index: int
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Weights of the norms of a layer's queries and keys; ``None`` where it has none."""
     names = family_of(config).layer_names
     if config.has_plain_qk_norm and config.mixer_kinds[index] != "unrotated":
         ones = torch.ones(config.head_dim, dtype=weights.activation_dtype, device=weights.device)
@@ -86,7 +83,6 @@ def head_norm_weights(
 
 
 def rms_weight(config: ModelConfig, weights: WeightSource, name: str) -> torch.Tensor:
-    """The factor of the RMS norm of this name."""
     weight = weights.tensor(f"{name}.weight")
     return weight + 1 if config.norm == "rms_plus_one" else weight
 
@@ -95,13 +91,11 @@ class Pointwise(Protocol):
     def add_and_norm(
         self, hidden: torch.Tensor, added: torch.Tensor | None, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(rows, features) each: ``hidden + added``, or ``hidden`` where nothing is added, and the
-        root mean square norm of that, times ``weight`` (features,). Changes no argument."""
+        """(rows, features) each: the sum, and its RMS norm by ``weight``. Changes no argument."""
         ...
 
     def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """(rows, 2 * features), gates and then the rest -> (rows, features)
-        ``silu(gate) * up``."""
+        """(rows, 2 * features), gates first -> (rows, features): ``silu(gate) * up``."""
         ...
 
 
@@ -119,8 +113,7 @@ class TorchPointwise:
 
 
 Gate = Callable[[torch.Tensor], torch.Tensor]
-"""(num_rows, 2 * intermediate_size), gates first, or (num_rows, intermediate_size) where there are
-none -> (num_rows, intermediate_size)."""
+"""Gates first, if any: (num_rows, 2 * width), or (num_rows, width) -> (num_rows, width)."""
 
 
 def gate_of(config: ExpertsConfig) -> Gate:

@@ -1,10 +1,7 @@
-"""Rotary position embedding: the angle of each position, under the scalings that models use.
+"""Rotary position embedding, Su et al. 2021, arXiv:2104.09864, under the scalings that models use.
 
-Su et al. 2021, arXiv:2104.09864. The first ``rotary_dim`` elements of a head are rotated, in one of
-two layouts: element ``i`` together with ``i + rotary_dim / 2``, as most models of Hugging Face have
-it, or interleaved, ``2i`` together with ``2i + 1``.
-
-Also turns a layer's projection into rotated heads and writes keys and values, by torch's operators.
+The first ``rotary_dim`` elements of a head are rotated: ``i`` with ``i + rotary_dim / 2``, as most
+models of Hugging Face have it, or interleaved, ``2i`` with ``2i + 1``.
 """
 
 from __future__ import annotations
@@ -28,15 +25,13 @@ POSITIONS_MULTIPLE = 64
 
 @dataclass(frozen=True)
 class RopeTable:
-    """``cosines`` and ``sines``: (num_positions, rotary_dim), float32. The sines of the first of
-    each pair are negated, so that ``rotate`` needs no negation of its own."""
+    """(num_positions, rotary_dim) float32; sines of each pair's first negated for ``rotate``."""
 
     cosines: torch.Tensor
     sines: torch.Tensor
     is_interleaved: bool = False
     axes: torch.Tensor | None = None
-    """(rotary_dim,) int64: whether a feature turns with a row's time 0, height 1 or width 2; of a
-    model that accepts images."""
+    """(rotary_dim,) int64: whether a feature turns with a row's time 0, height 1 or width 2."""
 
     @property
     def rotary_dim(self) -> int:
@@ -61,7 +56,6 @@ class RopeTable:
 
 
 def rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
-    """(num_tokens, heads, head_dim), rotated by the angles that ``RopeTable.at`` gave."""
     first, second = x.chunk(2, dim=-1)
     return torch.addcmul(x * cosines, torch.cat((second, first), dim=-1), sines)
 
@@ -87,7 +81,6 @@ def rope_table(
     device: torch.device,
     kind: MixerKind = "attention",
 ) -> RopeTable:
-    """The angles of at least so many positions, for layers of this kind."""
     frequencies, magnitude = _frequencies(config, kind, num_positions)
     num_positions = -(-num_positions // POSITIONS_MULTIPLE) * POSITIONS_MULTIPLE
     positions = torch.arange(num_positions, dtype=torch.float32)
@@ -109,8 +102,7 @@ def rope_table(
 def growth_table(
     config: ModelConfig, num_positions: int, device: torch.device
 ) -> torch.Tensor | None:
-    """Factors of the queries of each position: (num_positions,) float32; ``None``
-    where they do not grow."""
+    """(num_positions,) float32 factors of queries."""
     growth = config.query_growth
     if growth is None:
         return None
@@ -121,11 +113,7 @@ def growth_table(
 def _axes(
     vision: VisionConfig | None, num_frequencies: int, device: torch.device
 ) -> torch.Tensor | None:
-    """Time, height and width take turns until the latter two have their parts; the rest is time's.
-    Or they are in blocks.
-
-    section 4 2 1    frequencies t h w t h t t    or t t t t h h w
-    """
+    """Sections 4 2 1 of time, height and width: t h w t h t t interleaved, else t t t t h h w."""
     if vision is None or vision.mrope_section is None:
         return None
     if not vision.is_mrope_interleaved:
@@ -161,8 +149,6 @@ def _frequencies(
 
 
 def _llama3(plain: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
-    """Llama 3.1: long wavelengths are stretched by ``factor``, short ones kept, those between
-    blended."""
     wavelengths = 2 * math.pi / plain
     longest_kept = scaling.original_max_positions / scaling.high_freq_factor
     shortest_stretched = scaling.original_max_positions / scaling.low_freq_factor
@@ -177,8 +163,7 @@ def _llama3(plain: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
 def _longrope(
     plain: torch.Tensor, scaling: RopeScaling, num_positions: int
 ) -> tuple[torch.Tensor, float]:
-    """Ding et al. 2024, arXiv:2402.13753. Which divisors hold is decided once, by the longest
-    context that is offered: keys in blocks cannot be turned again when a sequence grows long."""
+    """arXiv:2402.13753. By the longest context offered: keys in blocks cannot be rotated again."""
     is_long = num_positions > scaling.original_max_positions
     divisors = torch.tensor(scaling.long_divisors if is_long else scaling.short_divisors)
     magnitude = scaling.attention_factor
@@ -189,9 +174,7 @@ def _longrope(
 
 
 def _yarn(plain: torch.Tensor, scaling: RopeScaling, theta: float) -> tuple[torch.Tensor, float]:
-    """Peng et al. 2023, arXiv:2309.00071, section 3.2: dimensions that turn more than ``beta_fast``
-    times within the trained length are kept, those that turn less than ``beta_slow`` times are
-    interpolated, with a linear ramp between."""
+    """Peng et al. 2023, arXiv:2309.00071, section 3.2."""
 
     rotary_dim = 2 * len(plain)
 
@@ -213,8 +196,6 @@ def _yarn(plain: torch.Tensor, scaling: RopeScaling, theta: float) -> tuple[torc
 
 
 class AttentionWeights(Protocol):
-    """A layer's own weights between its projections."""
-
     @property
     def query_norm(self) -> torch.Tensor | None: ...
 
@@ -234,8 +215,7 @@ class AttentionWeights(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RotatedHeads:
-    """(num_rows, heads, head_dim) queries, and keys and values with heads of their own: ``None``
-    from a kernel that only writes those."""
+    """(num_rows, heads, head_dim); ``None`` from a kernel that only writes keys and values."""
 
     queries: torch.Tensor
     keys: torch.Tensor | None = None
@@ -246,8 +226,7 @@ class Rotation(Protocol):
     def __call__(
         self, weights: AttentionWeights, qkv: torch.Tensor, layer_kv: LayerKV
     ) -> RotatedHeads:
-        """Takes a layer's projection, (num_rows, features), apart. Writes the rows' rotated keys,
-        and values."""
+        """Splits ``qkv`` (num_rows, features); writes the rows' rotated keys, and values."""
         ...
 
 
@@ -256,7 +235,6 @@ RotationFactory = Callable[[ModelConfig, RopeTable, DeviceStep], Rotation]
 
 
 def torch_rotation(config: ModelConfig, rope: RopeTable, step: DeviceStep) -> Rotation:
-    """Returns the rotation for all layers of a step that share ``rope``."""
     angles = _angles(rope, step) if rope.rotary_dim else None
 
     def rotate_and_write(
@@ -284,11 +262,7 @@ def _angles(rope: RopeTable, step: DeviceStep) -> tuple[torch.Tensor, torch.Tens
 
 
 def _split(config: ModelConfig, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Queries and keys, (num_tokens, num_heads + num_kv_heads, head_dim), and values.
-
-    qkv heads   [ queries .......... | keys ........ | values ...... ]
-                0            num_heads       + num_kv_heads  + num_kv_heads
-    """
+    """Queries and keys, (num_tokens, num_heads + num_kv_heads, head_dim), and values."""
     num_heads, num_kv_heads = config.num_heads, config.num_kv_heads
     heads = qkv.view(qkv.shape[0], num_heads + 2 * num_kv_heads, config.head_dim)
     rotated, values = torch.split(heads, [num_heads + num_kv_heads, num_kv_heads], dim=1)
@@ -296,7 +270,6 @@ def _split(config: ModelConfig, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.
 
 
 def _normed(config: ModelConfig, weights: AttentionWeights, heads: torch.Tensor) -> torch.Tensor:
-    """The heads of queries and keys behind their norms, where the layer has some."""
     if weights.query_norm is None or weights.key_norm is None:
         return heads
     queries, keys = torch.split(heads, [config.num_heads, config.num_kv_heads], dim=1)
@@ -306,7 +279,6 @@ def _normed(config: ModelConfig, weights: AttentionWeights, heads: torch.Tensor)
 
 
 def _norm(heads: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """The norm of each head, or of all together where ``weight`` is as wide as they are."""
     if len(weight) == heads.shape[-1]:
         return rms_norm(heads, weight.shape, weight, eps)
     return rms_norm(heads.flatten(1), weight.shape, weight, eps).view(heads.shape)

@@ -25,7 +25,7 @@ from inference.models.weight_source import Linear, WeightSource
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShortConvMixer:
     project: Linear
-    """Three times as many features as there are channels: both gates, then the values."""
+    """(…, 3 * channels): both gates, then the values."""
     conv_weight: torch.Tensor
     """(kernel, channels) float32."""
     conv_bias: torch.Tensor | None
@@ -33,7 +33,7 @@ class ShortConvMixer:
     output: Linear
 
     def __call__(self, rows: torch.Tensor, step: Step, layer_cache: LayerState) -> torch.Tensor:
-        """(num_rows, hidden_size) -> the same shape. Writes the sequences' next states."""
+        """Writes the sequences' next states."""
         before, after, values = step.product(self.project, rows).chunk(3, dim=-1)
         inputs = ((before * values).float(),)
         mixed = through_states(

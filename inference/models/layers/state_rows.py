@@ -1,10 +1,8 @@
 """A step's rows through a layer that keeps states: which rows read which slots, and write which.
 
-Each sequence reads its state in one slot and writes the next one to another; no slot that is read
-is written. Rows that decode are done together, prompts one after the other. Mixers compute the
-rows and states. They share the causal convolution here, of each channel by itself, and the chunks
-that a prompt is cut into where its states are products of matrices; all in float32. A prompt may be
-cut anywhere: the last inputs of one part are the state that goes into the next."""
+No slot that is read is written. Decode rows are computed together, prompts one after the other. A
+prompt may be cut anywhere: the last inputs of one part are the state that goes into the next.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +22,14 @@ CHUNK_TOKENS = 64
 Inputs: TypeAlias = tuple[torch.Tensor, ...]
 """A layer's projections of its rows: (num_rows, ...) each."""
 Recurrence: TypeAlias = Callable[[Inputs, LayerState], tuple[torch.Tensor, LayerState]]
-"""Returns the rows' reads of the states before them, (num_rows, ...), and the states after. Changes
-neither argument. Of rows that decode there is a state for each, of a prompt's rows one for all,
-without that axis."""
+"""Returns the rows' reads, (num_rows, ...), and the states after; changes neither argument. A
+prompt's rows have one state for all, without that axis."""
 
 
 def through_states(
     inputs: Inputs, step: DeviceStep, slots: LayerState, *, decode: Recurrence, prefill: Recurrence
 ) -> torch.Tensor:
-    """The reads of all rows, in their order. Writes the sequences' next states to ``slots``."""
+    """Writes the sequences' next states to ``slots``."""
     parts = []
     if num_rows := step.host.num_decode_rows:
         parts.append(_decoded(_part(inputs, slice(0, num_rows)), step, slots, decode))
@@ -49,8 +46,7 @@ def through_states(
 def _decoded(
     inputs: Inputs, step: DeviceStep, slots: LayerState, decode: Recurrence
 ) -> torch.Tensor:
-    """Takes the first row of each sequence, then the second ones. A row reads what the one before
-    it has left, so its numbers are those of a step of its own."""
+    """A row reads what the one before it has left: its numbers are those of its own step."""
     if not step.host.has_runs:
         assert step.state_reads is not None and step.state_writes is not None
         chosen = slice(0, step.host.num_decodes)
@@ -84,14 +80,13 @@ def _part(inputs: Inputs, rows: slice | torch.Tensor) -> Inputs:
 
 
 def conv_weight(weights: WeightSource, name: str) -> torch.Tensor:
-    """(kernel, channels). Files have (channels, kernel), or (channels, 1, kernel). ``name``:
-    without ``.weight``."""
+    """(kernel, channels). Files have (channels, kernel), or (channels, 1, kernel)."""
     weight = weights.tensor(f"{name}.weight").float()
     return weight.flatten(1).t().contiguous()
 
 
 def decay_rate(weights: WeightSource, name: str) -> torch.Tensor:
-    """(heads,) how fast each forgets. Files have its logarithm, or the negated rate itself."""
+    """(heads,). Files have the rate's logarithm, or the negated rate."""
     stored = weights.tensor(name).float().flatten()
     return -stored if name.endswith(NEGATIVE_RATE) else stored.exp()
 
@@ -99,9 +94,8 @@ def decay_rate(weights: WeightSource, name: str) -> torch.Tensor:
 def conv_step(
     inputs: torch.Tensor, states: torch.Tensor, weight: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token of each sequence: ``inputs`` (num_rows, channels), ``states`` (num_rows,
-    kernel - 1, channels), ``weight`` (kernel, channels) -> (num_rows, channels), and the new
-    states."""
+    """``inputs`` (num_rows, channels), ``states`` (num_rows, kernel - 1, channels), ``weight``
+    (kernel, channels) -> (num_rows, channels), and the new states."""
     window = torch.cat((states, inputs.unsqueeze(1)), dim=1)
     return (window * weight).sum(dim=1), window[:, 1:]
 
@@ -109,8 +103,7 @@ def conv_step(
 def conv_span(
     inputs: torch.Tensor, state: torch.Tensor, weight: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens of one sequence: ``inputs`` (num_tokens, channels), ``state`` (kernel - 1, channels)
-    -> (num_tokens, channels), and the new state."""
+    """``inputs`` (num_tokens, channels), ``state`` (kernel - 1, channels) -> the same shapes."""
     num_tokens = len(inputs)
     window = torch.cat((state, inputs))
     summed = window[:num_tokens] * weight[0]
@@ -127,8 +120,7 @@ def cut_in_chunks(tokens: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def decay_between(total: torch.Tensor) -> torch.Tensor:
-    """(..., size) -> (..., size, size): how much a token's part of the state has decayed at each
-    later token of the chunk; nothing is left of what comes later. Unmasked it would overflow."""
+    """(..., size) -> (..., size, size). Later tokens are masked: their exponents would overflow."""
     size = total.shape[-1]
     later = torch.ones(size, size, dtype=torch.bool, device=total.device).triu(1)
     logarithm = total.unsqueeze(-1) - total.unsqueeze(-2)
@@ -139,10 +131,9 @@ class ChunkStates(Protocol):
     def __call__(
         self, carried: torch.Tensor, written: torch.Tensor, state: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The states that chunks begin with, (chunks, heads, key_dim, value_dim), and the last
-        one's next. ``carried`` (chunks, heads, key_dim, key_dim) and ``written``, shaped as the
-        states, are A and B of ``delta_chunks``; ``state`` is the first, (heads, key_dim,
-        value_dim)."""
+        """States that chunks begin with, (chunks, heads, key_dim, value_dim), and the last one's
+        next. ``carried`` (chunks, heads, key_dim, key_dim) and ``written`` are A and B of
+        ``delta_chunks``; ``state`` (heads, key_dim, value_dim) is the first."""
         ...
 
 

@@ -1,7 +1,4 @@
-"""The parts of one forward pass that all of its layers share.
-
-Operators (of a model, once) ─▶ Step ─▶ rotation and attention of each kind of layer
-"""
+"""The parts of one forward pass that all of its layers share."""
 
 from __future__ import annotations
 
@@ -30,13 +27,11 @@ from inference.models.weight_source import Phased
 
 
 class Operators:
-    """The operators of a model's layers: torch's. Each may be replaced, before the first step, by a
-    faster one for the device."""
+    """Each may be replaced, before the first step, by a faster one for the device."""
 
     def __init__(
         self, config: ModelConfig, context_tokens: int, device: torch.device, dtype: torch.dtype
     ) -> None:
-        """``dtype`` is the activations'."""
         kinds = [kind for kind in dict.fromkeys(config.mixer_kinds) if kind in ATTENTION_KINDS]
         self.config = config
         self.ropes: dict[MixerKind, RopeTable] = {
@@ -53,7 +48,6 @@ class Operators:
             if kind != "latent"
         }
         self.latent: LatentAttention | None = None
-        """The attention of a model whose layers are latent."""
         if config.latent is not None:
             self.latent = LatentAttention(config, self.ropes["latent"], dtype)
         self.rotation: RotationFactory = torch_rotation
@@ -74,7 +68,7 @@ class Operators:
 
 
 class Step:
-    """The masks, angles and adapters of one step, prepared when the first layer asks."""
+    """Masks, angles and adapters are prepared when the first layer asks."""
 
     def __init__(self, operators: Operators, step: DeviceStep) -> None:
         self.input = step
@@ -97,9 +91,8 @@ class Step:
         return self._product(linear, x)
 
     def _product(self, linear: Phased, x: torch.Tensor) -> torch.Tensor:
-        """A row's phase chooses the kernel. On a card a step of both phases takes the prompts' for
-        all rows, so that it reads the weights once; on a CPU each row takes its own, unless one
-        serves both phases."""
+        """On a card a step of both phases runs all rows through the prompts' kernel, to read the
+        weights once; on a CPU each row runs through its own phase's."""
         if not self._num_decode_rows:
             return linear.prefill(x)
         if self._is_split and not linear.is_phaseless:
@@ -136,8 +129,6 @@ def _growth(table: torch.Tensor | None, step: DeviceStep) -> torch.Tensor | None
 
 @dataclass(frozen=True, slots=True)
 class StepAttention:
-    """Attention of one kind over a step's rows."""
-
     rotate: Rotation
     attend: Attend
     growth: torch.Tensor | None = None
@@ -146,8 +137,7 @@ class StepAttention:
     def __call__(
         self, weights: AttentionWeights, qkv: torch.Tensor, layer_kv: LayerKV
     ) -> torch.Tensor:
-        """Attends by a layer's projection (num_rows, features), whose keys and values are written
-        -> (num_rows, heads * head_dim)."""
+        """``qkv`` (num_rows, features) -> (num_rows, heads * head_dim). Writes keys and values."""
         heads = self.rotate(weights, qkv, layer_kv)
         queries, keys, values = heads.queries, heads.keys, heads.values
         if weights.query_scale != 1.0:

@@ -1,14 +1,11 @@
-"""A decoder of transformers with transformers' own cache, over our blocks
-and state slots: the ``Model`` of ``registry`` for modules whose layers do not all attend through
-transformers' attention interface.
-
-The rows of a step are computed one sequence after the other.
+"""A decoder of transformers with its own cache over our blocks and state slots, for modules whose
+layers do not all attend through transformers' attention interface. Sequences run one by one.
 
     module ─▶ SequenceCache ─▶ PagedTokens ─▶ blocks      keys and values, indexer's keys
                           └──▶ SlotStates ──▶ slots       states: read from one, written to another
 
-The cache and its layers stay of transformers' own classes, whichever the module has made, so that
-type checks in modules get the same answer; only their storage differs.
+The cache and its layers stay of transformers' own classes, so that type checks in modules get the
+same answer; only their storage differs.
 """
 
 from __future__ import annotations
@@ -52,20 +49,16 @@ from inference.models.weight_source import WeightSource
 def sequence_cache(
     detected: DetectedCache, storage: ModuleStorage, rows: SequenceRows, dtype: torch.dtype
 ) -> SequenceCache:
-    """Make the cache for the rows of one sequence in one step. ``dtype``: of the module's
-    activations."""
     kind: Any = detected.cache_kind
     made: SequenceCache = _cache_kept_here(kind)(detected.layers, storage, rows, dtype)
     return made
 
 
 class SequenceCache(Cache):  # type: ignore[misc]
-    """The cache that a module reads and writes for the rows of one sequence in one step.
-    ``save_states`` ends it."""
+    """For the rows of one sequence in one step. ``save_states`` ends it."""
 
     own_states: list[torch.Tensor] | None
-    """The module's own states, which the caller replaces after each forward by the new ones.
-    ``None`` before a sequence's first token."""
+    """The caller replaces them after each forward. ``None`` before a sequence's first token."""
 
     def __init__(
         self,
@@ -113,7 +106,6 @@ def _cache_kept_here(kind: type[Any]) -> type[Any]:
 
 @cache
 def _layer_kept_here(kind: type[Any]) -> type[Any]:
-    """``kind`` with its storage in our blocks and slots."""
     bases: list[type[Any]] = []
     if compresses_tokens(kind):
         bases += [CompressedTokens, PagedTokens]
@@ -126,8 +118,7 @@ def _layer_kept_here(kind: type[Any]) -> type[Any]:
 
 
 class PagedTokens:
-    """The tokens of an attention layer, kept in blocks. Lengths and windows are those of
-    ``DynamicLayer`` and its kin."""
+    """Lengths and windows are those of ``DynamicLayer`` and its kin."""
 
     def attach_blocks(self, layer: int, storage: ModuleStorage, rows: SequenceRows) -> None:
         self._layer, self._storage, self._rows = layer, storage, rows
@@ -179,7 +170,7 @@ class PagedTokens:
 
 
 class SlotStates:
-    """The states of a layer that keeps any. The slot that was read is left as it was."""
+    """The slot that was read is left as it was."""
 
     conv_states: dict[int, torch.Tensor | None]
     recurrent_states: dict[int, torch.Tensor | None]
@@ -191,7 +182,6 @@ class SlotStates:
     def attach_slots(
         self, slots: dict[StateEntry, torch.Tensor], rows: SequenceRows, dtype: torch.dtype
     ) -> None:
-        """A sequence without tokens has none."""
         self._slots, self._rows = slots, rows
         if rows.state_read == EMPTY_STATE:
             return
@@ -207,8 +197,7 @@ class SlotStates:
             states[self._rows.state_write].copy_(state[0])
 
     def lazy_initialization(self, *_: Any, **given: Any) -> None:
-        """Makes the states as transformers does, but without what compiled graphs need of a
-        tensor."""
+        """As transformers does it, but without what compiled graphs need of a tensor."""
         index, width = given.get("state_idx", 0), given.get("conv_kernel_size")
         for entry in self._slots:
             found = given.get(f"{entry.kind}_states")
@@ -245,7 +234,6 @@ class CachedModel(ModuleBackend):
 
     @property
     def execution(self) -> str:
-        """Describes how the module runs."""
         rows = ", row by row where a prompt continues" if self._continues_by_rows else ""
         return (
             f"transformers' {type(self._module).__name__} with its own cache, one sequence after "
@@ -260,7 +248,6 @@ class CachedModel(ModuleBackend):
 
     @torch.inference_mode()
     def forward(self, step: StepInput, kv: ModuleStorage) -> torch.Tensor:
-        """Raises ``PositionError``."""
         check_positions(step.longest_context, self._num_positions)
         step = step.with_all_ids()
         arrays = [step.token_ids, step.positions, step.slots, step.block_table]
@@ -285,7 +272,6 @@ class CachedModel(ModuleBackend):
         kept: list[int],
         kv: ModuleStorage,
     ) -> torch.Tensor:
-        """The logits of those of the sequence's rows that are ``kept``."""
         cache = sequence_cache(self._detected, kv, rows, self.dtype)
         at_once = rows.last_row - rows.first_row
         if self._continues_by_rows and rows.start:

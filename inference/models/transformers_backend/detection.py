@@ -1,8 +1,5 @@
-"""Detects the contents of a module's cache by running the module without weights and inspecting the
-cache that it has made itself.
-
-A cache is either split into what our blocks and state slots hold, or refused here, by name, before
-a weight is read.
+"""Detects the contents of a module's cache by running the module without weights. What our blocks
+and state slots do not hold is refused by name before a weight is read.
 """
 
 from __future__ import annotations
@@ -49,11 +46,10 @@ NUM_ROWS = 5
 
 
 class NeedsWeightsError(UnsupportedModuleError):
-    """The module does not run without any."""
+    pass
 
 
 UNBOUND_CONTEXT_TOKENS = 32_768
-"""The context of a module that names no limit of its own."""
 TOKEN_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, DynamicIndexedLayer)
 STATE_LAYERS = (LinearAttentionLayer,)
 MIXED_LAYERS = (
@@ -63,33 +59,28 @@ MIXED_LAYERS = (
 KNOWN_LAYERS = frozenset({*TOKEN_LAYERS, *STATE_LAYERS, *MIXED_LAYERS, DummyLayer})
 KNOWN_CACHES = frozenset({"DynamicCache", "MiniMaxCache"})
 CACHE_NAMES = ("past_key_values", "cache_params")
-"""Names of the cache among the forward's arguments and among its outputs."""
+"""Among the forward's arguments and among its outputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """The class of one layer of a module's cache, and its arguments."""
-
     kind: type[Any]
     arguments: dict[str, Any]
     num_positions: int = 0
-    """The numbers that its indexer keeps of each token's position. They are equal where there are
-    no images, and are not kept here."""
+    """Its indexer's numbers of a token's position: equal without images, and not kept here."""
 
 
 @dataclass(frozen=True, slots=True)
 class DetectedCache:
     cache: ModuleCache
     cache_kind: type[Any]
-    """The class of transformers' caches."""
     layers: tuple[Layer, ...]
     vocab_size: int
 
 
 def detected_config(config: ModelConfig) -> ModelConfig:
-    """The same config, completed by the module's own sizes. Unchanged where the module computes
-    with values that need its weights, as some choose experts: then it is inspected once they are
-    loaded. Raises ``UnsupportedModuleError``."""
+    """Unchanged where the module needs weights to run, as some do to choose experts: it is
+    inspected again once they are loaded. Raises ``UnsupportedModuleError``."""
     module = without_weights(config)
     try:
         found = detect_cache(module)
@@ -174,7 +165,6 @@ def _run(module: Any, given: dict[str, Any]) -> Any:
 
 
 def accepted(module: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Those that the module's forward knows by name."""
     parameters = signatures.signature(module.forward).parameters
     return {name: value for name, value in arguments.items() if name in parameters}
 

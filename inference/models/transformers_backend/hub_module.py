@@ -21,8 +21,7 @@ from inference.models.layers.rope import POSITIONS_MULTIPLE
 from inference.models.weight_source import WeightSource
 
 NUM_NAMED = 3
-"""The most names that a message lists: of tensors that a module has no place for, and of fields of
-a config that are odd."""
+"""The most names that a message lists."""
 MOST_VALUE_CHARS = 60
 
 
@@ -30,15 +29,12 @@ MOST_VALUE_CHARS = 60
 class LoadedModule:
     module: Any
     passed_over: str
-    """A sentence for the load report: tensors of the files that the module has no place for, except
-    those that transformers' class declares unused. Old files hold masks and tables that modules
-    make by themselves now, so they are no reason to refuse a model; but unread tensors may also
-    mean that config.json names another model."""
+    """For the load report: tensors that the module has no place for. Old files hold masks and
+    tables that modules make by themselves now; but config.json may also name another model."""
 
 
 def hub_config(config: ModelConfig) -> Any:
-    """Returns the config as transformers reads it, with its own value for what config.json leaves
-    out."""
+    """With transformers' own values for what config.json leaves out."""
     from transformers import CONFIG_MAPPING
 
     assert config.module_config is not None, "its family keeps it"
@@ -58,8 +54,7 @@ def _with_floats(value: Any) -> Any:
 
 
 def odd_fields(config: ModelConfig) -> list[str]:
-    """Descriptions of fields that are of another kind than transformers' own values, or negative
-    where those are not. transformers' own messages often lack the names."""
+    """transformers' own messages often lack the names of fields."""
     from transformers import CONFIG_MAPPING
 
     usual = CONFIG_MAPPING[config.architecture]().to_dict()
@@ -88,8 +83,6 @@ def _is_number(value: Any) -> bool:
 
 
 class ModuleBackend(PlainBackend):
-    """The part of a backend that all modules of transformers share."""
-
     copies_context = True
 
     def __init__(
@@ -102,7 +95,6 @@ class ModuleBackend(PlainBackend):
         self._num_positions = -(-context_tokens // POSITIONS_MULTIPLE) * POSITIONS_MULTIPLE
 
     def prepare_adapter(self, weights: AdapterWeights) -> NoReturn:
-        """Raises ``UnsupportedAdapterError``."""
         raise UnsupportedAdapterError(
             f"{self.config.architecture} is computed by the transformers backend, whose "
             "projections take no adapters here"
@@ -116,10 +108,10 @@ def class_of(config: ModelConfig) -> Any:
 
 
 def without_weights(config: ModelConfig) -> Any:
-    """Builds the module on torch's meta device. Raises ``UnsupportedModuleError``."""
+    """On torch's meta device. Raises ``UnsupportedModuleError``."""
     try:
         with torch.device("meta"):
-            # In bfloat16: what multiplies experts all at once takes no other dtype there.
+            # The grouped product of experts takes only bfloat16 on the meta device.
             return class_of(config)._from_config(hub_config(config), dtype=torch.bfloat16).eval()
     except Exception as error:
         odd = ", ".join(odd_fields(config)[:NUM_NAMED])
@@ -130,15 +122,13 @@ def without_weights(config: ModelConfig) -> Any:
 
 
 def declared_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of the module's tensors by name. Raises ``UnsupportedModuleError``."""
+    """Raises ``UnsupportedModuleError``."""
     tensors = without_weights(config).state_dict()
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 def load_module(config: ModelConfig, weights: WeightSource, attention: str | None) -> LoadedModule:
-    """transformers maps the names of its own files' tensors, and fuses some.
-    ``attention``: the attention function's name, ``None`` for transformers' choice. Raises
-    ``MissingWeightsError``."""
+    """``attention`` ``None``: transformers' choice. Raises ``MissingWeightsError``."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()

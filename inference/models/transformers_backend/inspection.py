@@ -1,8 +1,6 @@
-"""Detects the attention that a module of transformers needs by running it without weights.
-
-The module is built on torch's meta device, where tensors have shapes and no numbers, and run with
-an attention function and a mask function that record their arguments. Whatever paged attention does
-not compute is refused here, by name, before a weight is read.
+"""Detects the attention that a module of transformers needs by running it on torch's meta device,
+with attention and mask functions that record their arguments. Whatever paged attention does not
+compute is refused by name before a weight is read.
 """
 
 from __future__ import annotations
@@ -23,8 +21,7 @@ PASSED_OVER = frozenset(
         *("output_router_logits", "output_attentions"),
     }
 )
-"""Other arguments that modules pass to attention. Masks reveal the windows; the rest is known
-already."""
+"""Arguments of attention that are ignored: masks reveal the windows."""
 NEAR, FAR = 66, 70_000
 """Positions at which masks without a window are inspected."""
 
@@ -34,44 +31,36 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionCall:
-    """The attention of one layer."""
-
     module: str
-    """The name of its attention module."""
     layer: int
     kv_layer: int
-    """The layer whose keys and values it attends to: itself, or an earlier one."""
+    """Whose keys and values it attends to: itself, or an earlier layer."""
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    """The width of a head's queries and keys."""
     value_dim: int
     scale: float
-    """The factor of scores."""
     window: int | None
     soft_cap: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class SeenMask:
-    """Stands for a mask: causal, and within ``window`` where there is one."""
+    """Causal, and within ``window`` where there is one."""
 
     window: int | None
 
     def __getitem__(self, _: Any) -> SeenMask:
-        """Some of its rows."""
         return self
 
 
 def inspect(model: Any) -> list[AttentionCall]:
-    """Returns the attention calls of a causal language model on the meta device, by layer. Raises
-    ``UnsupportedModuleError``."""
+    """By layer. ``model`` is on the meta device. Raises ``UnsupportedModuleError``."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     names = {module: name for name, module in model.named_modules()}
     calls: list[AttentionCall] = []
     owners: list[tuple[torch.Tensor, int | None]] = []
-    """Keys that layers made, and which layers."""
 
     def attend(
         module: Any,
@@ -123,7 +112,6 @@ class _Seen:
     others: Mapping[str, Any]
 
     def call(self, name: str, layer: int | None, kv_layer: int | None) -> AttentionCall:
-        """Raises ``UnsupportedModuleError``."""
         num_heads, num_kv_heads = self.query.shape[1], self.key.shape[1]
         head_dim, value_dim = self.query.shape[3], self.value.shape[3]
         others = dict(self.others)
@@ -181,8 +169,7 @@ def _seen_mask(
     local_size: int | None = None,
     **_: Any,
 ) -> SeenMask:
-    """Stands in for transformers' mask function. Raises ``UnsupportedModuleError`` for one that is
-    neither causal nor causal within a window, as inspected where they would differ."""
+    """Checks the mask where rules other than causal, or causal within a window, would differ."""
     size = local_size or NEAR
     near = torch.arange(0, NEAR, device=CPU)
     edges = [size * times + offset for times in (1, 2, 3) for offset in (-2, -1, 0, 1)]
@@ -197,7 +184,7 @@ def _seen_mask(
         allowed = torch.as_tensor(mask_function(zero, zero, rows, context))
         is_known = torch.equal(allowed.broadcast_to(expected.shape), expected)
     except RuntimeError:
-        is_known = False  # it follows numbers of the batch, and there are none
+        is_known = False  # the rule reads the batch's values, and there are none
     if not is_known:
         raise UnsupportedModuleError(
             "the module masks attention by a rule other than causal or causal within a window, "

@@ -1,9 +1,8 @@
-"""A decoder of transformers behind our paged attention: the ``Model`` of ``registry`` for what no
-family here computes. Slower than a family's own layers: its projections are not fused or packed,
-and no kernel of ours runs it.
+"""A decoder of transformers behind our paged attention, for what no family here computes:
+projections are not fused or packed, and no kernel of ours runs it.
 
-transformers lets an attention function be registered by name; its modules then hand that function
-their rotated heads. Rows of a step come as one batch of one:
+Its modules hand rotated heads to an attention function registered by name. Rows of a step come as
+one batch of one:
 
     module ─▶ paged_attention ─▶ the module's PagedAttentionLayer ─▶ LayerKV, torch's attention
                                         └─▶ AttentionStep: the step, and what its layers share
@@ -37,14 +36,12 @@ from inference.models.transformers_backend.inspection import AttentionCall, insp
 from inference.models.weight_source import WeightSource
 
 PAGED = "helexa_paged"
-"""The attention function's registered name. transformers makes no masks for it."""
+"""transformers makes no masks for this name."""
 LAYER = "helexa_layer"
 """Attribute of an attention module: its ``PagedAttentionLayer``."""
 
 
 class AttentionStep:
-    """One step's rows. Layers with the same window share the prepared masks and indices."""
-
     def __init__(self, step: DeviceStep, kv: PagedKV, dtype: torch.dtype) -> None:
         self.step = step
         self.kv = kv
@@ -71,8 +68,6 @@ class AttentionStep:
 
 @dataclass(slots=True)
 class CurrentStep:
-    """The step that the layers of a model run."""
-
     step: AttentionStep | None = None
 
 
@@ -88,8 +83,7 @@ class PagedAttentionLayer:
         values: torch.Tensor,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        """(1, heads, num_rows, features) each -> (1, num_rows, heads, value features). ``sinks``
-        (heads,)."""
+        """(1, heads, num_rows, features) each -> (1, num_rows, heads, value features)."""
         call, step = self.call, self.current.step
         assert step is not None, "the model's forward sets it"
         layer_kv = step.kv.layers[call.kv_layer]
@@ -121,8 +115,7 @@ def paged_attention(
     s_aux: torch.Tensor | None = None,
     **__: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Implements transformers' attention interface. Scale, window and soft cap were recorded when
-    the model was built, and do not change from step to step."""
+    """Scale, window and soft cap were recorded when the model was built."""
     layer: PagedAttentionLayer = getattr(module, LAYER)
     return layer.attend(query, key, value, s_aux), None
 
@@ -153,7 +146,6 @@ class TransformersModel(ModuleBackend):
 
     @property
     def execution(self) -> str:
-        """Describes how the module runs."""
         return (
             f"transformers' {type(self._module).__name__} behind paged attention: slower than a "
             f"family that this build computes itself{self._passed_over}"
@@ -166,8 +158,7 @@ class TransformersModel(ModuleBackend):
 
     @torch.inference_mode()
     def forward(self, step: StepInput, kv: PagedKV) -> torch.Tensor:
-        """All rows as one row of transformers': nothing but attention looks from one to another.
-        Raises ``PositionError``."""
+        """All rows are one row of transformers': only attention looks from one to another."""
         check_positions(step.longest_context, self._num_positions)
         on_device = DeviceStep.of(step, self.device)
         rows = on_device.logit_rows
@@ -189,19 +180,16 @@ class TransformersModel(ModuleBackend):
 
 
 def checked_config(config: ModelConfig) -> ModelConfig:
-    """The same config, whose sizes the module confirms. Raises ``UnsupportedModuleError``."""
+    """Raises ``UnsupportedModuleError``."""
     _check_layout(config, inspect_config(config))
     return config
 
 
 def inspect_config(config: ModelConfig) -> list[AttentionCall]:
-    """The attention of each layer, from config.json alone. Raises ``UnsupportedModuleError``."""
     return inspect(without_weights(config))
 
 
 def _check_layout(config: ModelConfig, calls: list[AttentionCall]) -> None:
-    """Checks that the module keeps what the memory plan assumes from config.json. Raises
-    ``UnsupportedModuleError``."""
     for call, shape in zip(calls, config.kv_shapes, strict=True):
         planned = config.num_heads, *shape
         kept = call.num_kv_heads if call.kv_layer == call.layer else 0

@@ -3,15 +3,9 @@
     blocks    a pair of (heads, width) for each entry of each token     LayerKV
     slots     (num_state_slots, *shape) for each state                  float32
 
-Which sequence owns which of them is decided in the engine; this file must not know sequences.
-
-Some modules keep states apart from the layers of transformers' cache, each in a form of its own.
-All are tensors of one shape however long the sequence is, so they lie in state slots like others:
-
-    states ─▶ arguments ─▶ the module's forward ─▶ left_by ─▶ states
-
-Some layers keep, beside the keys of a window, one entry for every few tokens; the module decides
-what it is made of:
+States that modules keep apart from transformers' cache have one shape however long the sequence is,
+and lie in state slots too. Some layers keep, beside the keys of a window, one entry for every few
+tokens, which the module makes:
 
     tokens   0 1 2 3 | 4 5 6 7 | 8 9
     blocks         0         1           an entry lies at the last token of its group
@@ -56,7 +50,6 @@ class ModuleStorage(PagedKV):
         }
 
     def tokens_of(self, layer: int, part: str) -> TokenTensors:
-        """Returns the tensors of a layer that keeps ``part``."""
         place, entry = next(
             (place, entry)
             for place, entry in enumerate(self._cache.tokens)
@@ -67,7 +60,6 @@ class ModuleStorage(PagedKV):
         return TokenTensors(entry, layer_kv, self.block_tokens)
 
     def states_of(self, layer: int) -> dict[StateEntry, torch.Tensor]:
-        """The states of a layer of transformers' cache."""
         return {
             entry: slots
             for entry, slots in self._states.items()
@@ -75,14 +67,11 @@ class ModuleStorage(PagedKV):
         }
 
     def own_states(self) -> dict[StateEntry, torch.Tensor]:
-        """The module's own states, in its order."""
         return {entry: slots for entry, slots in self._states.items() if entry.kind == OWN_KIND}
 
 
 @dataclass(frozen=True, slots=True)
 class TokenTensors:
-    """One entry's keys and values of all blocks."""
-
     entry: TokenEntry
     layer_kv: LayerKV
     block_tokens: int
@@ -101,8 +90,7 @@ class TokenTensors:
     def read(
         self, block_ids: torch.Tensor, first: int, end: int, dtype: torch.dtype
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Reads a sequence's positions [first, end), as they were written. The values are
-        meaningless where only keys are kept."""
+        """Positions [first, end), as written; values are meaningless where only keys are kept."""
         size = self.block_tokens
         blocks = block_ids[first // size : -(-end // size)]
         skipped = first % size
@@ -147,7 +135,7 @@ class SequenceRows:
 def sequences_of(
     step: StepInput, slots: torch.Tensor, block_table: torch.Tensor
 ) -> Iterator[SequenceRows]:
-    """One sequence after the other. ``slots`` and ``block_table`` are the step's, on the device."""
+    """``slots`` and ``block_table`` are the step's, on the device."""
     num_seqs = len(step.context_lens)
     reads, writes = (
         [lone] * num_seqs if given is None else given.tolist()
@@ -182,8 +170,7 @@ def state_entry(
 def read_state(
     entry: StateEntry, slots: torch.Tensor, rows: SequenceRows, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Returns (1, *shape), a copy: modules change a state in place. ``dtype``: of the module's
-    activations."""
+    """(1, *shape), a copy: modules change a state in place."""
     kept_in = dtype if entry.dtype is None else getattr(torch, entry.dtype)
     return slots[rows.state_read].to(kept_in, copy=True)[None]
 
@@ -193,8 +180,7 @@ COMPRESSED_KINDS = frozenset({"DeepseekV4CSACache", "DeepseekV4HCACache"})
 BEGUN = ("buffer_kv", "buffer_gate")
 """Tables of the tokens so far of a group: (1, num_tokens, width) by name."""
 BEFORE = ("overlap_kv", "overlap_gate")
-"""Tables of the last whole group's overlap: (1, group, width / 2) by name. Only layers that look
-back at it have them."""
+"""The last whole group's: (1, group, width / 2) by name, where a layer looks back at it."""
 
 
 def compresses_tokens(kind: type[Any]) -> bool:
@@ -202,14 +188,13 @@ def compresses_tokens(kind: type[Any]) -> bool:
 
 
 def compressed_entries(layer: Any, index: int) -> Iterator[TokenEntry]:
-    """The entries in blocks of a layer that a module has filled."""
     for name, entries in layer.compressed_kv.items():
         shape = 1, int(entries.shape[-1])
         yield TokenEntry(layer=index, part=name, key_shape=shape, value_shape=(0, 0))
 
 
 def group_states(layer: Any, index: int) -> Iterator[StateEntry]:
-    """The states in slots of a layer that a module has filled, maybe with less than a group."""
+    """The module may have filled the layer with less than a group."""
     for begun, before in zip(BEGUN, BEFORE, strict=True):
         for place, (name, tensor) in enumerate(getattr(layer, begun).items()):
             group, width = layer.compress_rate, int(tensor.shape[-1])
@@ -219,8 +204,6 @@ def group_states(layer: Any, index: int) -> Iterator[StateEntry]:
 
 
 class CompressedTokens:
-    """Mixed into such a layer's class. The keys of its window lie in blocks like any other's."""
-
     compress_rate: int
     compressed_kv: dict[str, torch.Tensor | None]
     entry_count: dict[str, int]
@@ -248,7 +231,6 @@ class CompressedTokens:
                 states[self._rows.state_write, : state.shape[1]].copy_(state[0])
 
     def _place(self, entry: StateEntry) -> tuple[dict[str, torch.Tensor | None], str]:
-        """The layer's table in which the module reads ``entry``, and its name there."""
         return getattr(self, entry.kind), list(self.compressed_kv)[entry.index]
 
     def update_compressor_states(self, name: str, compressed: torch.Tensor) -> torch.Tensor:
@@ -269,17 +251,14 @@ class OwnStates(Protocol):
     def arguments(
         self, module: Any, cache: Cache | None, states: list[torch.Tensor] | None
     ) -> dict[str, Any]:
-        """Arguments with which the module's forward continues from ``states``, which it may change:
-        ``None`` before a sequence's first token. ``cache``: ours, ``None`` where the module makes
-        one."""
+        """``states``: the module may change them; ``None`` before a sequence's first token.
+        ``cache``: ours; ``None`` where the module makes one."""
 
     def left_by(self, module: Any, output: Any) -> list[torch.Tensor]:
         """(1, ...) each, always in the same order."""
 
 
 class NoStates:
-    """All that the module keeps lies in the layers of transformers' cache."""
-
     def arguments(
         self, module: Any, cache: Cache | None, states: list[torch.Tensor] | None
     ) -> dict[str, Any]:
@@ -374,7 +353,6 @@ OWN_STATES: dict[str, OwnStates] = {
     "rwkv": StateArgument(),
     "xlstm": RecurrentCache(),
 }
-"""Model type -> how its module keeps states of its own."""
 
 
 def own_states_of(module: Any) -> OwnStates:
