@@ -54,11 +54,12 @@ from inference.version import VERSION, this_build
 log = logging.getLogger(__name__)
 
 LEAVING_AT_LEAST_S = 1.5
-"""How long it stays after it announced that it leaves: by then gateways have read that, and their
-earlier requests have arrived."""
+"""Time after announcing the leave by which gateways have read it and their earlier requests have
+arrived.
+"""
 LEAVING_POLL_S = 0.05
 STOP_GRACE_S = 2.5
-"""How long engines get to end in order when the neuron stops; then they are killed."""
+"""Engines that have not ended by then are killed."""
 
 
 class NeuronService:
@@ -84,13 +85,10 @@ class NeuronService:
     ) -> None:
         """``stall_limit_s``: how long gateways wait for a Redis that does not answer.
         ``load_stall_limit_s``: how long a load or download may make no progress, by ``clock``;
-        ``None``: no limit. ``cache_dir``: where downloads go. ``on_name_lost``: another neuron has
-        this one's name; called once, by the heartbeat. ``bodies``: whose texts are logged.
-        ``memory_limits``: what its models may use of each device. ``stage_host``: where other
-        neurons' engines reach stages that it holds; empty: it holds none. ``checks_files``: whether
-        a load's files are read as this build's engine reads them before models leave for it.
-        ``workers`` prepare its prompts and grammars, and are started and closed with it; ``None``:
-        its own."""
+        ``None``: no limit. ``on_name_lost``: called once, by the heartbeat. ``stage_host``: where
+        other neurons' engines reach stages that this one holds; empty: it holds none.
+        ``checks_files``: whether a load's files are checked before models leave for it. ``workers``
+        prepare prompts and grammars; they are started and closed with it."""
         self.name = name
         self._client = client
         self._may_publish_name = True
@@ -159,7 +157,7 @@ class NeuronService:
         )
 
     def start(self) -> None:
-        """Loads the previous instance's models, as soon as Redis answers. Returns at once."""
+        """Restores the previous instance's models once Redis answers. Returns at once."""
         self._requests.intake.start()
         self._heart.start()
         self.downloads.start()
@@ -185,8 +183,7 @@ class NeuronService:
         self._heart.beat_now()
 
     def unload_model(self, model: str, at_once: bool = False) -> None:
-        """Waits, elsewhere, for the requests in flight, unless they are to end ``at_once``. An
-        unknown model is unloaded already."""
+        """Returns at once; the replica's thread waits for running requests unless ``at_once``."""
         replica = self._replicas.find(model)
         if replica is None:
             log.info("unload of %s: it is not loaded", model)
@@ -196,11 +193,11 @@ class NeuronService:
         self._persisted_specs.save()
 
     def release_stages(self, model: str, job_id: str) -> None:
-        """Ends the stages of that load. Those that are not here have ended already."""
         self._stages.release(model, job_id)
 
     def sleep_model(self, model: str, job_id: str) -> None:
-        """Waits, elsewhere, for the requests in flight. What cannot sleep serves on."""
+        """Returns at once; running requests finish first. Engines that cannot sleep keep
+        serving."""
         replica = self._replicas.find(model)
         if replica is None:
             log.info("sleep of %s: it is not loaded", model)
@@ -209,8 +206,7 @@ class NeuronService:
         self._persisted_specs.save()
 
     def drop_adapter(self, model: str, adapter: str) -> None:
-        """Remove the adapter from ``model``'s engine once no sequence uses it; heartbeats list the
-        present ones. Does nothing if the model is not loaded."""
+        """Removes the adapter once no sequence uses it; heartbeats list the present ones."""
         replica = self._replicas.find(model)
         if replica is not None:
             log.info("adapter %s leaves %s", adapter, model)
@@ -250,7 +246,7 @@ class NeuronService:
         return msgspec.structs.replace(host, problems=problems)
 
     def leave(self, limit_s: float, force: threading.Event) -> None:
-        """Announce that it leaves, refuse new requests, and return when none runs any more, at the
+        """Announces the leave and refuses new requests. Returns when none runs any more, at the
         limit, or when ``force`` is set. ``stop`` comes next."""
         self._is_leaving = True
         self._heart.beat_now()
@@ -266,8 +262,7 @@ class NeuronService:
                 return
 
     def stop(self) -> None:
-        """Refuse new requests, fail running ones, end every engine, withdraw the heartbeat. Takes a
-        few seconds; a second caller waits for the first."""
+        """Takes a few seconds; a second caller waits for the first."""
         if self._replicas.close():
             self._end_everything(self._replicas.all())
             self._stopped.set()
@@ -326,7 +321,6 @@ class NeuronService:
             raise
 
     def _speak_to_redis(self) -> None:
-        """Raises ``NameLostError``, ``redis.RedisError``."""
         self.lease.confirm()
         self._requests.marks.keep(time.time() - self._started_unix_s)
         self._requests.marks.read_earlier()
@@ -349,7 +343,7 @@ class NeuronService:
         self._requests.cancel_of_dead_gateways()
 
     def _weights_in_use(self) -> dict[str, list[Path]]:
-        """Model -> the weight files of its replica and of its stages here."""
+        """Weight files by model, of replicas and held stages."""
         used: dict[str, list[Path]] = {}
         for replica in self._replicas.all():
             if replica.status is not ReplicaStatus.FAILED:
