@@ -1,9 +1,8 @@
 """A load's files: fetched, and checked before other models leave for it, each in a process of its
 own, which is killed when the load is cancelled.
 
-``inference.loading.sources.fetch`` and ``inference.loading.file_check`` are the processes. A check
-that gives no answer stops no load: the engine reads the same files. Called from the threads of
-replicas and of pulls.
+A check that gives no answer stops no load: the engine reads the same files. Called from the threads
+of replicas and of pulls.
 """
 
 from __future__ import annotations
@@ -53,10 +52,9 @@ def run_order(
     on_line: Callable[[bytes], None],
     is_cancelled: Callable[[], bool],
 ) -> int:
-    """Runs ``command`` with ``order`` on its stdin, which stays open as long as this process lives,
-    and passes on what it prints, but for lines that are no messages, which libraries print. Returns
-    its exit code. It ends early when ``is_cancelled``, which another thread calls. Raises
-    ``OSError``."""
+    """Runs ``command`` with ``order`` on its stdin, and passes its output lines to ``on_line``.
+    Skips lines that are no messages: libraries print them. Another thread polls ``is_cancelled``
+    and then kills the process. Returns the exit code. Raises ``OSError``."""
     ended = threading.Event()
     with (
         contextlib.suppress(BrokenPipeError),
@@ -91,7 +89,7 @@ def run_order(
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kills it and its children, such as pip. Does nothing if it has ended."""
+    """Kills the group: fetching starts children, such as pip."""
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -111,8 +109,8 @@ class FileChecker:
         limit_s: float = LIMIT_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Reads nothing unless ``is_enabled``: engines that are not this build's read other files,
-        and only they know which."""
+        """Pass ``is_enabled=False`` for engines that are not this build's: they may read other
+        files."""
         self._command = command
         self._is_enabled = is_enabled
         self._limit_s = limit_s
@@ -160,8 +158,7 @@ class FileChecker:
     def _run(
         self, order: FileCheckOrder, is_cancelled: Callable[[], bool]
     ) -> tuple[FileCheckResult | None, str]:
-        """The result, or ``None`` and why there is none, in words; no words where there is nothing
-        to read."""
+        """The result, or why there is none; an empty reason where there is nothing to read."""
         if not self._is_enabled or not (order.weights or order.spec.source.startswith("path:")):
             return None, ""
         deadline_s = self._clock() + self._limit_s
@@ -219,9 +216,9 @@ class Fetcher:
     def fetch(
         self, spec: LoadSpec, report: OnProgress, is_cancelled: Callable[[], bool]
     ) -> Fetched | None:
-        """Downloads the spec's files, with its draft model where it has one. ``None``: cancelled,
-        or no source that is downloaded. Raises ``LoadRefusedError``; the downloaded files of a load
-        that can never succeed are deleted then."""
+        """Also downloads the draft model. ``None``: cancelled, or the source is not downloaded.
+        Raises ``LoadRefusedError``; the new files of a load that can never succeed are deleted
+        then."""
         own = self._fetch(spec, report, is_cancelled)
         drafting = draft_spec(spec)
         if drafting is None or is_cancelled():
@@ -295,8 +292,7 @@ class Fetcher:
         raise LoadRefusedError(end.failure)
 
     def remove(self, new_files: dict[str, list[str]], used: Collection[Path] = ()) -> None:
-        """Delete files that a failed load downloaded. A package or revision stays whole where a
-        file of ``used`` lies in it."""
+        """A package or revision stays whole where a file of ``used`` lies in it."""
         for key, names in new_files.items():
             source, _, revision = key.rpartition("@")
             directory = cached_directory(self.cache_dir, source, revision)

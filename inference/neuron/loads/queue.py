@@ -38,7 +38,7 @@ from inference.settings.neuron import MEMORY_LIMIT, MemoryLimits
 POLL_S = 1.0
 """How often a waiting load reports what it waits for. Its turn and its cancel wake it at once."""
 HOST_SHARE_KEPT = 0.1
-"""The share of the host's memory that weights of models that sleep leave to everybody else."""
+"""Share of the host's memory that sleeping models' weights leave free."""
 
 
 class LoadQueue:
@@ -49,19 +49,18 @@ class LoadQueue:
         self._ledger = MemoryLedger(limits)
         self._accepted: list[Load] = []
         self._waiting: list[Load] = []
-        """The loads whose files are there; the first one has its turn."""
+        """Loads whose files are there; the first one has its turn."""
 
     def devices(self) -> list[DeviceInfo]:
-        """The devices as last measured, within the operator's limits, less promised memory that is
-        not allocated yet. Returns at once."""
+        """As last measured, within the operator's limits, less promised memory that is not
+        allocated yet. Returns at once."""
         measured = self._devices.devices()
         with self._changed:
             self._note_held(measured)
             return self._ledger.without_promised(measured)
 
     def free_bytes(self) -> dict[str, int]:
-        """Free bytes of each device by the last measurement, within the operator's limits, promised
-        or not."""
+        """By the last measurement, within the operator's limits, promised or not."""
         measured = self._devices.devices()
         with self._changed:
             self._note_held(measured)
@@ -83,14 +82,14 @@ class LoadQueue:
         return max((one.free_memory_bytes for one in devices if one.kind == kind), default=0)
 
     def kept_bytes(self, load: Load) -> int | None:
-        """Bytes promised to it: of ranks on each of their devices, of stages on all together.
-        ``None``: it has no claim."""
+        """Bytes promised to it: of ranks on each device, of stages on all together. ``None``: it
+        has no claim."""
         with self._changed:
             kept = [claim.num_bytes for claim in load.claims.values()]
         return (sum(kept) if load.spec.stages else kept[0]) if kept else None
 
     def accept(self, load: Load) -> None:
-        """Keeps the load's expected memory for it from now on, as far as that is known. Raises
+        """Reserves its expected memory from now on, as far as that is known. Raises
         ``LoadRefusedError`` for a device that this host lacks."""
         devices = choose_devices(load.spec, self.devices())
         with self._changed:
@@ -137,8 +136,9 @@ class LoadQueue:
         gone: Collection[Load] = (),
         asleep: Sequence[tuple[Load, AsleepBytes]] = (),
     ) -> Room:
-        """Measured now, and as if ``gone`` had given theirs back, and ``asleep`` all but so much.
-        On the devices that the spec names, else on the freest; where it sleeps, where it is."""
+        """Measured now, as if ``gone`` had released all their memory, and ``asleep`` all but so
+        much. On the devices that the spec names, else on the freest; a sleeping load stays on its
+        own."""
         measured = self._devices.measure()
         free = _free_bytes(measured)
         with self._changed:
@@ -173,7 +173,6 @@ class LoadQueue:
         )
 
     def begin(self, load: Load, room: Room) -> LoadSpec:
-        """Begins the load whose turn has come. Returns the spec for its engine."""
         measured = self._devices.measure()
         with self._changed:
             kept = {name: claim.num_bytes for name, claim in load.claims.items()}
@@ -190,8 +189,7 @@ class LoadQueue:
         return spec_for_engine(load, room)
 
     def begin_again(self, load: Load) -> LoadSpec:
-        """Begin the load again after its engine died. Its memory stays reserved for the next
-        engine."""
+        """Starts the load's next engine in the memory that stayed reserved for it."""
         measured = self._devices.measure()
         free = _free_bytes(measured)
         with self._changed:
@@ -211,28 +209,28 @@ class LoadQueue:
             load.pid = pid
 
     def loaded(self, load: Load, report: LoadReport) -> None:
-        """Ends its turn: the next load continues."""
+        """Ends its turn."""
         with self._changed:
             load.is_settled = report.actual_bytes > 0
             self._settle(load, used_by_device(load, report))
             self.leave(load)
 
     def listens(self, load: Load, limit_bytes: int) -> None:
-        """A held stage waits for its engine without the turn: two models' must not wait for each
-        other. All that it may take is promised to it, until it is known what it takes."""
+        """Ends the turn of a held stage, which waits for its engine: two models' stages must not
+        wait for each other. Reserves all that it may take until ``stage_took``."""
         with self._changed:
             load.claims[load.devices[0]].num_bytes = limit_bytes
             self.leave(load)
 
     def stage_took(self, load: Load, memory: DeviceMemory) -> None:
-        """Records the memory of a held stage, now that it has its keys and values."""
+        """Call once the stage has allocated its keys and values."""
         with self._changed:
             self._settle(load, {load.devices[0]: memory.actual_bytes + memory.process_bytes})
 
     def keep_host_room(self, load: Load, host_bytes: int) -> bool:
-        """Reserves room on the host for the weights of a load that is about to sleep, until
-        ``host_room_unused`` or until it is awake or gone. Returns ``False`` where the host has no
-        room, or where the load has room reserved already."""
+        """Reserves host memory for the weights of a load that is about to sleep, until
+        ``host_room_unused``, or until it is awake or gone. ``False``: no room, or it has a
+        reservation already."""
         if host_bytes == 0:
             return True
         measured = self._devices.measure()
@@ -266,8 +264,7 @@ class LoadQueue:
                 load.host_claim.num_bytes = held.host_bytes
 
     def begin_waking(self, load: Load) -> None:
-        """Gives the load what it had before it fell asleep: its turn has come, and there is
-        room."""
+        """Reserves what the load had before it fell asleep."""
         measured = self._devices.measure()
         with self._changed:
             self._settle(load, load.used)
@@ -281,7 +278,7 @@ class LoadQueue:
             self.leave(load)
 
     def engine_ended(self, load: Load) -> None:
-        """Counts its memory as free, and keeps it promised to the load."""
+        """Its memory counts as free, but stays promised to the load."""
         with self._changed:
             load.pid, load.free_at_start = None, {}
             for claim in load.claims.values():
@@ -297,15 +294,14 @@ class LoadQueue:
             self.host_room_unused(load)
             self.leave(load)
 
-    # Holds the lock already.
+    # The methods below hold the lock already.
 
     def _claim(self, load: Load, devices: Sequence[str]) -> None:
-        """Ranks take the same of each device; stages what their plan says."""
         load.devices = tuple(devices)
         load.claims = self._ledger.claim(devices, before=list(load.claims.values()))
 
     def _settle(self, load: Load, used: dict[str, int]) -> None:
-        """What it takes is known now; it will never take more."""
+        """The engine will never take more than ``used``."""
         load.free_at_start, load.used = {}, used
         for name, claim in load.claims.items():
             claim.num_bytes = used.get(name, 0)

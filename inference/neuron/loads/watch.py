@@ -22,32 +22,30 @@ from inference.protocol.load_report import LoadFailure, LoadProgress, LoadStage
 from inference.settings.neuron import LOAD_STALL_S
 
 GRACE_S = 30.0
-"""How long the thread of a load may take to end it, until the load is given up without it."""
+"""How long a load's thread may take to end it before the load is given up without it."""
 
 MIN_DOWNLOADED_BYTES = 1024 * 1024
-"""Bytes that a download has to bring within the limit, or it is called a stall: 1.2 KB/s by
-default."""
+"""In each stall limit: 1.2 KB/s by default."""
 
 
 MAX_GAP_S = 2.0
 """Longest accepted gap between two checks, twice the usual one. After a longer gap this process was
-stopped or starved, and messages of the engine may be unread."""
+stopped or starved, and messages of the engine may be unread.
+"""
 
 
 def load_stall_limit_s(environment: Mapping[str, str]) -> float | None:
-    """Seconds that a load may make no progress; ``None``: no limit. Raises ``SettingError``."""
+    """``None``: no limit. Raises ``SettingError``."""
     return LOAD_STALL_S.read(environment) or None
 
 
 class SilenceTimer:
-    """How long one engine has been silent, counted once it has loaded."""
-
     def __init__(self) -> None:
         self._checked_s: float | None = None
         self._silent_s = 0.0
 
     def end(self) -> None:
-        """Restart from 0: the engine has sent a message."""
+        """Call when the engine has sent a message."""
         self._silent_s = 0.0
 
     def check(self, now_s: float) -> float:
