@@ -130,7 +130,6 @@ class LoadAdmission:
     def _make_room(
         self, load: Load, is_cancelled: IsCancelled, report: Callable[[str], None]
     ) -> bool:
-        """``False``: cancelled meanwhile. Raises ``LoadRefusedError``."""
         found = [self._find(model) for model in load.spec.evict if model != load.spec.model]
         leaving = [replica for replica in found if replica is not None]
         sleepers = self._sleepers(load, leaving)

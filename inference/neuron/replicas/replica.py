@@ -33,21 +33,22 @@ from inference.supervised_threads import SupervisedThread
 log = logging.getLogger(__name__)
 
 DRAIN_TIMEOUT_S = 120.0
-"""How long an unload, or falling asleep, waits for requests in flight before it fails them."""
+"""How long an unload, or falling asleep, waits for running requests before it fails them."""
 POLL_S = 0.2
 
 
 class Replica(EngineRuns):
     def refuse(self, failure: LoadFailure) -> None:
-        """Instead of ``start``: it is not loaded, for that reason, nor after the next restart."""
+        """Call instead of ``start``: the model is not loaded, for that reason, nor after the next
+        restart."""
         self._is_first_load = True
         self.load.file_identity = local_identity(self.spec)
         self.give_up(failure)
         self._leave_loads()
 
     def tick(self) -> None:
-        """Called once a second: ends a drained engine, and kills one that hangs or does not stop
-        when asked."""
+        """Call once a second: ends a drained engine, and kills one that hangs or does not stop when
+        asked."""
         self._check_engine()
         limit_s = self._context.load_stall_limit_s
         with self._changed:
@@ -72,7 +73,7 @@ class Replica(EngineRuns):
             engine.abandon()
 
     def stop(self) -> None:
-        """The neuron is shutting down: ask the engine to stop at once. Returns at once."""
+        """The neuron is shutting down. Returns at once."""
         self._end_asked.set()
         self._context.loads.wake()
         if (engine := self._engine) is not None:
@@ -120,7 +121,7 @@ class Replica(EngineRuns):
         return is_draining
 
     def leave_if_idle(self, *, may_sleep: bool) -> bool:
-        """Fall asleep, or unload, if nothing runs here; ``False``: it has work again."""
+        """``False``: it has work again."""
         return (may_sleep and self._fall_asleep(only_if_idle=True)) or self.drain(only_if_idle=True)
 
     def sleep(self, job_id: str) -> None:
@@ -162,8 +163,7 @@ class Replica(EngineRuns):
         return True
 
     def wake(self, spec: LoadSpec) -> None:
-        """Wake it if it sleeps or is about to, for the job of ``spec``, which names the replicas to
-        evict."""
+        """Wakes it for the job of ``spec``, whose ``evict`` names the replicas that must leave."""
         with self._changed:
             self._wanted = spec
             if self.is_resting and self._waker is None:
@@ -193,7 +193,6 @@ class Replica(EngineRuns):
         self._context.on_change()
 
     def _try_to_wake(self) -> None:
-        """Wakes it unless it has ended. Raises ``LoadRefusedError``."""
         engine = self._engine
         while self._is_falling_asleep and not self.wait_left(POLL_S):
             pass
@@ -234,7 +233,7 @@ class Replicas:
             return self._by_model.get(model)
 
     def close(self) -> bool:
-        """The neuron ends: none comes any more. Whether this call closed it."""
+        """Returns whether this call closed it."""
         with self._lock:
             was_open, self.is_closed = not self.is_closed, True
             return was_open
@@ -242,9 +241,9 @@ class Replicas:
     def add(
         self, spec: LoadSpec, context: ReplicaContext, *, recovering: bool = False
     ) -> tuple[Replica | None, Replica | None]:
-        """The replica that is to be started, and the one that it replaces. No new one where the
-        model is here or on its way by that spec: that one is the new job's. ``recovering``: a
-        previous instance had it, and what was requested since goes before that."""
+        """Returns the replica to start, and the one that it replaces. No new one where the model is
+        here or on its way by that spec: the present one adopts the job. ``recovering``: a previous
+        instance had it; a model that was requested since then takes precedence."""
         with self._lock:
             current = self._by_model.get(spec.model)
             if self.is_closed or (recovering and current is not None):
@@ -258,7 +257,7 @@ class Replicas:
             return replica, current
 
     def forget(self, load: Load) -> None:
-        """Forgets the replica of that load, which is gone. One that has taken its place stays."""
+        """Keeps a replica that has taken its place."""
         with self._lock:
             replica = self._by_model.get(load.spec.model)
             if replica is not None and replica.load is load:

@@ -10,8 +10,8 @@ What a failure depended on has to have changed:
     stage_unreachable               the same
     unknown_architecture …          its files alone
 
-Another spec and another instance of the neuron (its version, its engine, its devices) start without
-the failure, so those are not compared. ``FailedLoads`` watches for the rest:
+Another spec or another instance of the neuron starts without the failure. ``FailedLoads`` watches
+for the rest:
 
     FAILED, unchanged ─▶ its files are others ─────────▶ the replica is dropped
                       ─▶ more is free (memory, disk) ──▶ it counts as changed
@@ -21,8 +21,8 @@ disk, downloaded ones too, are checked often, the hub is asked rarely. A downloa
 has not changed until it exists again.
 
 ``PersistedSpecs`` mirrors the specs of loaded models in Redis, so that this neuron's next instance
-reloads them. The neuron's memory is the truth; the hash is written again with every heartbeat, so a
-Redis that came back empty holds it a second later.
+reloads them. Every heartbeat writes the hash again: a Redis that came back empty has it a second
+later.
 """
 
 from __future__ import annotations
@@ -67,12 +67,10 @@ class RestartPolicy:
     healthy_after_s: float = 60.0
     """An engine that served this long had recovered: failures before it no longer count."""
     max_quick_failures: int = 5
-    """The number of quick failures in a row that are restarted; the next one fails the replica."""
     backoff: Backoff = RESTART_BACKOFF
 
     def delay_s(self, num_quick_failures: int) -> float | None:
-        """Seconds to wait before the next start: none after the first failure, then doubling;
-        ``None`` when it is time to give up."""
+        """``None``: give up."""
         if num_quick_failures > self.max_quick_failures:
             return None
         if num_quick_failures <= 1:
@@ -84,7 +82,7 @@ MAX_CHANCES = 3
 """Failures in a row that chance may explain."""
 MORE_MEMORY_BYTES = 512 * 1024**2
 MORE_DISK_BYTES = 64 * 1024**2
-"""The least additional disk that counts. Less is what other programs take and free all the time."""
+"""Other programs take and free less than this all the time."""
 
 
 class Dependency(Enum):
@@ -110,13 +108,13 @@ _DEPENDENCIES = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
     device_free_bytes: Mapping[str, int] = field(default_factory=dict)
-    """Device name (``cuda:1``) -> bytes; empty: not known."""
+    """By device name (``cuda:1``); empty: unknown."""
     disk_free_bytes: int | None = None
 
 
 def dependencies(failure: LoadFailure) -> set[Dependency]:
-    """Conditions that the failure depended on; empty: its files and settings alone. A load that
-    reported its need depends on nothing here: placement compares the need with free memory."""
+    """Empty: the failure depends on files and settings alone. A load that reported its need depends
+    on nothing here: placement compares the need with free memory."""
     if failure.is_permanent:
         return set()
     if failure.needed_bytes is not None:
@@ -171,7 +169,6 @@ class FailedLoads:
         ask_hub: Callable[[LoadSpec], str | None] = hub_identity,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``free_bytes``: of each device, by its name."""
         self._replicas = replicas
         self._free_bytes = free_bytes
         self._directory = hub_cache_dir(cache_dir)
@@ -236,11 +233,9 @@ class FailedLoads:
 class _Found:
     disk_free_bytes: int | None
     cached_weights: str | None
-    """The identity of its downloaded weights."""
     hub: str | None = None
     """The hub's first answer."""
     asked_s: float | None = None
-    """When the hub was last asked."""
 
 
 LETHAL = "the neuron ended while it read this model's tokenizer, and does not load it again"
@@ -252,7 +247,7 @@ class SpecStore:
         self._key = specs_key(neuron)
 
     def read(self) -> list[LoadSpec]:
-        """Specs that the previous instance had loaded. Raises ``redis.RedisError``."""
+        """Raises ``redis.RedisError``."""
         specs = []
         for model, data in self._client.hgetall(self._key).items():
             try:
@@ -284,8 +279,9 @@ class PersistedSpecs:
 
     def restore(self) -> None:
         """Reloads the previous instance's models once, the most recently used first, in case not
-        all have room. A model that was requested since then keeps its new spec; what that instance
-        was reading, and nothing else, when it died is not loaded. Raises ``redis.RedisError``."""
+        all have room. A model that was requested since then keeps its new spec. A model whose
+        tokenizer the previous instance was reading, and nothing else, when it died is not loaded.
+        Raises ``redis.RedisError``."""
         if self._is_restored:
             return
         specs = self._store.read()
@@ -309,13 +305,12 @@ class PersistedSpecs:
         self._is_restored = True
 
     def queue(self, pipeline: Pipeline) -> None:
-        """Adds them to the transaction of a heartbeat, so that a reader of a failed load no longer
-        finds its persisted spec."""
+        """Part of a heartbeat's transaction: a reader that sees a failed load no longer finds its
+        persisted spec."""
         self._store.queue(pipeline, self._specs())
 
     def save(self) -> None:
-        """Save the specs of loaded models when they change. Does nothing before ``restore`` has
-        read the old ones."""
+        """Does nothing before ``restore`` has read the old specs."""
         if not self._is_restored:
             return
         try:
