@@ -76,13 +76,13 @@ class Answer(Protocol):
     def cut(self, index: int, used: SequenceUsage) -> None: ...
 
     def usage(self) -> Usage | None:
-        """Usage computed so far, as far as known; ``None``: none."""
+        """Usage computed so far, as far as known."""
         ...
 
 
 class Engine(Protocol):
     def cancel(self, sequence_id: str) -> None:
-        """Frees what the sequence holds; unknown ids and dead engines are ignored."""
+        """Unknown ids and dead engines are ignored."""
         ...
 
 
@@ -107,11 +107,11 @@ class LiveRequest:
     failure: Failure | None = None
     """Why it is ending; ``None``: it was cancelled."""
     is_orphan: bool = False
-    """Whether its gateway is dead or has lost events: no more events are sent."""
+    """Its gateway is dead or has lost events: no more events are sent."""
     handed_over_s: float | None = None
     first_token_s: float | None = None
     prefill_ms: float | None = None
-    """The engine's own measurement; whatever else passes until the first token is waiting."""
+    """The engine's own measurement; the rest of the time to the first token is waiting."""
 
     @property
     def request_id(self) -> str:
@@ -121,7 +121,6 @@ class LiveRequest:
         return AddressedEvent(self.submit.gateway_id, event)
 
     def last_events(self, end: Event, now_s: float) -> list[AddressedEvent]:
-        """The terminal event ``end``, after the reports that come before it."""
         reported: list[Event] = [] if self.trace is None else [self.trace()]
         if self.submit.traceparent:
             reported.append(self._stage_times(now_s))
@@ -135,8 +134,7 @@ class LiveRequest:
         return [sequence_id(self.request_id, i) for i in indices if not answer.has_finished(i)]
 
     def cut_off(self, failure: Failure | None = None) -> Failed | Cancelled:
-        """Its end without an answer: cancelled, unless it fails. An earlier failure goes before
-        ``failure``."""
+        """``Cancelled`` without a failure. An earlier failure takes precedence over ``failure``."""
         usage = None if self.answer is None else self.answer.usage()
         if (failure := self.failure or failure) is None:
             return Cancelled(request_id=self.request_id, usage=usage)
@@ -184,7 +182,6 @@ class RequestTable:
             return True
 
     def is_live(self, request_id: str) -> bool:
-        """``False``: it has ended."""
         with self._lock:
             return request_id in self._live
 
@@ -199,7 +196,7 @@ class RequestTable:
         engine: Engine,
         trace: Callable[[], Traced] | None = None,
     ) -> bool:
-        """Call it before submitting to the engine. False when the request ended while it was
+        """Call before submitting to the engine. ``False``: the request ended while it was
         prepared."""
         with self._lock:
             live = self._live.get(request_id)
@@ -210,7 +207,7 @@ class RequestTable:
             return True
 
     def started(self, request_id: str) -> bool:
-        """Call it after submitting to the engine. True: the request was cancelled meanwhile, and
+        """Call after submitting to the engine. ``True``: the request was cancelled meanwhile, and
         the engine must cancel it."""
         with self._lock:
             live = self._live.get(request_id)
@@ -220,7 +217,7 @@ class RequestTable:
             return live.cancel_asked
 
     def cancel(self, request_id: str) -> list[AddressedEvent]:
-        """Ends a request that no engine has; otherwise asks its engine, whose word ends it."""
+        """Ends a request that no engine has; otherwise asks its engine, whose output ends it."""
         with self._lock:
             live = self._live.get(request_id)
             if live is None:
@@ -262,7 +259,7 @@ class RequestTable:
         return applied
 
     def forget(self, request_ids: Iterable[str]) -> None:
-        """Give up requests whose gateway has lost events, and free what they hold."""
+        """For requests whose gateway has lost events: frees what they hold."""
         wanted = frozenset(request_ids)
         self._orphan(lambda live: live.request_id in wanted)
 
@@ -284,8 +281,7 @@ class RequestTable:
     def _apply_contained(
         self, live: LiveRequest, index: int, output: SequenceOutput, applied: Applied
     ) -> None:
-        """Contains errors of an answer's text, panics in Rust too: they end its request and no
-        other."""
+        """An error in an answer's text, a panic in Rust too, ends its request and no other."""
         try:
             self._apply_one(live, index, output, applied)
         except BaseException:
@@ -340,7 +336,7 @@ class RequestTable:
             applied.events += self._end(live, events[-1])
 
     def _end(self, live: LiveRequest, event: Event) -> list[AddressedEvent]:
-        """Holds the lock already. ``event`` is terminal."""
+        """The caller holds the lock. ``event`` is terminal."""
         del self._live[live.request_id]
         now_s = self._clock()
         _log_end(live, event, now_s)
@@ -354,7 +350,7 @@ class RequestTable:
             return [event for live in hits for event in self._end(live, live.cut_off(failure))]
 
     def _orphan(self, is_hit: Callable[[LiveRequest], bool]) -> int:
-        """Stop sending events of these requests: they are cancelled."""
+        """Stops sending events of these requests, and cancels them."""
         with self._lock:
             hits = [live for live in self._live.values() if is_hit(live) and not live.is_orphan]
             for live in hits:
@@ -366,7 +362,7 @@ class RequestTable:
         return len(hits)
 
     def _ask_to_cancel(self, live: LiveRequest) -> None:
-        """Asks its engine to cancel it, once that has it: a cancel must not overtake its submit."""
+        """A cancel must not overtake its submit: it waits until the engine has the request."""
         with self._lock:
             live.cancel_asked = True
             has_started = live.has_started
@@ -376,7 +372,7 @@ class RequestTable:
 
 
 def _log_end(live: LiveRequest, end: Event, now_s: float) -> None:
-    """``end`` is its terminal event. Contains nothing of the prompt or the answer."""
+    """Logs nothing of the prompt or the answer."""
     outcome = "finished"
     if isinstance(end, Failed | Cancelled):
         outcome = end.failure.code if isinstance(end, Failed) else "cancelled"

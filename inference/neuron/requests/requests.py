@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 
 SEEN_S = 120.0
-"""A frame comes again within the time for which gateways wait for Redis, 30 s unless it is set."""
+"""A frame is delivered again only while gateways wait for Redis: 30 s unless set."""
 MAX_SEEN = 100_000
 """About 15 MB. At more than 800 requests a second the memory is shorter than ``SEEN_S``."""
 
@@ -90,7 +90,7 @@ class Inbox:
         return num_entries
 
     def _read(self, handled_ids: list[bytes]) -> list[Entry]:
-        """The oldest entries, after those that have been handled are deleted."""
+        """Deletes the handled entries, then reads the oldest."""
         pipeline = self._client.pipeline(transaction=False)
         if handled_ids:
             pipeline.xdel(self._key, *handled_ids)
@@ -130,7 +130,7 @@ READ_FOR_S = 10.0
 
 
 class RedisImageReader:
-    """Reads a request's images from its own key. Any thread may call."""
+    """Any thread may call."""
 
     def __init__(self, client: redis.Redis, *, neuron: str) -> None:
         self._client = client
@@ -138,8 +138,8 @@ class RedisImageReader:
         self._stopped = threading.Event()
 
     def read(self, request_id: str, images: Iterable[ImageRef]) -> dict[str, bytes]:
-        """The images' bytes by their digests; one that is not there whole is left out. Raises
-        ``RequestRefusedError`` where Redis does not answer."""
+        """Bytes by digest; incomplete images are left out. Raises ``RequestRefusedError`` where
+        Redis does not answer."""
         key = images_key(self._neuron, request_id)
         held: dict[str, bytes] = {}
         for digest, size_bytes in {image.digest: image.num_bytes for image in images}.items():
@@ -179,8 +179,8 @@ class Requests:
         bodies: LoggedBodies,
         stall_limit_s: float,
     ) -> None:
-        """``take`` returns what runs a request of that model, or raises ``RequestRefusedError``.
-        ``bodies`` and ``stall_limit_s``: see ``NeuronService``."""
+        """``take`` raises ``RequestRefusedError``. ``bodies`` and ``stall_limit_s``: see
+        ``NeuronService``."""
         self._client = client
         self._neuron = neuron
         self._epoch = epoch
@@ -231,7 +231,7 @@ class Requests:
         self._gateways.interrupted()
 
     def cancel_of_dead_gateways(self) -> None:
-        """Once per beat. Their bills are in the gateways' own files. Raises
+        """Call once per beat. The gateways' own files have the bills. Raises
         ``redis.RedisError``."""
         watched = self.table.gateway_ids() | self._publisher.gateway_ids()
         for gateway_id in self._gateways.dead(watched):

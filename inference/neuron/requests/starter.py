@@ -101,8 +101,7 @@ class PreparingMarks:
         self._send(("HDEL", self._key, request_id))
 
     def read_earlier(self) -> None:
-        """Reads the previous instance's marks, once, before the first request. Raises
-        ``redis.RedisError``."""
+        """Call before the first request; reads once. Raises ``redis.RedisError``."""
         if self._is_read:
             return
         found: Any = self._client.hgetall(self._key)
@@ -116,8 +115,8 @@ class PreparingMarks:
             )
 
     def keep(self, age_s: float) -> None:
-        """Connects where there is no connection, and reads its replies. ``age_s``: of this
-        instance. Raises ``redis.RedisError``."""
+        """Reconnects, and reads outstanding replies. ``age_s``: of this instance. Raises
+        ``redis.RedisError``."""
         with self._lock:
             try:
                 while self._connection is not None and self._connection.can_read(0):
@@ -157,7 +156,6 @@ class PreparingMarks:
 Work = tuple[
     Accepted, Answer, Iterable[SubmitSequence | EmbedSequences], Callable[[], Traced] | None
 ]
-"""What its gateway is sent first, its answer, its engine's commands, and its trace."""
 
 
 class Starter:
@@ -170,8 +168,8 @@ class Starter:
         read_images: Callable[[str, list[ImageRef]], dict[str, bytes]],
         bodies: LoggedBodies = LOG_BODIES.default,
     ) -> None:
-        """``take`` gives what runs a model's request, ``read_images`` a request's images by
-        digest; both raise ``RequestRefusedError``. ``bodies``: whose texts are logged."""
+        """``take`` and ``read_images`` (bytes by digest) raise ``RequestRefusedError``. ``bodies``:
+        whose texts are logged."""
         self._table = table
         self._publish = publish
         self._take = take
@@ -179,8 +177,7 @@ class Starter:
         self._bodies = bodies
 
     def admit(self, submit: Submit) -> bool:
-        """Admits a request before it waits for anything. Returns ``False`` if it was delivered
-        before."""
+        """``False``: it was delivered before."""
         return self._table.admit(submit)
 
     def refuse(self, submit: Submit, failure: Failure) -> None:
@@ -302,7 +299,7 @@ def _tool_format(request: GenerationRequest, text: ModelText) -> str | None:
 
 
 def _suits(request: Request, text: ModelText) -> bool:
-    """Whether a model of that kind answers it. Every model has tokens, and not every one chats."""
+    """Every model has tokens, but not every one chats."""
     if isinstance(request, TokenizeRequest) and not isinstance(request.input, ChatInput):
         return True
     kind = text.report.kind
@@ -342,8 +339,8 @@ def _commands(
 def _further_params(
     request: GenerationRequest, params: SamplingParams, number: int
 ) -> SamplingParams:
-    """The parameters of a further choice to the same prompt: it has a seed of its own where there
-    is one, and the prompt is scored again only where each choice reports it."""
+    """A further choice gets its own seed; its prompt is scored again only where each choice reports
+    it."""
     if params.seed is not None:
         params = msgspec.structs.replace(params, seed=params.seed + number)
     if request.echo and request.sampling.top_logprobs is not None:
