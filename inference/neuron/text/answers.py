@@ -29,8 +29,7 @@ from inference.text.tool_calls.call_parser import Decision
 
 
 class Answer:
-    """All choices of one request: ``n`` in a row for each of its prompts, whose lengths in tokens
-    are ``prompt_lengths``."""
+    """``choices``: ``n`` in a row for each prompt. ``prompt_lengths``: in tokens."""
 
     def __init__(
         self,
@@ -73,7 +72,7 @@ class Answer:
         return self._choices[index].has_finished
 
     def usage(self) -> Usage | None:
-        """Usage computed so far, as far as known, each prompt once. ``None``: none."""
+        """Usage computed so far, as far as known; counts each prompt once."""
         prompt_tokens = cached_tokens = 0
         for prompt_index, length in enumerate(self._prompt_lengths):
             first = prompt_index * self._n
@@ -103,8 +102,7 @@ def build_answer(
     text: ModelText,
     details: Sequence[RequestDetails] = (),
 ) -> Answer:
-    """``details`` describe the parsed parts of the answer. Raises
-    ``RequestRefusedError`` for an empty stop string."""
+    """Raises ``RequestRefusedError`` for an empty stop string."""
     if not all(request.stop):
         raise refused("invalid_value", "a stop string is empty", param="stop")
     num_scored = request.sampling.prompt_logprobs
@@ -174,8 +172,8 @@ def _choice_text(
 
 
 def cosines(vectors: Sequence[bytes], num_firsts: int) -> list[bytes]:
-    """The cosines of the first ``num_firsts`` vectors with the others, in order, or of the only
-    first one with all others."""
+    """Cosines of the first ``num_firsts`` vectors (little-endian float32) with the others, in
+    order; a single first one is compared with all others."""
     import numpy as np  # takes 7 MB and a tenth of a second, which scores alone are worth
 
     numbers = [np.frombuffer(vector, dtype="<f4").astype(np.float64) for vector in vectors]

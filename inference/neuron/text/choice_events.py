@@ -44,7 +44,7 @@ CALL_ID_DIGITS = 24
 
 
 def call_id(request_id: str, index: int, call_index: int) -> str:
-    """The same for the same call of the same choice, and different from every other."""
+    """Deterministic, and unique to the call."""
     name = f"{request_id}/{index}/{call_index}"
     return "call_" + hashlib.sha256(name.encode()).hexdigest()[:CALL_ID_DIGITS]
 
@@ -53,7 +53,7 @@ def call_id(request_id: str, index: int, call_index: int) -> str:
 class Echo:
     text: str
     logprobs: list[TextLogprob] = field(default_factory=list)
-    """The log probabilities of the prompt's tokens; all but the first's come from the engine."""
+    """All but the first token's come from the engine."""
     num_top: int | None = None
     """Number of most likely tokens reported beside each; ``None``: no logprobs are reported."""
 
@@ -72,21 +72,20 @@ class Choice:
         returns_token_ids: bool = False,
         details: Sequence[RequestDetails] = (),
     ) -> None:
-        """``scores``: the index of its prompt and the number of most likely tokens that are
-        reported beside each of that prompt's. ``is_empty``: only the prompt is computed; the one
-        token that the engine has to sample is not reported. ``at_limit``: why the answer ends when
-        it has reached its last allowed token."""
+        """``scores``: the index of its prompt and the number of most likely tokens reported beside
+        each prompt token. ``is_empty``: only the prompt is computed; the one token that the engine
+        has to sample is not reported. ``at_limit``: the finish reason at its last allowed token."""
         self.num_cached_tokens = 0
         self.num_output_tokens = 0
         self.num_accepted_drafts = 0
         self.num_rejected_drafts = 0
         self.has_finished = False
         self.has_begun = False
-        """Whether its first token has come, so that all of its prompt is computed."""
+        """Its first token has come, so all of its prompt is computed."""
         self.timing: SequenceTiming | None = None
-        """``None`` until the engine has brought it to its end."""
+        """``None`` until the engine has finished it."""
         self._num_prompt_tokens = 0
-        """The engine's usage of a choice that it cut off before that."""
+        """Set by ``cut``; 0 before."""
         self._request_id = request_id
         self._index = index
         self._text = text
@@ -107,8 +106,8 @@ class Choice:
         return self._text.num_thought_tokens
 
     def feed(self, step: SequenceStep) -> list[Event]:
-        """The events of one engine step. Ends with ``ChoiceFinished`` when the choice ended, by the
-        engine's word or, while the sequence still runs there, by a stop string."""
+        """Ends with ``ChoiceFinished`` when the choice ended: in the engine, or by a stop string
+        while the sequence still runs there."""
         if step.num_cached_tokens is not None:
             self.num_cached_tokens = step.num_cached_tokens
         self.timing = step.timing
@@ -151,13 +150,13 @@ class Choice:
             self.num_output_tokens = max(used.num_output_tokens, self.num_output_tokens)
 
     def num_computed_tokens(self, num_prompt_tokens: int) -> int:
-        """Tokens computed of a prompt that long, as far as known."""
+        """As far as known; ``num_prompt_tokens``: of its whole prompt."""
         return num_prompt_tokens if self.has_begun else self._num_prompt_tokens
 
     def _take(
         self, step: SequenceStep, pieces: list[Piece], logprobs: list[TextLogprob]
     ) -> list[int]:
-        """Token by token, up to a stop string. Returns the tokens up to there."""
+        """Returns the step's tokens up to a stop string."""
         for position, token_id in enumerate(step.token_ids, start=1):
             kind, found = self._text.feed(token_id)
             pieces += found
@@ -192,7 +191,7 @@ class Choice:
         return None
 
     def _finished(self, reason: FinishReason) -> ChoiceFinished:
-        """Counts the tokens that no event has counted."""
+        """Also counts the tokens that no event has counted."""
         self.has_finished = True
         return ChoiceFinished(
             request_id=self._request_id,
@@ -237,7 +236,7 @@ class Choice:
                 return ToolCallDelta(**common, call_index=self._num_calls - 1, arguments=fragment)
 
     def _counting(self, *, is_answer: bool) -> dict[str, Any]:
-        """The fields of every event with text, which counts the tokens that it has gained."""
+        """Common event fields; resets the counted tokens."""
         num_tokens, self._num_gained[is_answer] = self._num_gained[is_answer], 0
         self._num_reported_tokens += num_tokens
         return {"request_id": self._request_id, "index": self._index, "num_tokens": num_tokens}

@@ -124,8 +124,8 @@ def _check_dimensions(asked: int | None, report: LoadReport) -> None:
 
 
 def count_tokens(request: TokenCountRequest, text: ModelText) -> int:
-    """Raises ``RequestRefusedError``, also for what no answer could be held to: the same request is
-    meant to be sent."""
+    """Raises ``RequestRefusedError`` as the same request for an answer would, output rules
+    included."""
     (prompt,), _ = prompt_tokens(request.input, text, None)
     asked = GenerationRequest(
         model=request.model, input=request.input, output_format=request.output_format
@@ -135,7 +135,7 @@ def count_tokens(request: TokenCountRequest, text: ModelText) -> int:
 
 
 MAX_RETURNED_TOKENS = 1_000_000
-"""Most tokens of one answer; beyond any context here."""
+"""Beyond any context here."""
 
 
 def tokenized(request_id: str, request: TokenizeRequest, text: ModelText) -> Tokenized:

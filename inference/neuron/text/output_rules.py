@@ -60,9 +60,9 @@ def answer_limit(
     max_output_tokens: int | None,
     cap_output_tokens: int | None = None,
 ) -> AnswerLimit:
-    """``max_output_tokens`` is the operator's bound. ``cap_output_tokens`` is what the budget of
-    who asks still buys; it counts where they named no number, and the gateway has reserved what
-    they named otherwise. Raises ``RequestRefusedError``."""
+    """``max_output_tokens``: the operator's bound. ``cap_output_tokens``: what the caller's budget
+    still buys; it counts only where they named no number, as the gateway has reserved a named one.
+    Raises ``RequestRefusedError``."""
     left = context_tokens - num_prompt_tokens
     if left < 1:
         advertised = model_limit(context_tokens, max_output_tokens)
@@ -103,9 +103,9 @@ def prompt_param(given: ChatInput | TextInput | TokensInput) -> str:
 @dataclass(frozen=True, slots=True)
 class TokenBudget:
     prompt_tokens: int | None = None
-    """Tokens of all prompts together; ``None``: any number."""
+    """Of all prompts together; ``None``: any number."""
     output_tokens: int | None = None
-    """Tokens of each choice for which the client named no number."""
+    """Of each choice for which the client named no number."""
 
     @classmethod
     def of(cls, submit: Submit) -> TokenBudget:
@@ -124,7 +124,7 @@ UNBOUNDED = TokenBudget()
 class OutputRules:
     grammar: Grammar | None = None
     not_enforced: Sequence[str] = ()
-    """The places in schemas of the client's body that the grammar leaves out."""
+    """Places in the client's schemas that the grammar leaves out."""
 
 
 def output_rules(
@@ -146,7 +146,6 @@ def output_rules(
 
 
 def _with_calls(job: BuildGrammar, chat: ChatInput, text: ModelText) -> BuildGrammar:
-    """The job with the calls that the answer must or may be."""
     tools, choice = chat.rendered_tools, chat.tool_choice
     if choice.mode == "required":
         _check_choice(choice, tools)

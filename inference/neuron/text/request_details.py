@@ -29,13 +29,11 @@ logger = logging.getLogger(__name__)
 
 MAX_NAME_CHARACTERS = 64
 LEAST_RUN = 8
-"""The length from which a run of one special token (an image's places) is written as the token and
-their number."""
+"""From this length, a run of one special token (an image's places) is written as ``[xN]``."""
 
 
 class RequestDetails:
-    """The details of one request as lines of the log, for the thread that prepares it and then for
-    the one that applies its outputs."""
+    """Used by the thread that prepares the request, then by the one that applies its outputs."""
 
     def __init__(
         self, request_id: str, *, shows_bodies: bool, max_characters: int = MAX_BODY_CHARACTERS
@@ -48,7 +46,7 @@ class RequestDetails:
         self._tool_names: frozenset[str] = frozenset()
 
     def write(self, index: int | None, words: str) -> None:
-        """``index``: the choice that they are about; ``None``: the whole request."""
+        """``index``: of the choice; ``None``: the whole request."""
         request_id = self.request_id
         logger.debug("%s %s", request_id if index is None else f"{request_id}/{index}", words)
 
@@ -64,7 +62,7 @@ class RequestDetails:
             )
 
     def output(self, index: int, token_ids: Sequence[int], pieces: Sequence[Piece]) -> None:
-        """What a step gave a choice, and the parts of its answer that were complete with it."""
+        """Receives one step's tokens, and the parts of the answer that they completed."""
         for piece in pieces:
             if not isinstance(piece, ThoughtPart):
                 continue
@@ -101,7 +99,7 @@ class RequestDetails:
 
 
 def written_out(token_ids: Sequence[int], tokenizer: Tokenizer) -> str:
-    """The tokens as text, special ones included."""
+    """Special tokens included."""
     pieces: list[bytes] = []
     for token_id, run in groupby(token_ids):
         number = len(list(run))
@@ -117,8 +115,7 @@ CUT = "\n[the rest is left out]"
 
 
 class RequestTrace(RequestDetails):
-    """The trace of a captured request: its details and the raw text of its answer. Bounded while it
-    is collected and once more as a whole."""
+    """Adds the raw text of the answer. Bounded while it is collected and once more as a whole."""
 
     def __init__(self, request_id: str, tokenizer: Tokenizer) -> None:
         super().__init__(request_id, shows_bodies=True, max_characters=MAX_TEXT_CHARACTERS)
