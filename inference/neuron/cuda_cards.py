@@ -21,7 +21,6 @@ class CudaCard:
 
 
 def driver_cuda(nvml: Any) -> str | None:
-    """The newest CUDA that the driver runs."""
     try:
         number = int(nvml.nvmlSystemGetCudaDriverVersion_v2())
     except nvml.NVMLError:
@@ -62,8 +61,7 @@ def visible_cards(
 
 
 def card_now(nvml: Any, card: CudaCard, index: int) -> DeviceInfo:
-    """Fresh free memory, load and temperature. Raises ``NVMLError`` where the card no longer
-    answers."""
+    """Raises ``NVMLError`` where the card no longer answers."""
     handle = card.handle
     milliwatts = _reported(nvml, lambda: nvml.nvmlDeviceGetPowerUsage(handle))
     return msgspec.structs.replace(

@@ -43,7 +43,7 @@ class Devices(Protocol):
     def host(self) -> HostInfo: ...
 
     def devices(self) -> list[DeviceInfo]:
-        """Returns at once, with a sample that is normally at most a second old."""
+        """Returns at once."""
         ...
 
     def measure(self) -> list[DeviceInfo]: ...
@@ -135,7 +135,6 @@ class DeviceSampler:
                 self._changed.wait_for(lambda: self._num_asked > self._num_answered, INTERVAL_S)
 
     def _probe(self, found: Discovery) -> tuple[Discovery, float]:
-        """Returns the devices that engines can use, and when to probe again, by the clock."""
         self._waits_for = TORCH
         problem = self._torch_problem()
         self._waits_for = DRIVER

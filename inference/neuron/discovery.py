@@ -120,7 +120,7 @@ class Discovery:
         has_nvidia_hardware: bool | None = None,
         environment: Mapping[str, str] = os.environ,
     ) -> Discovery:
-        """Never raises for what the host is like: faults are named in ``problems``."""
+        """Faults of the host are named in ``problems``, not raised."""
         discovery = cls(_nvml=nvml)
         if DEVICE.read(environment) == "cpu":
             return discovery  # the operator's way out of a broken driver: no card is looked for
@@ -206,7 +206,6 @@ def cpu_device() -> DeviceInfo:
 
 
 def _nvml_problem(nvml: Any, error: Exception, has_nvidia_hardware: bool) -> str | None:
-    """``None``: the host has no NVIDIA GPU."""
     code = getattr(error, "value", None)
     if code == nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
         return (
@@ -291,7 +290,6 @@ class HostCheck(msgspec.Struct, frozen=True, kw_only=True):
     driver_cuda: str | None = None
     torch: str | None = None
     torch_cuda: str | None = None
-    """``None``: a build for CPUs."""
     triton_problem: str | None = None
 
 

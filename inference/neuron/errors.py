@@ -135,7 +135,6 @@ def what_always_fits(limit: ModelLimit) -> str:
 
 
 def prompt_too_long(num_tokens: int, limit: ModelLimit, param: str, words: str = "") -> Failure:
-    """``words``: the number, where it is an estimate."""
     message = (
         f"this model's maximum context length is {limit.context} tokens and the prompt has "
         f"{words or num_tokens}, which leaves no room for an answer. {what_always_fits(limit)}"

@@ -88,8 +88,8 @@ class GatewayWatch:
 
 
 class Heart:
-    """Calls ``on_beat`` each second from its own thread. A Redis outage does not stop it; losing
-    the neuron's name or its invitation does, and calls ``on_lost``."""
+    """A Redis outage does not stop the beats; losing the neuron's name or its invitation does, and
+    calls ``on_lost``."""
 
     def __init__(self, on_beat: Callable[[], None], on_lost: Callable[[], None]) -> None:
         self._on_beat = on_beat
@@ -120,7 +120,6 @@ class Heart:
             self._wake.clear()
 
     def _beat(self) -> bool:
-        """``False``: another neuron has its name, or its invitation is void."""
         outage: redis.RedisError | None = None
         try:
             self._on_beat()

@@ -70,8 +70,8 @@ log = logging.getLogger("inference.neuron")
 
 DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
 SWITCH_INTERVAL_S = 0.0005
-"""How long a thread that renders a long conversation keeps the interpreter from the others. A
-request's first token passes through a dozen threads: at Python's 5 ms that is 50 ms.
+"""A thread that renders a long conversation keeps the interpreter for so long. A request's first
+token passes through a dozen threads: at Python's 5 ms that is 50 ms.
 """
 EXIT_NAME_HELD = 1
 
@@ -140,8 +140,8 @@ def run(name: str, *, expects_load: bool = False) -> int:
 
 
 def _end_it_with_this_process(service: NeuronService) -> None:
-    """Ends the engine on a signal until Celery's worker handles those. An engine that still imports
-    its libraries would notice only seconds later that this process is gone."""
+    """An engine that still imports its libraries would notice only seconds later that this process
+    is gone."""
 
     def leave(number: int, _frame: object) -> None:
         service.engine_starts.close()
@@ -188,7 +188,6 @@ def _logged_bodies() -> LoggedBodies:
 
 
 def _made_data_dir() -> Path:
-    """Engines inherit it through the environment."""
     data_dir = (DATA_DIR.read(os.environ) or Path("var")).resolve()
     try:
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -233,13 +232,13 @@ class Shutdown:
         return self._begun.is_set()
 
     def name_is_lost(self) -> None:
-        """Called by the heartbeat. Celery's worker ends only by a signal."""
+        """Celery's worker ends only by a signal."""
         self.is_name_lost = True
         self._force.set()
         os.kill(os.getpid(), signal.SIGTERM)
 
     def finish(self) -> None:
-        """Call once Celery's worker has ended; blocks until all else has."""
+        """Call once Celery's worker has ended."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self.begin)
         self._worker_has_ended.set()
@@ -269,8 +268,8 @@ RECONNECT_INTERVAL_S = 0.5
 
 
 class ReconnectingConsumer(Consumer):  # type: ignore[misc]
-    """Retries an absent Redis twice a second without a limit, and logs it once. Celery's own
-    consumer waits up to half a minute between attempts, in which no model can be loaded."""
+    """Celery's own consumer waits up to half a minute between attempts, in which no model can be
+    loaded."""
 
     def ensure_connected(self, connection: Any) -> Any:
         is_first = True

@@ -54,12 +54,9 @@ from inference.version import VERSION, this_build
 log = logging.getLogger(__name__)
 
 LEAVING_AT_LEAST_S = 1.5
-"""Time after announcing the leave by which gateways have read it and their earlier requests have
-arrived.
-"""
+"""By then gateways have read the announcement and their earlier requests have arrived."""
 LEAVING_POLL_S = 0.05
 STOP_GRACE_S = 2.5
-"""Engines that have not ended by then are killed."""
 
 
 class NeuronService:
@@ -84,11 +81,9 @@ class NeuronService:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``stall_limit_s``: how long gateways wait for a Redis that does not answer.
-        ``load_stall_limit_s``: how long a load or download may make no progress, by ``clock``;
-        ``None``: no limit. ``on_name_lost``: called once, by the heartbeat. ``stage_host``: where
-        other neurons' engines reach stages that this one holds; empty: it holds none.
-        ``checks_files``: whether a load's files are checked before models leave for it. ``workers``
-        prepare prompts and grammars; they are started and closed with it."""
+        ``load_stall_limit_s``: without progress, by ``clock``; ``None``: no limit. ``stage_host``:
+        where other neurons' engines reach stages held here; empty: none are held. ``workers`` are
+        started and closed with it."""
         self.name = name
         self._client = client
         self._may_publish_name = True
@@ -101,7 +96,6 @@ class NeuronService:
         self._stage_host = stage_host
         self._is_leaving = False
         self._stuck: list[str] = []
-        """Requests that hold a thread of the intake, in words."""
         self._is_ready = True
         self._stopped = threading.Event()
         self._requests = Requests(
@@ -157,7 +151,7 @@ class NeuronService:
         )
 
     def start(self) -> None:
-        """Restores the previous instance's models once Redis answers. Returns at once."""
+        """Returns at once; models are restored once Redis answers."""
         self._requests.intake.start()
         self._heart.start()
         self.downloads.start()
@@ -165,8 +159,8 @@ class NeuronService:
 
     def load_model(self, spec: LoadSpec) -> None:
         """Idempotent: the same spec again only moves the replica to the new job, and wakes it.
-        Another spec for a loaded model replaces it once the requests on the old one are done. With
-        ``stage_of``, one stage is held for another neuron's engine instead."""
+        Another spec replaces it once its requests are done. With ``stage_of``, one stage is held
+        for another neuron's engine."""
         if spec.stage_of is not None:
             self._stages.hold(spec)
             self._heart.beat_now()
@@ -183,7 +177,7 @@ class NeuronService:
         self._heart.beat_now()
 
     def unload_model(self, model: str, at_once: bool = False) -> None:
-        """Returns at once; the replica's thread waits for running requests unless ``at_once``."""
+        """Returns at once; running requests finish first unless ``at_once``."""
         replica = self._replicas.find(model)
         if replica is None:
             log.info("unload of %s: it is not loaded", model)
@@ -196,8 +190,7 @@ class NeuronService:
         self._stages.release(model, job_id)
 
     def sleep_model(self, model: str, job_id: str) -> None:
-        """Returns at once; running requests finish first. Engines that cannot sleep keep
-        serving."""
+        """Returns at once; running requests finish first."""
         replica = self._replicas.find(model)
         if replica is None:
             log.info("sleep of %s: it is not loaded", model)
@@ -206,7 +199,7 @@ class NeuronService:
         self._persisted_specs.save()
 
     def drop_adapter(self, model: str, adapter: str) -> None:
-        """Removes the adapter once no sequence uses it; heartbeats list the present ones."""
+        """The engine frees it once no sequence uses it."""
         replica = self._replicas.find(model)
         if replica is not None:
             log.info("adapter %s leaves %s", adapter, model)
@@ -246,8 +239,8 @@ class NeuronService:
         return msgspec.structs.replace(host, problems=problems)
 
     def leave(self, limit_s: float, force: threading.Event) -> None:
-        """Announces the leave and refuses new requests. Returns when none runs any more, at the
-        limit, or when ``force`` is set. ``stop`` comes next."""
+        """Returns when no request runs, at the limit, or when ``force`` is set. ``stop`` comes
+        next."""
         self._is_leaving = True
         self._heart.beat_now()
         started_s = time.monotonic()
@@ -343,7 +336,6 @@ class NeuronService:
         self._requests.cancel_of_dead_gateways()
 
     def _weights_in_use(self) -> dict[str, list[Path]]:
-        """Weight files by model, of replicas and held stages."""
         used: dict[str, list[Path]] = {}
         for replica in self._replicas.all():
             if replica.status is not ReplicaStatus.FAILED:

@@ -40,9 +40,7 @@ if TYPE_CHECKING:
 
 POLL_S = 0.2
 LEAVING_LIMIT_S = 300.0
-"""An idle model leaves in seconds. One whose process the kernel does not end must not block the
-turn of all later loads.
-"""
+"""One whose process the kernel does not end must not block the turn of all later loads."""
 MEMORY_COMES_BACK_S = 5.0
 """A driver releases a process' memory some moments after its end."""
 
@@ -204,7 +202,6 @@ def _check(load: Load, room: Room, evicted: Sequence[str] = ()) -> None:
 
 
 def _share_a_device(load: Load, other: Load) -> bool:
-    """A load without devices of its own goes where others leave, so it shares one."""
     return not load.spec.devices or bool({*load.spec.devices, *load.devices} & {*other.devices})
 
 
@@ -224,10 +221,9 @@ class Leaving:
 def choose_sleepers(
     leaving: Sequence[Leaving], *, lacking_bytes: int | None, host_bytes: int
 ) -> frozenset[str]:
-    """The models to put to sleep instead of unloading, those that keep the least memory first. A
-    sleeping model comes back several times faster, but keeps some memory of its device, and host
-    memory for its weights. ``lacking_bytes`` must be freed; ``None``: unknown, so none sleeps.
-    ``host_bytes``: host memory that may be used."""
+    """The cheapest to keep first. A sleeping model comes back several times faster, but keeps some
+    device memory, and host memory for its weights. ``lacking_bytes`` must be freed; ``None``:
+    unknown, so none sleeps."""
     if lacking_bytes is None:
         return frozenset()
     spare_bytes = sum(one.held_bytes for one in leaving) - lacking_bytes

@@ -55,7 +55,6 @@ class Downloads:
         fetcher: Fetcher,
         used_paths: Callable[[], dict[str, list[Path]]],
     ) -> None:
-        """``used_paths``: weight files by model, those of loads in progress included."""
         self._client = client
         self._neuron = neuron
         self._fetcher = fetcher
@@ -82,12 +81,12 @@ class Downloads:
         self._changed.set()
 
     def pull(self, spec: PullSpec) -> None:
-        """Queues the pull. The same job again changes nothing."""
+        """Idempotent by job."""
         if self._is_new(spec, "pull"):
             self._pulls.put(spec)
 
     def cancel(self, job_id: str) -> None:
-        """Downloaded bytes stay. Does nothing for an unknown or ended job."""
+        """Downloaded bytes stay."""
         with self._lock:
             self._cancelled.add(job_id)
             job = self._jobs.get(job_id)

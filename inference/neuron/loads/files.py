@@ -52,9 +52,8 @@ def run_order(
     on_line: Callable[[bytes], None],
     is_cancelled: Callable[[], bool],
 ) -> int:
-    """Runs ``command`` with ``order`` on its stdin, and passes its output lines to ``on_line``.
-    Skips lines that are no messages: libraries print them. Another thread polls ``is_cancelled``
-    and then kills the process. Returns the exit code. Raises ``OSError``."""
+    """``command`` gets ``order`` on its stdin. Lines that are no messages are skipped: libraries
+    print them. Another thread polls ``is_cancelled``. Returns the exit code. Raises ``OSError``."""
     ended = threading.Event()
     with (
         contextlib.suppress(BrokenPipeError),
@@ -89,7 +88,6 @@ def run_order(
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kills the group: fetching starts children, such as pip."""
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -109,8 +107,7 @@ class FileChecker:
         limit_s: float = LIMIT_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Pass ``is_enabled=False`` for engines that are not this build's: they may read other
-        files."""
+        """Engines that are not this build's may read other files."""
         self._command = command
         self._is_enabled = is_enabled
         self._limit_s = limit_s
@@ -123,9 +120,8 @@ class FileChecker:
         free_bytes: int,
         is_cancelled: Callable[[], bool],
     ) -> None:
-        """``weights``: downloaded files. ``free_bytes``: on its device, for choosing a quant.
-        Blocks for ``limit_s`` at most. Raises ``LoadRefusedError`` where the engine would refuse
-        the files."""
+        """``free_bytes``: for choosing a quant. Blocks for ``limit_s`` at most. Raises
+        ``LoadRefusedError`` where the engine would refuse the files."""
         result, problem = self._run(_order(spec, weights, free_bytes), is_cancelled)
         if result is not None and result.failure is not None:
             raise LoadRefusedError(result.failure)
@@ -143,8 +139,8 @@ class FileChecker:
         free_bytes: int,
         is_cancelled: Callable[[], bool],
     ) -> PackedCosts | None:
-        """The memory of the model's layers; arguments as for ``check``. Blocks for ``limit_s`` at
-        most. ``None``: the files are missing, or do not show it."""
+        """Blocks for ``limit_s`` at most. ``None``: the files are missing, or do not show the
+        costs."""
         order = _order(spec, weights, free_bytes, weighs=True)
         result, problem = self._run(order, is_cancelled)
         if result is not None and result.costs is not None:
@@ -158,7 +154,6 @@ class FileChecker:
     def _run(
         self, order: FileCheckOrder, is_cancelled: Callable[[], bool]
     ) -> tuple[FileCheckResult | None, str]:
-        """The result, or why there is none; an empty reason where there is nothing to read."""
         if not self._is_enabled or not (order.weights or order.spec.source.startswith("path:")):
             return None, ""
         deadline_s = self._clock() + self._limit_s
@@ -206,8 +201,8 @@ class Fetcher:
         stall_limit_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``free_memory_bytes``: on the device that a load would go to, for choosing a quant.
-        ``stall_limit_s``: how long a download may make no progress; ``None``: no limit."""
+        """``free_memory_bytes``: for choosing a quant. ``stall_limit_s``: of a download; ``None``:
+        no limit."""
         self.cache_dir = cache_dir
         self._stall_limit_s = stall_limit_s
         self._clock = clock

@@ -27,8 +27,7 @@ KINDS = ("cuda", "cpu")
 
 
 def choose_devices(spec: LoadSpec, devices: Sequence[DeviceInfo]) -> list[str]:
-    """``devices``: their free memory excludes promised memory. Raises ``LoadRefusedError`` for a
-    device that is not here."""
+    """``devices``: their free memory excludes promised memory. Raises ``LoadRefusedError``."""
     names = [stage.device for stage in own_stages(spec)] if spec.stages else spec.devices
     if not names or (not spec.stages and len(names) == 1 and names[0] in KINDS):
         return _freest(spec, devices)
@@ -69,10 +68,9 @@ def _no_device(message: str, devices: Sequence[DeviceInfo]) -> LoadRefusedError:
 
 
 BESIDE_FILES_BYTES = 256 * 1024**2
-"""Memory of an engine process and of a step, beside the weights."""
 LEAST_OF_FILES = {"q4": 0.125, "q5": 0.15625, "q6": 0.1875, "q8": 0.25, "fp8": 0.25}
-"""Least ratio of a model's weights in memory to its files: files of 32-bit numbers shrink most.
-Weights that are not quantised while loading need half of such files, in 16 bits.
+"""Least ratio of a model's weights in memory to its files: 32-bit files shrink most. Weights not
+quantised while loading need half of such files, in 16 bits.
 """
 LEAST_OF_DENSE_FILES = 0.5
 BY_LIMIT = f"in all by {MEMORY_LIMIT.name}"
@@ -80,8 +78,7 @@ OTHERS = "what other models were promised left out"
 
 
 def needed_bytes(spec: LoadSpec, device: str) -> int | None:
-    """Bytes that must be free on ``device`` (``cuda:1``), as earlier loads on such a device needed,
-    or as planned for stages; ``None``: unknown."""
+    """By earlier loads on such a device, or by the plan of stages; ``None``: unknown."""
     if spec.stages:
         own = [one for one in own_stages(spec) if full_name(one.device) == device]
         return sum(stage.memory_bytes for stage in own) or None
@@ -92,8 +89,8 @@ def needed_bytes(spec: LoadSpec, device: str) -> int | None:
 
 
 def expected_bytes(spec: LoadSpec, device: str, file_bytes: int | None) -> int:
-    """Bytes to keep free for a waiting load; 0: unknown. ``file_bytes``: size of its weight files,
-    where they are on the disk already."""
+    """Bytes to keep free for a waiting load; 0: unknown. ``file_bytes``: of its weight files on
+    disk."""
     needed = needed_bytes(spec, device)
     if needed is not None:
         return needed
@@ -106,7 +103,6 @@ def expected_bytes(spec: LoadSpec, device: str, file_bytes: int | None) -> int:
 
 
 def least_bytes(spec: LoadSpec, device: str, file_bytes: int | None) -> int:
-    """A lower bound of the free bytes that it needs. ``file_bytes`` as for ``expected_bytes``."""
     needed = needed_bytes(spec, device)
     if needed is not None or file_bytes is None or spec.stages:
         return needed or 0
@@ -162,12 +158,11 @@ def check_room(
 
 
 def waking_bytes(used_bytes: int, asleep: AsleepBytes, device: str) -> int:
-    """``used_bytes``: what it took of ``device`` before it fell asleep."""
     return max(0, used_bytes - asleep.on(device))
 
 
 def check_waking(needed: int, device: str, limit_bytes: int, evicted: Iterable[str] = ()) -> None:
-    """Raises ``LoadRefusedError``; the model keeps sleeping then."""
+    """Raises ``LoadRefusedError``."""
     if needed > limit_bytes:
         once = f" once {gone} has left" if (gone := ", ".join(evicted)) else ""
         raise _refused(
@@ -202,30 +197,24 @@ def _gb(num_bytes: int) -> str:
 
 @dataclass(slots=True, eq=False)
 class Load:
-    """One replica's place in the queue and its claims on memory, as long as it lives."""
-
     spec: LoadSpec
     devices: tuple[str, ...] = ()
     claims: dict[str, Claim] = field(default_factory=dict)
-    """By device; empty before and after."""
     host_claim: Claim | None = None
-    """Host memory for its weights while it sleeps or is about to."""
     pid: int | None = None
     free_at_start: dict[str, int] = field(default_factory=dict)
     free_before: dict[str, int] = field(default_factory=dict)
-    """Free bytes of each device when the load began, within the operator's limits. Kept after the
-    load has ended."""
+    """Kept after the load has ended."""
     is_settled: bool = False
     """Its memory was measured: its engine may start again in that."""
     weights: tuple[Path, ...] = ()
     file_bytes: int | None = None
-    """``None``: not read yet."""
     new_files: dict[str, list[str]] = field(default_factory=dict)
-    """Files that were downloaded for it alone: as in ``inference.loading.sources.fetch``."""
+    """As in ``inference.loading.sources.fetch``."""
     file_identity: str | None = None
-    """Identity of its files when the load began (``sources.local_identity``)."""
+    """As by ``sources.local_identity`` when the load began."""
     used: dict[str, int] = field(default_factory=dict)
-    """Bytes taken of each device once loaded; empty: not measured."""
+    """Empty: not measured."""
     asleep: AsleepBytes | None = None
 
 
@@ -233,7 +222,7 @@ class Load:
 class Room:
     limits: Mapping[str, int]
     promised: Mapping[str, int]
-    """Free bytes that it may not take: promised to others, or beyond the operator's limit."""
+    """Free bytes promised to others, or beyond the operator's limit."""
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -248,8 +237,8 @@ class Room:
 
 
 def spec_for_engine(load: Load, room: Room) -> LoadSpec:
-    """Drops the hash of a fetched file: it was compared, and large files take minutes. Keeps a
-    wheel's, which is also its name in the cache."""
+    """Drops the hash of a fetched file: it was compared, and large files take minutes. A wheel's is
+    also its name in the cache."""
     is_checked = bool(load.weights) and is_of_hub(load.spec.source)
     own = own_stages(load.spec)
     stages = [_stage_for_engine(one, room) if one in own else one for one in load.spec.stages]

@@ -28,7 +28,7 @@ NO_LIMITS = MemoryLimits()
 class Claim:
     device: str
     num_bytes: int = 0
-    """The most that the owner allocates; 0 while unknown."""
+    """0 while unknown."""
     held_bytes: int = 0
     is_begun: bool = False
     """Its load has had its turn: no other goes before it."""
@@ -73,10 +73,9 @@ class MemoryLedger:
         gone: Collection[Claim] = (),
         asleep: Mapping[Claim, int] | None = None,
     ) -> int:
-        """Bytes that the owner of ``own`` may allocate on ``device``, given its measured free
-        bytes: all but promises to others. Promises to later owners count only as far as they leave
-        it ``needed_bytes`` (``None``: unknown, so it goes first). Assumes that ``gone`` have
-        released their memory, and ``asleep`` all but so many bytes."""
+        """All of ``free_bytes`` but promises to others. Promises to later owners count only as far
+        as they leave it ``needed_bytes`` (``None``: unknown, so it goes first). Assumes that
+        ``gone`` have released their memory, and ``asleep`` all but so many bytes."""
 
         def left(claims: Iterable[Claim], free_bytes: int) -> int:
             return _left_bytes(own, claims, free_bytes, needed_bytes, gone, asleep or {})
@@ -90,8 +89,7 @@ class MemoryLedger:
         return [self._within_limit(device) for device in devices]
 
     def without_promised(self, devices: Iterable[DeviceInfo]) -> list[DeviceInfo]:
-        """``devices`` as measured, within the operator's limits, with outstanding memory counted as
-        used."""
+        """Counts outstanding memory as used."""
         reduced = []
         for device in devices:
             name = device_name(device)

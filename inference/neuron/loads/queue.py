@@ -36,9 +36,8 @@ from inference.protocol.load_report import AsleepBytes, DeviceMemory, LoadReport
 from inference.settings.neuron import MEMORY_LIMIT, MemoryLimits
 
 POLL_S = 1.0
-"""How often a waiting load reports what it waits for. Its turn and its cancel wake it at once."""
+"""Its turn and its cancel wake a waiting load at once."""
 HOST_SHARE_KEPT = 0.1
-"""Share of the host's memory that sleeping models' weights leave free."""
 
 
 class LoadQueue:
@@ -52,15 +51,15 @@ class LoadQueue:
         """Loads whose files are there; the first one has its turn."""
 
     def devices(self) -> list[DeviceInfo]:
-        """As last measured, within the operator's limits, less promised memory that is not
-        allocated yet. Returns at once."""
+        """As last measured, within the operator's limits, less outstanding memory. Returns at
+        once."""
         measured = self._devices.devices()
         with self._changed:
             self._note_held(measured)
             return self._ledger.without_promised(measured)
 
     def free_bytes(self) -> dict[str, int]:
-        """By the last measurement, within the operator's limits, promised or not."""
+        """As last measured, within the operator's limits, promised or not."""
         measured = self._devices.devices()
         with self._changed:
             self._note_held(measured)
@@ -89,8 +88,7 @@ class LoadQueue:
         return (sum(kept) if load.spec.stages else kept[0]) if kept else None
 
     def accept(self, load: Load) -> None:
-        """Reserves its expected memory from now on, as far as that is known. Raises
-        ``LoadRefusedError`` for a device that this host lacks."""
+        """Raises ``LoadRefusedError`` for a device that this host lacks."""
         devices = choose_devices(load.spec, self.devices())
         with self._changed:
             self._accepted.append(load)
@@ -105,8 +103,8 @@ class LoadQueue:
     def enter(
         self, load: Load, is_cancelled: Callable[[], bool], report: Callable[[str], None]
     ) -> bool:
-        """Waits for the turn, which ends with ``loaded`` or ``release``. ``report`` is called with
-        the model that has it. ``False``: cancelled."""
+        """The turn ends with ``loaded`` or ``release``. ``report`` gets the model that has it.
+        ``False``: cancelled."""
         with self._changed:
             self._waiting.append(load)
         while not is_cancelled():

@@ -62,14 +62,13 @@ AHEAD_LIMIT_S = 60.0
 LAST_LINES_S = 0.5
 OWN_ENGINE = "inference.engine"
 MAX_LINE_BYTES = 64 * 1024
-"""A longer line is read in pieces."""
 MARGIN_S = 15.0
 """Added to the step's timeout, so that the engine's own watchdog, which knows more, acts first."""
 
 
 def engine_command(environment: Mapping[str, str]) -> list[str]:
-    """``--fd N`` is appended. HELEXA_ENGINE_COMMAND replaces it, for running engines under numactl,
-    a profiler or a container runtime."""
+    """HELEXA_ENGINE_COMMAND is for running engines under numactl, a profiler or a container
+    runtime."""
     return list(ENGINE_COMMAND.read(environment)) or [sys.executable, "-m", OWN_ENGINE]
 
 
@@ -93,9 +92,8 @@ class EngineProcess:
         *,
         on_line: Callable[[bytes], None] | None = None,
     ) -> None:
-        """``spec`` is ``None``: ``load`` will send it. ``on_line`` gets each line of standard
-        error, on a thread; ``None``: the process inherits this one's. Raises ``OSError`` when it
-        cannot start."""
+        """``spec`` is ``None``: ``load`` will send it. ``on_line`` runs on a thread; ``None``: the
+        process inherits this one's standard error. Raises ``OSError``."""
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
@@ -152,7 +150,6 @@ class EngineProcess:
             self.send(CancelSequence(sequence_id=sequence_id))
 
     def stop(self) -> None:
-        """Asks it to end; ``messages`` ends when it has."""
         if self._stop_asked_s is None:
             self._stop_asked_s = time.monotonic()
         with contextlib.suppress(EngineGoneError, OSError):
@@ -168,8 +165,8 @@ class EngineProcess:
         return self._stop_asked_s is not None
 
     def check(self, silence_limit_s: float | None) -> float:
-        """Call once a second: kills the process where it does not stop when asked. Returns the
-        seconds of silence where they are over the limit, else 0."""
+        """Call once a second. Returns the seconds of silence where they are over the limit, else
+        0."""
         now_s = time.monotonic()
         if self._stop_asked_s is not None and now_s - self._stop_asked_s > STOP_GRACE_S:
             self.kill()
@@ -177,21 +174,18 @@ class EngineProcess:
         return silent_s if silence_limit_s is not None and silent_s > silence_limit_s else 0.0
 
     def abandon(self) -> None:
-        """Ends ``messages`` now, whether or not the process can end: one that waits for its device
-        in the kernel outlives even SIGKILL for a while."""
+        """A process that waits for its device in the kernel outlives even SIGKILL for a while."""
         self.kill()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def kill(self) -> None:
-        """SIGKILL to its process group."""
         if not self.has_ended:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def reap(self) -> str:
-        """Ensures that the process is gone, after ``messages`` ended. Returns how it ended, for
-        operators."""
+        """Call after ``messages`` ended. Returns how the process ended, for operators."""
         try:
             code = self._process.wait(REAP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -209,8 +203,8 @@ class EngineProcess:
 
     @property
     def ended_by_itself(self) -> bool:
-        """Valid after ``reap``. SIGKILL comes from outside: an operator, the kernel short of
-        memory, this neuron."""
+        """Valid after ``reap``. SIGKILL comes from outside: an operator, the kernel, this
+        neuron."""
         return self._process.returncode not in (None, -signal.SIGKILL)
 
     def _send_frame(self, frame: bytes) -> None:
@@ -222,8 +216,7 @@ class EngineProcess:
 
 
 class EngineStarts:
-    """Starts engines. The first may be started ahead of its load, because importing torch takes
-    seconds; one that no load has taken within ``AHEAD_LIMIT_S`` is ended."""
+    """The first engine may be started ahead of its load, because importing torch takes seconds."""
 
     def __init__(
         self,
@@ -232,7 +225,6 @@ class EngineStarts:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``on_line``: by model, as for ``EngineProcess``."""
         self._command = command
         self._clock = clock
         self._on_line = on_line
@@ -281,7 +273,6 @@ def _read_lines(stream: IO[bytes], on_line: Callable[[bytes], None]) -> None:
 
 MAX_MODEL_BYTES = 256 * 1024
 MAX_MODELS = 64
-"""Those whose engines wrote last are kept."""
 STDERR = 2
 
 
@@ -291,11 +282,10 @@ class EngineLogs:
         self._neuron = neuron
         self._lock = threading.Lock()
         self._by_model: dict[str, deque[bytes]] = {}
-        """The last lines of each model; the one whose engine wrote last comes last."""
+        """The model whose engine wrote last comes last."""
         self._redact = Redactor(secrets_of(os.environ))
 
     def writer(self, model: str) -> Callable[[bytes], None]:
-        """Returns a writer for one engine's lines, each with its line end."""
         self._add(model)
 
         def write(line: bytes) -> None:

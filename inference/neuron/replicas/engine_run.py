@@ -58,8 +58,7 @@ class EngineRuns(ReplicaRecord):
         recovering: bool = False,
         predecessor: ReplicaRecord | None = None,
     ) -> None:
-        """``recovering``: a previous instance of the neuron had it loaded. ``predecessor``: a
-        replica of the same model that must be gone before this one's engine starts."""
+        """``predecessor`` must be gone before this one's engine starts."""
         failed = 0 if predecessor is None else predecessor.num_failed_loads_by(spec)
         super().__init__(spec, recovering=recovering, num_failed_loads=failed)
         self._context = context
@@ -69,7 +68,6 @@ class EngineRuns(ReplicaRecord):
         self.start = SupervisedThread(self._supervise, name=name, restarts=False).start
 
     def _check_engine(self) -> None:
-        """Decides under the lock what the engine needs now, and does it without."""
         now_s = time.monotonic()
         with self._changed:
             engine, drain_by_s, turns_by_s = self._engine, self._drain_by_s, self._turns_by_s
@@ -185,7 +183,6 @@ class EngineRuns(ReplicaRecord):
         return self._after_crash(how, served_s)
 
     def _engine_spec(self) -> LoadSpec | None:
-        """``None``: cancelled or given up."""
         if self.load.is_settled:
             return self._context.loads.begin_again(self.load)
         self.progressed(LoadProgress(stage=LoadStage.STARTING))
@@ -216,7 +213,6 @@ class EngineRuns(ReplicaRecord):
         return self._finish(engine)
 
     def _finish(self, engine: EngineProcess) -> tuple[str, float]:
-        """Also fails the requests that the engine was working on."""
         served_s = 0.0 if self._ready_s is None else time.monotonic() - self._ready_s
         is_wanted = self._end_asked.is_set()
         with self._changed:
@@ -321,8 +317,7 @@ class EngineRuns(ReplicaRecord):
         self._context.on_change()
 
     def _rested(self) -> bool:
-        """Whether the ended engine was asleep or about to be. One that was to wake is loaded from
-        its files."""
+        """A dead engine that was to wake is loaded from its files."""
         with self._changed:
             was_falling, self._is_falling_asleep = self._is_falling_asleep, False
             waker = self._waker

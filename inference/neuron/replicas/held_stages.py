@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class StageHolder:
-    """``_lock`` guards what ``state`` reports. The queue of loads is called without it."""
+    """``_lock`` guards what ``state`` reports; the queue of loads is called without it."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class StageHolder:
         context: ReplicaContext,
         predecessors: Sequence[StageHolder],
     ) -> None:
-        """``predecessors``: holders of the same stage that must be gone before this one begins."""
+        """``predecessors`` must be gone before this one begins."""
         self.spec = spec
         self.of = of
         self.load = Load(spec)
@@ -64,7 +64,6 @@ class StageHolder:
 
     @property
     def failed_s(self) -> float:
-        """0 unless it has failed."""
         has_failed = self._status is HeldStageStatus.FAILED
         return time.time() - self._since_unix_s if has_failed else 0.0
 
@@ -91,7 +90,7 @@ class StageHolder:
             )
 
     def stop(self) -> None:
-        """Releases the stage in any status. Returns at once."""
+        """Returns at once."""
         self._release_asked.set()
         self._context.loads.wake()
         if (engine := self._engine) is not None:
@@ -102,8 +101,7 @@ class StageHolder:
             engine.kill()
 
     def tick(self) -> None:
-        """Call once a second: kills a process that is silent or does not stop when asked, and ends
-        a load that makes no progress."""
+        """Call once a second."""
         limit_s = self._context.load_stall_limit_s
         with self._lock:
             stalled_s = self._watch.check(self._context.clock())
@@ -186,7 +184,6 @@ class StageHolder:
                 self._failure = LoadFailure(code=code, message=text)
 
     def _ended(self, how: str) -> None:
-        """A load that was ended for lack of progress counts as failed, not released."""
         self._context.loads.engine_ended(self.load)
         crashed = LoadFailure(code="engine_crashed", message=f"the process of the stage {how}")
         is_released = self._release_asked.is_set()
@@ -219,7 +216,7 @@ class StageHolder:
 
 
 FAILURE_KEPT_S = 600.0
-"""How long a failed stage is reported: placement leaves this neuron out meanwhile."""
+"""Placement leaves this neuron out meanwhile."""
 
 
 class HeldStages:
@@ -232,7 +229,7 @@ class HeldStages:
         self._is_closed = False
 
     def hold(self, spec: LoadSpec) -> None:
-        """The same order again changes nothing; another load's order for the stage replaces it."""
+        """Idempotent by job; another job's stage replaces it."""
         of = spec.stage_of
         if of is None or not 0 < of.index < len(spec.stages):
             log.error("the order of a stage of %s names none of its stages", spec.model)

@@ -69,16 +69,15 @@ class ReplicaContext:
     admission: LoadAdmission
     checker: FileChecker
     discard: Callable[[Load], None]
-    """Called for a load that can never succeed: deletes its downloads."""
+    """Deletes its downloads."""
     on_change: Callable[[], None]
     on_gone: Callable[[Load], None]
-    """The engine process has ended for good."""
     restart_policy: RestartPolicy = field(default_factory=RestartPolicy)
     load_stall_limit_s: float | None = None
     """``None``: no limit."""
     clock: Callable[[], float] = time.monotonic
     silence_limit_s: float | None = None
-    """A loaded engine that sends nothing for longer is killed; ``None``: no limit."""
+    """``None``: no limit."""
 
 
 class ReplicaRecord:
@@ -92,7 +91,6 @@ class ReplicaRecord:
         self.status = ReplicaStatus.RECOVERING if recovering else ReplicaStatus.LOADING
         self._since_unix_s = time.time()
         self.is_gone = False
-        """Its thread has ended, or is given up."""
         self._is_abandoned = False
         """Its thread hangs and is given up: whatever it does later no longer counts."""
         self._engine: EngineProcess | None = None
@@ -105,12 +103,9 @@ class ReplicaRecord:
         self._is_falling_asleep = False
         self._waker: SupervisedThread | None = None
         self._wanted = spec
-        """The job that it is to wake for."""
         self._stall: LoadFailure | None = None
         self._load_failure: LoadFailure | None = None
-        """Why its load ended, as its engine or its neuron reports it."""
         self._fault: Failure | None = None
-        """Why its engine ends its requests."""
         self._is_first_load = not recovering
         self._progress: LoadProgress | None = None
         self._engine_since_unix_s: float | None = None
@@ -124,7 +119,6 @@ class ReplicaRecord:
         self._num_failed_loads = num_failed_loads
         self._num_quick_failures = 0
         self._has_improved = False
-        """Something has changed since it failed that the next load may profit from."""
         self._watch = LoadWatch()
 
     def wait_gone(self, timeout_s: float | None = None) -> bool:
@@ -138,11 +132,9 @@ class ReplicaRecord:
             )
 
     def num_failed_loads_by(self, spec: LoadSpec) -> int:
-        """0: the last load was by another spec."""
         return self._num_failed_loads if spec_digest(self.spec) == spec_digest(spec) else 0
 
     def adopt_job(self, spec: LoadSpec) -> None:
-        """Report a second load job for the same spec from now on."""
         with self._changed:
             self.spec = msgspec.structs.replace(self.spec, job_id=spec.job_id, order=spec.order)
 
@@ -152,8 +144,7 @@ class ReplicaRecord:
 
     @property
     def unchanged_failure(self) -> LoadFailure | None:
-        """The failure of its last load, where the next one would fail again because nothing has
-        changed since. ``None`` also where time alone may let the next one succeed."""
+        """``None`` where the next load may succeed, if only by time."""
         with self._changed:
             failure = self._failure
             if self.status is not ReplicaStatus.FAILED or failure is None or self._has_improved:
@@ -162,10 +153,9 @@ class ReplicaRecord:
 
     @property
     def persisted_spec(self) -> LoadSpec | None:
-        """The spec by which the neuron reloads it after a restart. ``None`` after an unload or a
-        refused load; asleep, as the host's memory goes with the engine; and with stages on other
-        neurons, whose links end with it. Its ``evict`` is empty: those replicas must not leave once
-        more."""
+        """``None`` after an unload or a refused load; asleep, as the host's memory goes with the
+        engine; and with stages on other neurons, whose links end with it. ``evict`` is empty: those
+        replicas must not leave once more."""
         with self._changed:
             if self.status is ReplicaStatus.FAILED:
                 is_persisted = not self._is_first_load
@@ -179,14 +169,13 @@ class ReplicaRecord:
 
     @property
     def may_sleep_as(self) -> AsleepBytes | None:
-        """Memory that it would hold asleep; ``None``: it cannot sleep, or is not awake."""
+        """``None``: it cannot sleep, or is not awake."""
         with self._changed:
             if self.status is not ReplicaStatus.READY or self._text is None:
                 return None
             return self._text.report.asleep
 
     def state(self, kept_bytes: int | None = None) -> ReplicaState:
-        """``kept_bytes``: reserved for it by the neuron."""
         with self._changed:
             spec, is_asleep = self.spec, self.status is ReplicaStatus.ASLEEP
             is_loading = self.status in (ReplicaStatus.LOADING, ReplicaStatus.RECOVERING)
@@ -268,8 +257,7 @@ class ReplicaRecord:
                 self._last_used_unix_s = time.time()
 
     def failed(self, failure: LoadFailure, served_s: float, policy: RestartPolicy) -> float | None:
-        """Call when an engine ended by itself, ``served_s`` after it had loaded. Returns the
-        seconds until the next start; ``None``: there is none."""
+        """Returns the seconds until the next start; ``None``: there is none."""
         with self._changed:
             self._watch.stop()
             if served_s >= policy.healthy_after_s:
@@ -314,14 +302,13 @@ def _with_news(report: LoadReport, stats: EngineStats | None) -> LoadReport:
 
 
 def _devices_of(report: LoadReport) -> list[str]:
-    """Of ranks only the first one's device."""
     return [one.device for one in report.stage_memory] or [report.device]
 
 
 def _memory_bytes(
     report: LoadReport | None, asleep: AsleepBytes | None, kept_bytes: int | None
 ) -> int | None:
-    """Memory in use or reserved. An engine that did not measure reports 0."""
+    """An engine that did not measure reports 0."""
     if asleep is not None:
         return asleep.device_bytes
     if report is not None and report.actual_bytes:

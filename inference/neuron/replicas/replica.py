@@ -33,22 +33,19 @@ from inference.supervised_threads import SupervisedThread
 log = logging.getLogger(__name__)
 
 DRAIN_TIMEOUT_S = 120.0
-"""How long an unload, or falling asleep, waits for running requests before it fails them."""
 POLL_S = 0.2
 
 
 class Replica(EngineRuns):
     def refuse(self, failure: LoadFailure) -> None:
-        """Call instead of ``start``: the model is not loaded, for that reason, nor after the next
-        restart."""
+        """Call instead of ``start``."""
         self._is_first_load = True
         self.load.file_identity = local_identity(self.spec)
         self.give_up(failure)
         self._leave_loads()
 
     def tick(self) -> None:
-        """Call once a second: ends a drained engine, and kills one that hangs or does not stop when
-        asked."""
+        """Call once a second."""
         self._check_engine()
         limit_s = self._context.load_stall_limit_s
         with self._changed:
@@ -73,7 +70,7 @@ class Replica(EngineRuns):
             engine.abandon()
 
     def stop(self) -> None:
-        """The neuron is shutting down. Returns at once."""
+        """Returns at once."""
         self._end_asked.set()
         self._context.loads.wake()
         if (engine := self._engine) is not None:
@@ -92,7 +89,7 @@ class Replica(EngineRuns):
         self._send(DropAdapter(name=name))  # without an engine there is no adapter either
 
     def is_idle(self) -> bool:
-        """Whether no request runs in it, is on its way to it, or waits for it to load."""
+        """Requests on their way to it, or waiting for its load, count too."""
         with self._changed:
             if self.status in (ReplicaStatus.LOADING, ReplicaStatus.RECOVERING):
                 return False
@@ -100,8 +97,7 @@ class Replica(EngineRuns):
             return self.status is not ReplicaStatus.READY or not has_work
 
     def drain(self, *, at_once: bool = False, only_if_idle: bool = False) -> bool:
-        """Unload: refuse new requests, finish running ones, or fail them ``at_once``, end the
-        engine. A load is cancelled. Returns at once; ``False``: it has work again."""
+        """Unloads; a load is cancelled. Returns at once; ``False``: it has work again."""
         with self._changed:
             begins = self._is_falling_asleep
             if self.status is not ReplicaStatus.DRAINING and (not only_if_idle or self.is_idle()):
@@ -125,8 +121,8 @@ class Replica(EngineRuns):
         return (may_sleep and self._fall_asleep(only_if_idle=True)) or self.drain(only_if_idle=True)
 
     def sleep(self, job_id: str) -> None:
-        """Refuse new requests, finish running ones, fall asleep. Returns at once. If it cannot, it
-        keeps serving, and its state reports that for the job."""
+        """Returns at once. If it cannot sleep, it keeps serving, and its state reports that for the
+        job."""
         if self._fall_asleep():
             return
         with self._changed:
@@ -146,7 +142,6 @@ class Replica(EngineRuns):
         self._context.on_change()
 
     def _fall_asleep(self, *, only_if_idle: bool = False) -> bool:
-        """``False``: it cannot, it has work, or the host has no room for its weights."""
         asleep, loads = self.may_sleep_as, self._context.loads
         if asleep is None or not loads.keep_host_room(self.load, asleep.host_bytes):
             return False
@@ -163,7 +158,7 @@ class Replica(EngineRuns):
         return True
 
     def wake(self, spec: LoadSpec) -> None:
-        """Wakes it for the job of ``spec``, whose ``evict`` names the replicas that must leave."""
+        """``spec.evict`` names the replicas that must leave."""
         with self._changed:
             self._wanted = spec
             if self.is_resting and self._waker is None:
@@ -241,9 +236,8 @@ class Replicas:
     def add(
         self, spec: LoadSpec, context: ReplicaContext, *, recovering: bool = False
     ) -> tuple[Replica | None, Replica | None]:
-        """Returns the replica to start, and the one that it replaces. No new one where the model is
-        here or on its way by that spec: the present one adopts the job. ``recovering``: a previous
-        instance had it; a model that was requested since then takes precedence."""
+        """The replica to start, and the present one: to be replaced, or, where it suits the spec,
+        the new job's. A restored spec (``recovering``) never replaces a present one."""
         with self._lock:
             current = self._by_model.get(spec.model)
             if self.is_closed or (recovering and current is not None):
@@ -257,7 +251,6 @@ class Replicas:
             return replica, current
 
     def forget(self, load: Load) -> None:
-        """Keeps a replica that has taken its place."""
         with self._lock:
             replica = self._by_model.get(load.spec.model)
             if replica is not None and replica.load is load:

@@ -65,7 +65,7 @@ RESTART_BACKOFF = Backoff(first_s=0.5, max_s=30.0)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartPolicy:
     healthy_after_s: float = 60.0
-    """An engine that served this long had recovered: failures before it no longer count."""
+    """Earlier failures no longer count then."""
     max_quick_failures: int = 5
     backoff: Backoff = RESTART_BACKOFF
 
@@ -86,8 +86,6 @@ MORE_DISK_BYTES = 64 * 1024**2
 
 
 class Dependency(Enum):
-    """Conditions of a failure beside the model's files and settings."""
-
     TIME = auto()
     CHANCE = auto()
     MEMORY = auto()
@@ -113,8 +111,8 @@ class Conditions:
 
 
 def dependencies(failure: LoadFailure) -> set[Dependency]:
-    """Empty: the failure depends on files and settings alone. A load that reported its need depends
-    on nothing here: placement compares the need with free memory."""
+    """Empty: files and settings alone. A load that reported its need depends on nothing here:
+    placement compares the need with free memory."""
     if failure.is_permanent:
         return set()
     if failure.needed_bytes is not None:
@@ -123,8 +121,7 @@ def dependencies(failure: LoadFailure) -> set[Dependency]:
 
 
 def waits_for_time(failure: LoadFailure, num_failures: int) -> bool:
-    """Whether back-off is all that the next try needs. ``num_failures``: in a row, this one
-    included."""
+    """``num_failures``: in a row, this one included."""
     found = dependencies(failure)
     return Dependency.TIME in found or (Dependency.CHANCE in found and num_failures <= MAX_CHANCES)
 
@@ -132,7 +129,7 @@ def waits_for_time(failure: LoadFailure, num_failures: int) -> bool:
 def has_improved(
     failure: LoadFailure, devices: Sequence[str], then: Conditions, now: Conditions
 ) -> bool:
-    """``devices``: those that it was loaded onto. ``then``: when it began, or failed."""
+    """``then``: when the load began, or failed."""
     found = dependencies(failure)
     if Dependency.MEMORY in found and _has_more_memory(devices, then, now):
         return True
@@ -175,7 +172,6 @@ class FailedLoads:
         self._ask_hub = ask_hub
         self._clock = clock
         self._found: dict[Load, _Found] = {}
-        """Each failed load's surroundings, as they were first found."""
         self._stopping = threading.Event()
         self._thread = SupervisedThread(self._check_for_ever, name="failed-loads")
 
@@ -234,7 +230,6 @@ class _Found:
     disk_free_bytes: int | None
     cached_weights: str | None
     hub: str | None = None
-    """The hub's first answer."""
     asked_s: float | None = None
 
 
@@ -257,7 +252,7 @@ class SpecStore:
         return specs
 
     def write(self, specs: list[LoadSpec]) -> None:
-        """Makes the hash hold exactly these. Raises ``redis.RedisError``."""
+        """Raises ``redis.RedisError``."""
         with self._client.pipeline(transaction=True) as pipeline:
             self.queue(pipeline, specs)
             pipeline.execute()
@@ -278,10 +273,9 @@ class PersistedSpecs:
         self._is_restored = False
 
     def restore(self) -> None:
-        """Reloads the previous instance's models once, the most recently used first, in case not
-        all have room. A model that was requested since then keeps its new spec. A model whose
-        tokenizer the previous instance was reading, and nothing else, when it died is not loaded.
-        Raises ``redis.RedisError``."""
+        """Runs once, the most recently used first, in case not all have room. A model requested
+        since then keeps its new spec. One whose tokenizer the previous instance was reading when it
+        died is not loaded. Raises ``redis.RedisError``."""
         if self._is_restored:
             return
         specs = self._store.read()
@@ -305,8 +299,8 @@ class PersistedSpecs:
         self._is_restored = True
 
     def queue(self, pipeline: Pipeline) -> None:
-        """Part of a heartbeat's transaction: a reader that sees a failed load no longer finds its
-        persisted spec."""
+        """In a heartbeat's transaction, so that a reader of a failed load no longer finds its
+        spec."""
         self._store.queue(pipeline, self._specs())
 
     def save(self) -> None:

@@ -27,7 +27,7 @@ MAX_CHARACTER_BYTES = 4
 
 
 def batches_within(max_bytes: int, events: Sequence[Event]) -> Iterator[list[Event]]:
-    """``max_bytes``: of each batch in msgpack. The order of events stays."""
+    """``max_bytes``: of each batch in msgpack."""
     return _groups((part for event in events for part in _parts(event, max_bytes)), max_bytes)
 
 
@@ -80,7 +80,6 @@ def _with_bytes(items: Iterable[Item]) -> Iterator[tuple[Item, int]]:
 
 
 def _groups(items: Iterable[tuple[Item, int]], max_bytes: int) -> Iterator[list[Item]]:
-    """An item longer than ``max_bytes`` is a group alone."""
     group: list[Item] = []
     num_bytes = 0
     for item, item_bytes in items:

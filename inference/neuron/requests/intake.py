@@ -31,7 +31,6 @@ log = logging.getLogger(__name__)
 MAX_PREPARED = 12
 """Each has a thread of its own."""
 MAX_OF_EITHER = 4
-"""Of one account, or of one model."""
 MAX_OF_BOTH = 2
 STUCK_AFTER_S = 300.0
 """Ten times what the largest request takes to prepare."""
@@ -41,7 +40,7 @@ MAX_STUCK = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntakeLimits:
-    """Limits of waiting requests and of those in preparation. One account may have half of each."""
+    """One account may have half of each."""
 
     max_requests: int = 2048
     max_bytes: int = 256 * 1024 * 1024
@@ -96,19 +95,17 @@ class Intake:
             SupervisedThread(self._work, name=f"intake-{index}").start()
 
     def stop(self) -> None:
-        """The threads end once the queue is empty. Returns at once."""
         with self._changed:
             self._is_stopping = True
             self._changed.notify_all()
 
     @property
     def pending(self) -> tuple[int, int]:
-        """Requests that are put and not prepared yet, and the bytes of their frames."""
+        """Requests not prepared yet, and the bytes of their frames."""
         with self._changed:
             return self._requests_of.total(), self._bytes_of.total()
 
     def put(self, submit: Submit, num_bytes: int) -> None:
-        """``num_bytes``: of its frame. A request over the bounds ends here."""
         if not self._starter.admit(submit):
             log.warning("request %s was delivered twice", submit.request_id)
             return
@@ -141,7 +138,6 @@ class Intake:
                 self._done(waiting)
 
     def _next(self) -> _Waiting | None:
-        """``None``: it is stopping, and the queue is empty."""
         with self._changed:
             while (waiting := self._take()) is None:
                 if self._is_stopping and not self._groups:
@@ -225,8 +221,7 @@ class Intake:
         return None
 
     def _failure_of_earlier_instance(self, submit: Submit) -> Failure | None:
-        """Refuses a request that a dead instance was preparing: its gateway decides whether it is
-        delivered again."""
+        """The gateway decides whether it delivers the request again."""
         marks = self._marks.earlier
         if submit.request_id not in marks:
             return None

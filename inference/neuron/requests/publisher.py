@@ -43,10 +43,8 @@ log = logging.getLogger(__name__)
 
 DEAD_STREAM_EXPIRY_S = 60
 BEHIND_AFTER_S = 0.5
-"""A batch that is unacknowledged for longer puts its gateway behind."""
 RESEND_S = 0.1
 OVERHEAD_BYTES = 4096
-"""The bytes of an entry beside its events: more than its epoch and number take."""
 MAX_UNREAD_BYTES = 8 * 1024 * 1024
 """Unread bytes in one gateway's stream; more is sent when the gateway has read some."""
 CROWDED_BYTES = MAX_UNREAD_BYTES // 2
@@ -67,8 +65,6 @@ class _Batch:
 
 @dataclass(slots=True)
 class _Outbox:
-    """One gateway's batches, in the order of their numbers, and its unread entries in Redis."""
-
     batches: deque[_Batch] = field(default_factory=deque)
     num_bytes: int = 0
     is_blocked: bool = False
@@ -141,8 +137,8 @@ class EventPublisher:
         self._resender: SupervisedThread | None = None
 
     def publish(self, events: list[AddressedEvent]) -> None:
-        """Waits for one round trip to Redis unless another thread is sending; with more than one
-        entry also while half of what may be kept is unsent."""
+        """Waits for one round trip to Redis unless another thread is sending; with several entries
+        also while half of what may be kept is unsent."""
         by_gateway: defaultdict[str, list[Event]] = defaultdict(list)
         for gateway_id, event in events:
             by_gateway[gateway_id].append(event)
@@ -155,8 +151,7 @@ class EventPublisher:
             self._send()
 
     def retire(self, gateway_id: str) -> None:
-        """Expires the stream of a dead gateway, which has no reader. Raises
-        ``redis.RedisError``."""
+        """The stream has no reader. Raises ``redis.RedisError``."""
         with self._lock:
             self._outboxes.pop(gateway_id, None)
         self._client.expire(events_key(self._neuron, gateway_id), DEAD_STREAM_EXPIRY_S)
@@ -191,7 +186,6 @@ class EventPublisher:
         return True
 
     def _wait_for_room(self) -> None:
-        """Returns when less than half of what may be kept is unsent, or after ``keep_s``."""
         most = self._max_kept_bytes // 2
         with self._lock:
             has_room = self._num_unsent_bytes() <= most
@@ -201,8 +195,6 @@ class EventPublisher:
                 self._sent_some.wait_for(lambda: self._num_unsent_bytes() <= most, self._keep_s)
 
     def _send(self, *, is_resender: bool = False) -> None:
-        """Sends until nothing sendable is left or Redis does not answer. Does nothing while another
-        thread sends."""
         with self._lock:
             if self._is_sending or (self._is_stalled and not is_resender):
                 return
@@ -219,8 +211,7 @@ class EventPublisher:
             raise
 
     def _take_or_leave(self) -> list[_Batch]:
-        """The oldest sendable batches, which stay in their outboxes until acknowledged. Empty:
-        another thread may send."""
+        """Batches stay in their outboxes until acknowledged. Empty: another thread may send."""
         self._count_read()
         taken: list[_Batch] = []
         num_bytes = 0
@@ -285,7 +276,6 @@ class EventPublisher:
     # The methods below hold the lock already.
 
     def _leave(self, error: BaseException | None) -> None:
-        """The caller stops being the sender."""
         self._is_sending = False
         if error is not None and not self._is_stalled:
             log.error("events do not reach Redis: %s; kept for %.0f s", error, self._keep_s)
@@ -318,7 +308,6 @@ class EventPublisher:
             self._on_lost(lost)
 
     def _resend(self) -> None:
-        """Ends when nothing is left; a new thread is started when one is needed."""
         while True:
             time.sleep(RESEND_S)
             with self._lock:

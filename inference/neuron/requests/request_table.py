@@ -60,14 +60,10 @@ def sequence_id(request_id: str, index: int) -> str:
 
 
 class Answer(Protocol):
-    """Converts the engine's outputs of a request's sequences to its events."""
-
     @property
     def num_sequences(self) -> int: ...
     @property
-    def has_begun(self) -> bool:
-        """Whether a first token, or a vector, has come."""
-        ...
+    def has_begun(self) -> bool: ...
 
     def has_finished(self, index: int) -> bool: ...
 
@@ -75,9 +71,7 @@ class Answer(Protocol):
 
     def cut(self, index: int, used: SequenceUsage) -> None: ...
 
-    def usage(self) -> Usage | None:
-        """Usage computed so far, as far as known."""
-        ...
+    def usage(self) -> Usage | None: ...
 
 
 class Engine(Protocol):
@@ -98,16 +92,14 @@ class LiveRequest:
     answer: Answer | None = None
     engine: Engine | None = None
     trace: Callable[[], Traced] | None = None
-    """``None``: the request is not captured."""
     has_started: bool = False
     cancel_asked: bool = False
     is_ending: bool = False
-    """A sequence was cut off: no more events are sent, and the request ends with its last
-    sequence."""
+    """No more events are sent; the request ends with its last sequence."""
     failure: Failure | None = None
-    """Why it is ending; ``None``: it was cancelled."""
+    """``None``: it was cancelled."""
     is_orphan: bool = False
-    """Its gateway is dead or has lost events: no more events are sent."""
+    """Its gateway is dead or has lost events: no more are sent."""
     handed_over_s: float | None = None
     first_token_s: float | None = None
     prefill_ms: float | None = None
@@ -134,7 +126,7 @@ class LiveRequest:
         return [sequence_id(self.request_id, i) for i in indices if not answer.has_finished(i)]
 
     def cut_off(self, failure: Failure | None = None) -> Failed | Cancelled:
-        """``Cancelled`` without a failure. An earlier failure takes precedence over ``failure``."""
+        """An earlier failure takes precedence."""
         usage = None if self.answer is None else self.answer.usage()
         if (failure := self.failure or failure) is None:
             return Cancelled(request_id=self.request_id, usage=usage)
@@ -165,7 +157,7 @@ class LiveRequest:
 class Applied:
     events: list[AddressedEvent] = field(default_factory=list)
     ended_early: list[str] = field(default_factory=list)
-    """Sequences whose choice or request ended early: the engine must still cancel them."""
+    """The engine must still cancel these sequences."""
 
 
 class RequestTable:
@@ -196,8 +188,7 @@ class RequestTable:
         engine: Engine,
         trace: Callable[[], Traced] | None = None,
     ) -> bool:
-        """Call before submitting to the engine. ``False``: the request ended while it was
-        prepared."""
+        """Call before submitting to the engine. ``False``: the request has ended."""
         with self._lock:
             live = self._live.get(request_id)
             if live is None:
@@ -207,8 +198,7 @@ class RequestTable:
             return True
 
     def started(self, request_id: str) -> bool:
-        """Call after submitting to the engine. ``True``: the request was cancelled meanwhile, and
-        the engine must cancel it."""
+        """Call after submitting to the engine. ``True``: the engine must cancel the request."""
         with self._lock:
             live = self._live.get(request_id)
             if live is None:
@@ -217,7 +207,6 @@ class RequestTable:
             return live.cancel_asked
 
     def cancel(self, request_id: str) -> list[AddressedEvent]:
-        """Ends a request that no engine has; otherwise asks its engine, whose output ends it."""
         with self._lock:
             live = self._live.get(request_id)
             if live is None:
@@ -233,7 +222,7 @@ class RequestTable:
             return [] if live is None else self._end(live, live.cut_off(failure))
 
     def end(self, request_id: str, event: Event) -> list[AddressedEvent]:
-        """``event`` is terminal and needs no engine. Empty when the request has ended already."""
+        """Empty when the request has ended already."""
         with self._lock:
             live = self._live.get(request_id)
             return [] if live is None else self._end(live, event)
@@ -259,12 +248,12 @@ class RequestTable:
         return applied
 
     def forget(self, request_ids: Iterable[str]) -> None:
-        """For requests whose gateway has lost events: frees what they hold."""
+        """For requests whose gateway has lost events."""
         wanted = frozenset(request_ids)
         self._orphan(lambda live: live.request_id in wanted)
 
     def forget_gateway(self, gateway_id: str) -> int:
-        """Cancels its requests. Returns their number."""
+        """Returns the number of cancelled requests."""
         return self._orphan(lambda live: live.submit.gateway_id == gateway_id)
 
     def gateway_ids(self) -> set[str]:
@@ -336,7 +325,7 @@ class RequestTable:
             applied.events += self._end(live, events[-1])
 
     def _end(self, live: LiveRequest, event: Event) -> list[AddressedEvent]:
-        """The caller holds the lock. ``event`` is terminal."""
+        """The caller holds the lock."""
         del self._live[live.request_id]
         now_s = self._clock()
         _log_end(live, event, now_s)
@@ -350,7 +339,6 @@ class RequestTable:
             return [event for live in hits for event in self._end(live, live.cut_off(failure))]
 
     def _orphan(self, is_hit: Callable[[LiveRequest], bool]) -> int:
-        """Stops sending events of these requests, and cancels them."""
         with self._lock:
             hits = [live for live in self._live.values() if is_hit(live) and not live.is_orphan]
             for live in hits:
@@ -362,7 +350,7 @@ class RequestTable:
         return len(hits)
 
     def _ask_to_cancel(self, live: LiveRequest) -> None:
-        """A cancel must not overtake its submit: it waits until the engine has the request."""
+        """A cancel must not overtake its submit."""
         with self._lock:
             live.cancel_asked = True
             has_started = live.has_started

@@ -74,7 +74,7 @@ class Inbox:
         self._clock = clock
         self._lock = threading.Lock()
         self._first_seen_s: dict[str, float] = {}
-        """When the first frame of each request came, the oldest first."""
+        """The oldest first."""
         self._assembler = FrameAssembler()
 
     def drain(self) -> int:
@@ -90,7 +90,6 @@ class Inbox:
         return num_entries
 
     def _read(self, handled_ids: list[bytes]) -> list[Entry]:
-        """Deletes the handled entries, then reads the oldest."""
         pipeline = self._client.pipeline(transaction=False)
         if handled_ids:
             pipeline.xdel(self._key, *handled_ids)
@@ -179,8 +178,6 @@ class Requests:
         bodies: LoggedBodies,
         stall_limit_s: float,
     ) -> None:
-        """``take`` raises ``RequestRefusedError``. ``bodies`` and ``stall_limit_s``: see
-        ``NeuronService``."""
         self._client = client
         self._neuron = neuron
         self._epoch = epoch
@@ -231,8 +228,7 @@ class Requests:
         self._gateways.interrupted()
 
     def cancel_of_dead_gateways(self) -> None:
-        """Call once per beat. The gateways' own files have the bills. Raises
-        ``redis.RedisError``."""
+        """Call once per beat. Raises ``redis.RedisError``."""
         watched = self.table.gateway_ids() | self._publisher.gateway_ids()
         for gateway_id in self._gateways.dead(watched):
             num_cancelled = self.table.forget_gateway(gateway_id)
@@ -244,7 +240,7 @@ class Requests:
             self._publisher.retire(gateway_id)
 
     def stop(self) -> None:
-        """Fails the open ones, and waits shortly until their events have reached Redis."""
+        """Waits shortly until the last events have reached Redis."""
         self._images.stop()
         self.intake.stop()
         self.publish(self.table.fail_all(neuron_stopping()))

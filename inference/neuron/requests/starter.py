@@ -73,7 +73,7 @@ from inference.settings.neuron import LOG_BODIES, LoggedBodies
 log = logging.getLogger(__name__)
 
 EARLIER_KEPT_S = 60.0
-"""How long marks of dead instances stay: gateways read them within seconds."""
+"""Gateways read them within seconds."""
 
 
 class PreparingMarks:
@@ -86,7 +86,6 @@ class PreparingMarks:
         self._lock = threading.Lock()
         self._connection: Any = None
         self.earlier: dict[str, str] = {}
-        """Requests that dead instances of this neuron were preparing."""
         self._is_read = False
 
     def begin(self, request_id: str) -> None:
@@ -115,8 +114,7 @@ class PreparingMarks:
             )
 
     def keep(self, age_s: float) -> None:
-        """Reconnects, and reads outstanding replies. ``age_s``: of this instance. Raises
-        ``redis.RedisError``."""
+        """``age_s``: of this instance. Raises ``redis.RedisError``."""
         with self._lock:
             try:
                 while self._connection is not None and self._connection.can_read(0):
@@ -168,8 +166,7 @@ class Starter:
         read_images: Callable[[str, list[ImageRef]], dict[str, bytes]],
         bodies: LoggedBodies = LOG_BODIES.default,
     ) -> None:
-        """``take`` and ``read_images`` (bytes by digest) raise ``RequestRefusedError``. ``bodies``:
-        whose texts are logged."""
+        """``take`` and ``read_images`` raise ``RequestRefusedError``."""
         self._table = table
         self._publish = publish
         self._take = take
@@ -177,7 +174,6 @@ class Starter:
         self._bodies = bodies
 
     def admit(self, submit: Submit) -> bool:
-        """``False``: it was delivered before."""
         return self._table.admit(submit)
 
     def refuse(self, submit: Submit, failure: Failure) -> None:
@@ -299,7 +295,6 @@ def _tool_format(request: GenerationRequest, text: ModelText) -> str | None:
 
 
 def _suits(request: Request, text: ModelText) -> bool:
-    """Every model has tokens, but not every one chats."""
     if isinstance(request, TokenizeRequest) and not isinstance(request.input, ChatInput):
         return True
     kind = text.report.kind
@@ -339,8 +334,6 @@ def _commands(
 def _further_params(
     request: GenerationRequest, params: SamplingParams, number: int
 ) -> SamplingParams:
-    """A further choice gets its own seed; its prompt is scored again only where each choice reports
-    it."""
     if params.seed is not None:
         params = msgspec.structs.replace(params, seed=params.seed + number)
     if request.echo and request.sampling.top_logprobs is not None:

@@ -72,7 +72,7 @@ class Answer:
         return self._choices[index].has_finished
 
     def usage(self) -> Usage | None:
-        """Usage computed so far, as far as known; counts each prompt once."""
+        """Counts each prompt once."""
         prompt_tokens = cached_tokens = 0
         for prompt_index, length in enumerate(self._prompt_lengths):
             first = prompt_index * self._n
@@ -172,8 +172,8 @@ def _choice_text(
 
 
 def cosines(vectors: Sequence[bytes], num_firsts: int) -> list[bytes]:
-    """Cosines of the first ``num_firsts`` vectors (little-endian float32) with the others, in
-    order; a single first one is compared with all others."""
+    """``vectors``: little-endian float32. The first ``num_firsts`` pair with the others in order; a
+    single first one with all others."""
     import numpy as np  # takes 7 MB and a tenth of a second, which scores alone are worth
 
     numbers = [np.frombuffer(vector, dtype="<f4").astype(np.float64) for vector in vectors]
@@ -190,14 +190,11 @@ def _cosine(first: Any, second: Any) -> bytes:
 
 
 class EmbeddingAnswer:
-    """One request's vectors. With ``num_firsts``, their scores (``cosines``)."""
-
     num_sequences = 1
 
     def __init__(
         self, request_id: str, *, num_prompt_tokens: int, num_firsts: int | None = None
     ) -> None:
-        """``num_prompt_tokens``: of all inputs together."""
         self._request_id = request_id
         self._num_prompt_tokens = num_prompt_tokens
         self._num_firsts = num_firsts

@@ -44,7 +44,7 @@ CALL_ID_DIGITS = 24
 
 
 def call_id(request_id: str, index: int, call_index: int) -> str:
-    """Deterministic, and unique to the call."""
+    """Deterministic."""
     name = f"{request_id}/{index}/{call_index}"
     return "call_" + hashlib.sha256(name.encode()).hexdigest()[:CALL_ID_DIGITS]
 
@@ -72,9 +72,9 @@ class Choice:
         returns_token_ids: bool = False,
         details: Sequence[RequestDetails] = (),
     ) -> None:
-        """``scores``: the index of its prompt and the number of most likely tokens reported beside
-        each prompt token. ``is_empty``: only the prompt is computed; the one token that the engine
-        has to sample is not reported. ``at_limit``: the finish reason at its last allowed token."""
+        """``scores``: the prompt's index, and the number of most likely tokens reported for each of
+        its tokens. ``is_empty``: only the prompt is computed; the one token that the engine has to
+        sample is not reported. ``at_limit``: why it ends at its last allowed token."""
         self.num_cached_tokens = 0
         self.num_output_tokens = 0
         self.num_accepted_drafts = 0
@@ -83,15 +83,13 @@ class Choice:
         self.has_begun = False
         """Its first token has come, so all of its prompt is computed."""
         self.timing: SequenceTiming | None = None
-        """``None`` until the engine has finished it."""
         self._num_prompt_tokens = 0
-        """Set by ``cut``; 0 before."""
         self._request_id = request_id
         self._index = index
         self._text = text
         self._num_gained = {True: 0, False: 0}
-        """Tokens of the answer (``True``) and of its thought, markers included, since the last
-        event of their kind: their text is held back or empty."""
+        """Tokens of the answer (``True``) and of its thought since the last event of their kind:
+        their text is held back or empty."""
         self._num_reported_tokens = 0
         self._num_calls = 0
         self._at_limit: FinishReason = at_limit
@@ -106,8 +104,7 @@ class Choice:
         return self._text.num_thought_tokens
 
     def feed(self, step: SequenceStep) -> list[Event]:
-        """Ends with ``ChoiceFinished`` when the choice ended: in the engine, or by a stop string
-        while the sequence still runs there."""
+        """A stop string ends the choice while the sequence still runs in the engine."""
         if step.num_cached_tokens is not None:
             self.num_cached_tokens = step.num_cached_tokens
         self.timing = step.timing
@@ -150,13 +147,11 @@ class Choice:
             self.num_output_tokens = max(used.num_output_tokens, self.num_output_tokens)
 
     def num_computed_tokens(self, num_prompt_tokens: int) -> int:
-        """As far as known; ``num_prompt_tokens``: of its whole prompt."""
         return num_prompt_tokens if self.has_begun else self._num_prompt_tokens
 
     def _take(
         self, step: SequenceStep, pieces: list[Piece], logprobs: list[TextLogprob]
     ) -> list[int]:
-        """Returns the step's tokens up to a stop string."""
         for position, token_id in enumerate(step.token_ids, start=1):
             kind, found = self._text.feed(token_id)
             pieces += found
@@ -236,7 +231,6 @@ class Choice:
                 return ToolCallDelta(**common, call_index=self._num_calls - 1, arguments=fragment)
 
     def _counting(self, *, is_answer: bool) -> dict[str, Any]:
-        """Common event fields; resets the counted tokens."""
         num_tokens, self._num_gained[is_answer] = self._num_gained[is_answer], 0
         self._num_reported_tokens += num_tokens
         return {"request_id": self._request_id, "index": self._index, "num_tokens": num_tokens}

@@ -71,8 +71,7 @@ class ModelText:
     report: LoadReport
     pool: WorkerPool
     facts: TokenizerFacts | None = None
-    """Workers keep these tokens as long as this is referenced; ``None`` where answers cannot be
-    held to a grammar."""
+    """Workers keep these tokens as long as this is referenced; ``None``: no grammars."""
     results: RecentResults[Result] = field(
         default_factory=lambda: RecentResults(MAX_KEPT_BYTES, _kept_bytes)
     )
@@ -92,8 +91,7 @@ class ModelText:
         return replace(self, is_wanted=is_wanted)
 
     def tool_format_of(self, chat: ChatInput) -> CallFormat | None:
-        """A model of an unknown format writes a forced call in plain JSON, which its grammar
-        enforces."""
+        """A forced call of an unknown format is plain JSON, by its grammar."""
         is_forced = chat.tool_choice.mode == "required"
         return self.tool_format or (FORMATS["plain"] if is_forced else None)
 
@@ -189,7 +187,6 @@ class ModelText:
 
 
 def _tokenizer_facts(tokenizer: Tokenizer, report: LoadReport) -> TokenizerFacts | None:
-    """``None`` where no answer of the model can be held to a grammar."""
     if report.kind != "generation" or report.grammar_problem is not None:
         return None
     tokens = [tokenizer.bytes_of(token_id) for token_id in range(report.vocab_size)]
@@ -280,7 +277,6 @@ def _template_problem(text: ModelText) -> str | None:
 
 
 def _fingerprint(spec: LoadSpec, report: LoadReport) -> str:
-    """Differs where the same request with the same seed may get other tokens."""
     decisive = (
         VERSION,
         spec_digest(spec),
@@ -294,9 +290,7 @@ MARKER = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]{2,}\]")
 
 
 def _with_turn_end(report: LoadReport, text: ModelText) -> LoadReport:
-    """Adds the token with which the chat template ends an answer to the report's end tokens:
-    without it an answer would run on into the next turn. Unchanged where the files declare that
-    token, or the template writes no marker there."""
+    """Without its template's turn end an answer would run on into the next turn."""
     try:
         rendered = text.rendering(SHORT_CHAT).text
     except (RequestRefusedError, WorkerLostError):

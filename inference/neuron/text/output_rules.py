@@ -60,9 +60,8 @@ def answer_limit(
     max_output_tokens: int | None,
     cap_output_tokens: int | None = None,
 ) -> AnswerLimit:
-    """``max_output_tokens``: the operator's bound. ``cap_output_tokens``: what the caller's budget
-    still buys; it counts only where they named no number, as the gateway has reserved a named one.
-    Raises ``RequestRefusedError``."""
+    """``cap_output_tokens``: what the caller's budget still buys, where they named no number: a
+    named one is reserved. Raises ``RequestRefusedError``."""
     left = context_tokens - num_prompt_tokens
     if left < 1:
         advertised = model_limit(context_tokens, max_output_tokens)
@@ -130,7 +129,7 @@ class OutputRules:
 def output_rules(
     request: GenerationRequest, text: ModelText, *, starts_thinking: bool = False
 ) -> OutputRules:
-    """Raises ``RequestRefusedError`` for schemas and tools that cannot be enforced."""
+    """Raises ``RequestRefusedError``."""
     job = BuildGrammar(output_format=request.output_format, end_token_ids=text.report.eos_token_ids)
     if isinstance(request.input, ChatInput):
         job = _with_calls(job, request.input, text)
@@ -172,8 +171,7 @@ def _with_calls(job: BuildGrammar, chat: ChatInput, text: ModelText) -> BuildGra
 
 
 def _thinking(chat: ChatInput, text: ModelText, starts_thinking: bool) -> Thinking:
-    """A model with thinking disabled is held to it, unless its template opens the block or has no
-    switch."""
+    """A model with thinking disabled is held to that, unless its template opens the block."""
     if starts_thinking:
         return Thinking.OPENED
     if text.markers is not None and text.markers.channels is not None:

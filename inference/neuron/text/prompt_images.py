@@ -100,7 +100,7 @@ def _wrong_number(num_pads: int, num_images: int) -> RequestRefusedError:
 def sequence_images(
     found: Iterable[PlacedImage], data_of: Mapping[str, bytes]
 ) -> list[SequenceImage]:
-    """Raises ``RequestRefusedError`` for an image that Redis has lost or expired."""
+    """Raises ``RequestRefusedError`` for an image that Redis has lost."""
     made = []
     for one in found:
         data = data_of.get(one.image.digest)

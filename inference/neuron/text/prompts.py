@@ -55,14 +55,10 @@ from inference.text.phrases import PhraseMarkers, opens_phrase
 from inference.text.reasoning import ANSWER_HEAD, ReasoningMarkers, opens_block
 
 NUM_LAST_TOKENS = 32
-"""A phrase and the white space behind it have no more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thinking:
-    """How thinking is recognised: between ``markers`` or ``phrases``. Without both, it is not
-    looked for."""
-
     markers: ReasoningMarkers | None = None
     phrases: PhraseMarkers | None = None
     is_open: bool = False
@@ -106,15 +102,13 @@ def _unsupported(message: str) -> RequestRefusedError:
 
 
 MAX_ARGUMENTS_CHARACTERS = 2**20
-"""Of one tool call. They are parsed and written again, each in one go for which every other thread
-waits; all else that is done with a long conversation lets others pass.
-"""
+"""Parsing and writing them holds the interpreter against every other thread."""
 
 
 def prompt_tokens(
     given: ChatInput | TextInput | TokensInput, text: ModelText, max_tokens: int | None
 ) -> tuple[list[list[int]], list[PlacedImage]]:
-    """``max_tokens``: of each; ``None``: any number. Only a chat has images."""
+    """``max_tokens``: of each prompt; ``None``: any number."""
     match given:
         case ChatInput():
             prompt, images = _chat_tokens(given, text, max_tokens)
@@ -212,8 +206,6 @@ MAX_SCORES = 2**18
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """Input of the engine, and facts that the text layer needs for the answer."""
-
     prompts: list[list[int]]
     params: SamplingParams
     limit: AnswerLimit
@@ -222,7 +214,6 @@ class Prepared:
     thinking: Thinking
     tools: Sequence[ToolDefinition]
     num_lost_turns: int
-    """Oldest turns that were left out because the prompt did not fit with them."""
     images: Sequence[PlacedImage]
     """There is one prompt then."""
     prediction: Sequence[int]
@@ -295,7 +286,6 @@ def _check_scores(request: GenerationRequest, num_prompt_tokens: int) -> None:
 
 
 def _prediction(request: GenerationRequest, text: ModelText) -> list[int]:
-    """Truncated to the longest answer; empty where the engine cannot use it."""
     if not request.prediction or not text.report.takes_predictions:
         return []
     token_ids = text.tokenizer.encode(request.prediction, add_special_tokens=False)
@@ -304,7 +294,6 @@ def _prediction(request: GenerationRequest, text: ModelText) -> list[int]:
 
 
 def _fitting(request: GenerationRequest, text: ModelText) -> tuple[GenerationRequest, int]:
-    """Returns the request, and how many of its oldest turns were left out."""
     if not isinstance(request.input, ChatInput) or not request.input.may_lose:
         return request, 0
     room = text.report.context_tokens - (request.sampling.max_tokens or 1)
@@ -323,9 +312,8 @@ def _fitting(request: GenerationRequest, text: ModelText) -> tuple[GenerationReq
 
 
 def shortened(chat: ChatInput, fits: Callable[[ChatInput], bool]) -> tuple[ChatInput, int]:
-    """Leaves out the oldest turns: as few as needed to fit, or all removable ones if even that is
-    not enough. Returns their number too. ``fits`` must be monotonic: true stays true if more is
-    left out."""
+    """Loses as few turns as needed, or all removable ones. ``fits`` must be monotonic: true stays
+    true if more is left out."""
     if not chat.may_lose or fits(chat):
         return chat, 0
     most = len(chat.may_lose)

@@ -38,7 +38,6 @@ class RequestDetails:
     def __init__(
         self, request_id: str, *, shows_bodies: bool, max_characters: int = MAX_BODY_CHARACTERS
     ) -> None:
-        """``max_characters``: of one text."""
         self.request_id = request_id
         self._shows_bodies = shows_bodies
         self._max_characters = max_characters
@@ -46,7 +45,6 @@ class RequestDetails:
         self._tool_names: frozenset[str] = frozenset()
 
     def write(self, index: int | None, words: str) -> None:
-        """``index``: of the choice; ``None``: the whole request."""
         request_id = self.request_id
         logger.debug("%s %s", request_id if index is None else f"{request_id}/{index}", words)
 
@@ -62,7 +60,6 @@ class RequestDetails:
             )
 
     def output(self, index: int, token_ids: Sequence[int], pieces: Sequence[Piece]) -> None:
-        """Receives one step's tokens, and the parts of the answer that they completed."""
         for piece in pieces:
             if not isinstance(piece, ThoughtPart):
                 continue
@@ -99,7 +96,6 @@ class RequestDetails:
 
 
 def written_out(token_ids: Sequence[int], tokenizer: Tokenizer) -> str:
-    """Special tokens included."""
     pieces: list[bytes] = []
     for token_id, run in groupby(token_ids):
         number = len(list(run))
@@ -115,7 +111,7 @@ CUT = "\n[the rest is left out]"
 
 
 class RequestTrace(RequestDetails):
-    """Adds the raw text of the answer. Bounded while it is collected and once more as a whole."""
+    """Bounded while it is collected and once more as a whole."""
 
     def __init__(self, request_id: str, tokenizer: Tokenizer) -> None:
         super().__init__(request_id, shows_bodies=True, max_characters=MAX_TEXT_CHARACTERS)
