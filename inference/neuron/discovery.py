@@ -1,10 +1,7 @@
 """Describes this host: cores, memory, CUDA devices, and sentences about their problems.
 
-    python -m inference.neuron.discovery ─▶ what a neuron would find here, as JSON, for the doctor:
-                                            a hanging driver blocks only that process
-
-No torch, so it works where the driver is broken, which is when it matters. A driver may also hang:
-callers that must not wait for it use a ``DeviceSampler``.
+No torch, so it works where the driver is broken. A driver may also hang: the doctor runs this as a
+process (``python -m``), and callers that must not wait use a ``DeviceSampler``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The neuron's pulse: one thread that beats each second, and at once when a replica's status moves.
-
-A beat ticks the replicas, drains the inbox in case a doorbell was lost, saves the load specs,
-publishes the heartbeat and the held requests, and cancels requests of dead gateways.
-"""
+"""The neuron's pulse: a thread that beats each second, and at once when a replica's status moves."""
 
 from __future__ import annotations
 

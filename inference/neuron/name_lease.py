@@ -5,15 +5,11 @@ specs and heartbeat, so the second one does not start.
                  │                                                └────▶ another's: NameLostError
                  └─ held: wait until it is renewed (NameHeldError) or has expired (ours)
 
-Redis' clock expires it a few seconds after the last beat. While Redis stalls it may expire: the
-first instance that beats then has it. A beat writes in one transaction that watches the lease, so
-an instance that has lost its name no longer overwrites what the next one writes.
+A beat writes in one transaction that watches the lease, so an instance that has lost its name no
+longer overwrites what the next one writes.
 
 The lease is also in a file in the data directory, which an instance locks while it runs. One that
 gets the lock knows that the previous one is dead, and need not wait for its lease to expire.
-
-It waits for an absent Redis, but not for one that this host does not trust, or that refuses its
-invitation for a minute: waiting changes nothing there.
 """
 
 from __future__ import annotations
@@ -74,15 +70,15 @@ class InvitationVoidError(Exception):
 
 
 class AccessRefusal:
-    """Measures for how long Redis has refused this host without a break. A Redis that has just
-    started has no users of invited hosts until the control process has made them."""
+    """A Redis that has just started has no users of invited hosts until the control process has
+    made them."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._since_s: float | None = None
 
     def note(self, error: redis.RedisError | None) -> None:
-        """Records the outcome of the last command. Raises ``InvitationVoidError``."""
+        """Raises ``InvitationVoidError``."""
         if not isinstance(error, redis.AuthenticationError):
             self._since_s = None
             return
@@ -228,8 +224,7 @@ class NameLease:
         self._transact({self.value}, lambda pipe: pipe.delete(self.key, *keys))
 
     def write(self, queue: Callable[[Pipeline], object]) -> None:
-        """Renews the lease and runs the commands that ``queue`` adds, in one transaction. Raises
-        ``NameLostError`` and writes nothing where another neuron holds the name;
+        """Renews the lease in the same transaction. Raises ``NameLostError``,
         ``redis.RedisError``."""
         held = self._hold(b"", queue)
         if held is not None:
@@ -249,8 +244,8 @@ class NameLease:
     def _transact(
         self, replaced: set[bytes | None], write: Callable[[Pipeline], object]
     ) -> bytes | None:
-        """Runs ``write`` in a transaction where the lease is one of ``replaced``; else returns it.
-        Neurons run no scripts: a script that never ends stops Redis for every client."""
+        """Returns a lease that is not ``replaced``. Neurons run no scripts: a script that never
+        ends stops Redis for every client."""
 
         def run(pipe: Pipeline) -> bytes | None:
             held: Any = pipe.get(self.key)

@@ -1,5 +1,4 @@
-"""The neuron's process and its Celery worker, from its environment to its exit code. It ends
-gracefully on a signal, at once on a second one. Imports no Django and no torch.
+"""The neuron's process and its Celery worker, from its environment to its exit code.
 
     SIGTERM ─▶ leave (finishes running requests, refuses new ones, at most HELEXA_NEURON_DRAIN_S)
                  └─ second signal, or the name is lost ─▶ stop (engines end) ─▶ the process ends
@@ -7,8 +6,7 @@ gracefully on a signal, at once on a second one. Imports no Django and no torch.
 Celery's own handlers receive the signals until its worker has ended, then ours do.
 
 The worker runs its tasks in this process and one after another (the solo pool): they act on
-replicas that live here, and two drains at once would let a cancel overtake its submit. No task
-waits: a load continues in its replica's thread and is reported by heartbeats.
+replicas that live here, and two drains at once would let a cancel overtake its submit.
 """
 
 from __future__ import annotations

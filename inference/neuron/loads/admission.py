@@ -1,11 +1,8 @@
 """The steps from a load's acceptance to its engine's start, in its replica's thread.
 
-    possible at all? ─▶ fetched ─▶ its turn ─▶ enough room, once the evicted are gone?
-                                                 └─▶ they are idle still ─▶ its files can run?
-                                                     └─▶ asleep or unloaded ─▶ begin
-
-Nothing is unloaded for a load that would not fit even then, whose configs or file headers the
-engine would refuse, or that was cancelled.
+possible at all? ─▶ fetched ─▶ its turn ─▶ enough room, once the evicted are gone?
+                                             └─▶ they are idle still ─▶ its files can run?
+                                                 └─▶ asleep or unloaded ─▶ begin
 """
 
 from __future__ import annotations

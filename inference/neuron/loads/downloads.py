@@ -3,8 +3,7 @@
     pull ─▶ QUEUED ─▶ RUNNING ─▶ SUCCEEDED | FAILED | CANCELLED       one at a time, in a thread
     delete ─▶ SUCCEEDED | FAILED                                      not while a model is of it
 
-A pull that was cancelled or broken off is resumed by the next one of the same source. The report is
-written to Redis when something changed, and every few seconds.
+The next pull of the same source resumes one that was cancelled or broken off.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""A load's files: fetched, and checked before other models leave for it, each in a process of its
-own, which is killed when the load is cancelled.
+"""Fetches and checks a load's files, in processes that are killed when the load is cancelled.
 
-A check that gives no answer stops no load: the engine reads the same files. Called from the threads
-of replicas and of pulls.
+A check that gives no answer stops no load: the engine reads the same files.
 """
 
 from __future__ import annotations

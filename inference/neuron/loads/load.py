@@ -1,10 +1,6 @@
 """One load: its devices, the memory that it needs and gets there, and the spec for its engine.
-Pure.
 
-What the spec names is taken; what it leaves open is chosen here and nowhere else: a card before the
-CPU, and of the cards the freest. Earlier loads on a device of that kind are the best estimate of
-what it needs; the size of the weight files is a rough one; a KV size that the operator set counts
-whole.
+Pure. Without a device in the spec, a card goes before the CPU, and the freest card first.
 """
 
 from __future__ import annotations

@@ -1,13 +1,8 @@
 """The neuron's ledger of device memory: how much of each device was promised to whom. Pure.
 
-Not all memory that is measured as free is available: a waiting load holds nothing yet, a running
-load holds a part, and an engine on a CPU gets pages as its blocks come into use. Each claim limits
-how much its owner may allocate of its device. The part that is not allocated yet is *outstanding*,
-and counts as used. Loads go in the order of acceptance: a later one's promise is kept only as far
-as earlier loads leave room for it. Where the operator limits a device, all owners together hold no
-more of it than that.
-
-Knows no threads: its owner locks. Measurements are arguments.
+A claim limits how much its owner may allocate of a device. The part that is not allocated yet is
+*outstanding*, and counts as used. Loads go in the order of acceptance: a later one's promise is
+kept only as far as earlier loads leave room for it. The owner of the ledger locks it.
 """
 
 from __future__ import annotations

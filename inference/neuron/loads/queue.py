@@ -5,10 +5,9 @@
        └─ what it will take  └─ one load at   └─ what it may take  └─ engine_ended ─▶ begin_again
           is kept for it        a time           is in its spec        its memory is its own still
 
-The ``MemoryLedger``, which is pure, has the promises; this module has the measurements, and the
-lock: it guards the ledger, the queue and the claims of all loads. Nothing is measured or called
-back while it is held. A load that downloads first blocks no other: it enters the queue once its
-files are on the disk. Called from the replicas' threads and the heartbeat's.
+The lock guards the ledger, the queue and the claims of all loads; nothing is measured or called
+back while it is held. A load enters the queue once its files are on the disk, so that its download
+blocks no other. Called from the replicas' threads and the heartbeat's.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class LoadQueue:
         self._ledger = MemoryLedger(limits)
         self._accepted: list[Load] = []
         self._waiting: list[Load] = []
-        """Loads whose files are there; the first one has its turn."""
+        """The first one has its turn."""
 
     def devices(self) -> list[DeviceInfo]:
         """As last measured, within the operator's limits, less outstanding memory. Returns at
@@ -75,14 +74,13 @@ class LoadQueue:
         ]
 
     def most_free_bytes(self) -> int:
-        """Free bytes of the device that a load without a named device goes to."""
+        """Of the device that a load without a named device goes to."""
         devices = self.devices()
         kind = min((device.kind for device in devices), key=KINDS.index, default="cpu")
         return max((one.free_memory_bytes for one in devices if one.kind == kind), default=0)
 
     def kept_bytes(self, load: Load) -> int | None:
-        """Bytes promised to it: of ranks on each device, of stages on all together. ``None``: it
-        has no claim."""
+        """Of ranks on each device, of stages on all together. ``None``: no claim."""
         with self._changed:
             kept = [claim.num_bytes for claim in load.claims.values()]
         return (sum(kept) if load.spec.stages else kept[0]) if kept else None
@@ -134,9 +132,8 @@ class LoadQueue:
         gone: Collection[Load] = (),
         asleep: Sequence[tuple[Load, AsleepBytes]] = (),
     ) -> Room:
-        """Measured now, as if ``gone`` had released all their memory, and ``asleep`` all but so
-        much. On the devices that the spec names, else on the freest; a sleeping load stays on its
-        own."""
+        """Measured now, as if ``gone`` had released their memory, and ``asleep`` all but so
+        much."""
         measured = self._devices.measure()
         free = _free_bytes(measured)
         with self._changed:
@@ -187,7 +184,7 @@ class LoadQueue:
         return spec_for_engine(load, room)
 
     def begin_again(self, load: Load) -> LoadSpec:
-        """Starts the load's next engine in the memory that stayed reserved for it."""
+        """Restarts in the memory that stayed reserved."""
         measured = self._devices.measure()
         free = _free_bytes(measured)
         with self._changed:
@@ -214,21 +211,18 @@ class LoadQueue:
             self.leave(load)
 
     def listens(self, load: Load, limit_bytes: int) -> None:
-        """Ends the turn of a held stage, which waits for its engine: two models' stages must not
-        wait for each other. Reserves all that it may take until ``stage_took``."""
+        """Ends the turn of a held stage that waits for its engine: two models' stages must not wait
+        for each other."""
         with self._changed:
             load.claims[load.devices[0]].num_bytes = limit_bytes
             self.leave(load)
 
     def stage_took(self, load: Load, memory: DeviceMemory) -> None:
-        """Call once the stage has allocated its keys and values."""
         with self._changed:
             self._settle(load, {load.devices[0]: memory.actual_bytes + memory.process_bytes})
 
     def keep_host_room(self, load: Load, host_bytes: int) -> bool:
-        """Reserves host memory for the weights of a load that is about to sleep, until
-        ``host_room_unused``, or until it is awake or gone. ``False``: no room, or it has a
-        reservation already."""
+        """``False``: no room, or there is a reservation already."""
         if host_bytes == 0:
             return True
         measured = self._devices.measure()
@@ -241,7 +235,7 @@ class LoadQueue:
             return True
 
     def host_bytes(self) -> int:
-        """Bytes of the host's memory that models may take to fall asleep. Measured now."""
+        """For models that fall asleep. Measured now."""
         measured = self._devices.measure()
         with self._changed:
             self._note_held(measured)
@@ -262,7 +256,6 @@ class LoadQueue:
                 load.host_claim.num_bytes = held.host_bytes
 
     def begin_waking(self, load: Load) -> None:
-        """Reserves what the load had before it fell asleep."""
         measured = self._devices.measure()
         with self._changed:
             self._settle(load, load.used)
@@ -276,7 +269,7 @@ class LoadQueue:
             self.leave(load)
 
     def engine_ended(self, load: Load) -> None:
-        """Its memory counts as free, but stays promised to the load."""
+        """The memory counts as free, but stays promised to the load."""
         with self._changed:
             load.pid, load.free_at_start = None, {}
             for claim in load.claims.values():
@@ -299,7 +292,6 @@ class LoadQueue:
         load.claims = self._ledger.claim(devices, before=list(load.claims.values()))
 
     def _settle(self, load: Load, used: dict[str, int]) -> None:
-        """The engine will never take more than ``used``."""
         load.free_at_start, load.used = {}, used
         for name, claim in load.claims.items():
             claim.num_bytes = used.get(name, 0)
@@ -326,8 +318,8 @@ class LoadQueue:
         return max(0, free_bytes - self._ledger.outstanding_bytes(HOST))
 
     def _held_now(self, load: Load, claim: Claim, free: dict[str, int]) -> int:
-        """A card allocates at once, so a running load holds as much as free memory has fallen since
-        it began."""
+        """A card allocates at once: a running load holds as much as free memory has fallen since it
+        began."""
         if load.pid is None:
             return 0
         if claim.device == HOST:

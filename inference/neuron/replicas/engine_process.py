@@ -1,14 +1,7 @@
-"""One engine process as an object: start it, exchange messages, end it, describe how it ended.
+"""Engine processes, and the last lines that they wrote to standard error, by model.
 
-The process holds one end of a socket pair and ends when the other end closes, so it cannot outlive
-this process, whatever kills it. Knows nothing of replicas or requests.
-
-Its standard error is kept by model, bounded in bytes, and sent to gateways on request:
-
-    engine's stderr ─▶ EngineProcess' reader ─▶ writer(model) ─▶ this process' stderr
-                                                     └─────────▶ the model's last lines ─▶ send
-
-The lines outlive their engine: those of a failed load contain the reason.
+A process holds one end of a socket pair and ends when the other end closes, so it cannot outlive
+this process, whatever kills it. Its lines outlive it: those of a failed load contain the reason.
 """
 
 from __future__ import annotations

@@ -2,10 +2,8 @@
 
 One lock, ``_changed``, guards every attribute of a replica; a single attribute may be read without
 it. It is reentrant. The request table and the queue of loads may be called while it is held, as
-they call nothing back under their own locks. Nothing that blocks is: neither devices are measured
-under it, nor messages sent, nor threads joined.
-
-    ReplicaRecord ◀─ EngineRuns, the thread that runs its engines ◀─ Replica, the neuron's commands
+they call nothing back under their own locks. Nothing that blocks is: no devices are measured under
+it, no messages sent, no threads joined.
 """
 
 from __future__ import annotations

@@ -4,9 +4,7 @@
                                          └─▶ command to the engine ─▶ ASLEEP
     ASLEEP ─▶ LOADING ─ admitted as a load is ─▶ command to the engine ─▶ READY
 
-Its own thread, in ``EngineRuns``, listens to the engine: so waking waits in another one.
-
-``Replicas`` are those of this neuron, of each model at most one that is not on its way out.
+Its own thread, in ``EngineRuns``, listens to the engine, so waking waits in another one.
 """
 
 from __future__ import annotations
@@ -236,8 +234,8 @@ class Replicas:
     def add(
         self, spec: LoadSpec, context: ReplicaContext, *, recovering: bool = False
     ) -> tuple[Replica | None, Replica | None]:
-        """The replica to start, and the present one: to be replaced, or, where it suits the spec,
-        the new job's. A restored spec (``recovering``) never replaces a present one."""
+        """Returns the replica to start (``None``: the present one adopts the job) and the present
+        one. A restored spec (``recovering``) never replaces a present one."""
         with self._lock:
             current = self._by_model.get(spec.model)
             if self.is_closed or (recovering and current is not None):

@@ -1,7 +1,6 @@
-"""What is loaded again: when an engine that died is started again, when a load that failed may be
-tried again, and what an earlier instance of this neuron had loaded.
+"""Restarts of dead engines, retries of failed loads, and reloads after a restart of the neuron.
 
-What a failure depended on has to have changed:
+A failed load may be retried when what its failure depended on has changed:
 
     does_not_fit, out_of_memory     more memory is free on as many devices
     disk_full                       more of the disk is free
@@ -10,19 +9,8 @@ What a failure depended on has to have changed:
     stage_unreachable               the same
     unknown_architecture …          its files alone
 
-Another spec or another instance of the neuron starts without the failure. ``FailedLoads`` watches
-for the rest:
-
-    FAILED, unchanged ─▶ its files are others ─────────▶ the replica is dropped
-                      ─▶ more is free (memory, disk) ──▶ it counts as changed
-
-Until then the control and gateways do not try the model there again, except by hand. Files on this
-disk, downloaded ones too, are checked often, the hub is asked rarely. A download that was removed
-has not changed until it exists again.
-
-``PersistedSpecs`` mirrors the specs of loaded models in Redis, so that this neuron's next instance
-reloads them. Every heartbeat writes the hash again: a Redis that came back empty has it a second
-later.
+Until then the control and gateways do not retry it on this neuron, except by hand. A download that
+was removed has not changed until it exists again.
 """
 
 from __future__ import annotations
@@ -273,9 +261,9 @@ class PersistedSpecs:
         self._is_restored = False
 
     def restore(self) -> None:
-        """Runs once, the most recently used first, in case not all have room. A model requested
-        since then keeps its new spec. One whose tokenizer the previous instance was reading when it
-        died is not loaded. Raises ``redis.RedisError``."""
+        """Runs once; the most recently used first, in case not all have room. A model that was
+        requested since then keeps its new spec. If the previous instance died while it read one
+        model's tokenizer, and did nothing else, that model is not loaded. Raises ``redis.RedisError``."""
         if self._is_restored:
             return
         specs = self._store.read()

@@ -2,11 +2,8 @@
 
     put ─▶ bounds ─▶ group: one account's on one model ─▶ FairQueue of groups ─▶ Starter.start
 
-A few are prepared at a time: of one account, of one model, of one account on one model. A group at
-one of these limits waits aside until a request ends. So a template or schema that hangs, or a burst
-of long prompts, holds up requests of its own account and model alone.
-
-Putting returns at once, so a long prompt delays neither cancels nor heartbeats.
+A group at one of the limits of running requests waits aside until a request ends. So a template
+or schema that hangs, or a burst of long prompts, holds up only requests of its account and model.
 """
 
 from __future__ import annotations

@@ -4,13 +4,9 @@
                  ▲                                           ├─ no answer, or no such stream
                  └──────────── resender thread ◀─────────────┘
 
-Owns the sequence numbers. A batch stays in its outbox until Redis has acknowledged it; until then
-it is sent again under its number, and its reader drops duplicates. The bytes in Redis that a
-gateway has not read are bounded, so batches wait for a gateway that reads slowly too.
-
-A gap in the numbers makes whatever follows it worthless, so a gateway's batches are given up
-together: too old, too many bytes, refused by Redis. Its reader sees the gap as a loss, and the
-requests are passed to ``on_lost``, because their gateways have failed them.
+A batch is sent again under its sequence number until Redis has acknowledged it; its reader drops
+duplicates. A gap in the numbers makes whatever follows it worthless, so a gateway's batches are
+given up together. Their requests are passed to ``on_lost``: their gateway fails them.
 """
 
 from __future__ import annotations

@@ -6,12 +6,8 @@
                     ends here         remembered,    └──────────────▶ (gone)
                                       sent once the engine has it
 
-A request runs as one sequence for each choice, ``sequence_id(request_id, index)`` to the engine.
-The call that removes a request from the table emits its terminal event, so that happens once. Knows
-no Redis: events are returned with the gateway they are for. Any thread may call; nothing blocks.
-
-A request that has ended is one line of the neuron's log, by the id that its gateway logs. The
-stages of a traced one are reported before its end:
+The call that removes a request from the table emits its terminal event, so that happens once. Any
+thread may call; nothing blocks. The stages of a traced request are reported before its end:
 
     arrives ─prepare─▶ handed over ─queue─▶ first step ─prefill─▶ first token ─decode─▶ ends
 """

@@ -3,15 +3,10 @@
     Inbox ─▶ Intake ─▶ Starter ─▶ engine process … replica thread ─▶ EventPublisher
                           └─▶ RequestTable ◀──────────────────────────────┘
 
-The inbox is drained in the order in which gateways filled it:
-
-    XRANGE ─▶ handle ─▶ XDEL ─▶ XRANGE … until it is empty
-
-Reading deletes nothing, so a frame whose reader dies or gets no answer is read again; a handled
-frame is deleted by its id, which may happen late or twice. A frame may come twice, from here or
-from its gateway, and is handled once. A large one takes several entries.
-
-Knows replicas only by ``take``. Methods that write to Redis raise ``redis.RedisError``.
+Reading the inbox deletes nothing, so a frame whose reader dies or gets no answer is read again; a
+handled frame is deleted by its id. A frame may come twice, from here or from its gateway, and is
+handled once. A large one takes several entries. Methods that write to Redis raise
+``redis.RedisError``.
 """
 
 from __future__ import annotations

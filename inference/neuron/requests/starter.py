@@ -1,15 +1,8 @@
 """Makes a submitted request run: rendered, tokenized, checked and handed to its engine.
 
-Called by the intake's threads, several at once; each request by one of them. Meanwhile the request
-is marked in Redis, so that the death of this neuron has a suspect.
-
-    begin ─▶ HSET, PEXPIRE ─┐
-    end   ─▶ HDEL           ├─▶ a connection without waiting for replies
-    keep  (each heartbeat) ─┘   reads the replies, connects again
-
-A mark is written to the socket before the work begins and costs no round trip: the kernel delivers
-it even if the process dies in the next instruction. Marks are best effort: while Redis is offline
-there are none.
+Meanwhile the request is marked in Redis, so that the death of this neuron has a suspect. A mark
+costs no round trip: it is written to the socket before the work begins, and the kernel delivers it
+even if the process dies in the next instruction. While Redis is offline there are none.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
 """A request's answer: all its choices, from the engine's outputs to events.
 
-    SequenceStep ─▶ Choice ─▶ its events; every choice finished ─▶ Finished, with what they used
-    a choice that the engine cut off ─▶ counted, and the request cannot finish any more
-    SequencesEmbedded ─▶ Embedded: vectors, or scores, which are vectors of one number; those of an
-                         embedding model are the cosines of its vectors
-
-Owned by the thread that applies engine outputs, one step at a time. Knows no Redis and no process.
+Scores are vectors of one number; an embedding model's are the cosines of its vectors. Owned by the
+thread that applies engine outputs.
 """
 
 from __future__ import annotations

@@ -1,10 +1,4 @@
-"""Converts the token ids of engine steps to the events of one choice.
-
-    SequenceStep ─▶ ChoiceText ─▶ Delta | ReasoningDelta | ToolCall… ─▶ ChoiceFinished
-
-Owns which tokens an event counts and what tool calls are called. ``Echo`` puts a prompt's text
-before its answer, with the tokens' logprobs where the client asked for them.
-"""
+"""Converts the token ids of engine steps to the events of one choice, and counts their tokens."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Requests whose texts only become token ids, here or for vectors: embedding, scoring, tokenizing,
 and counting a prompt.
 
-An input over the model's limit is refused with both numbers, and cut only where the client wants
-that. All inputs of an embedding or scoring are one sequence to the engine.
+All inputs of an embedding or scoring are one sequence to the engine.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""The text side of one loaded model: its tokenizer and template, the capabilities they show, and a
-request's jobs for the sandbox, with its client's answer where one has no result. It is loaded here
-and tried with short conversations, so that a template that cannot render one is known before the
-first request.
+"""The text side of one loaded model: tokenizer, template, capabilities, and jobs for the sandbox.
 
 Schemas, grammars and chat templates are compiled and rendered in workers, never in this process
-(``inference.sandbox``). What a grammar came to is kept for the next request that has the same.
+(``inference.sandbox``).
 """
 
 from __future__ import annotations

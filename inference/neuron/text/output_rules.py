@@ -2,9 +2,7 @@
 
 The longest answer is the client's, the operator's, or the rest of the context, by OpenAI's and
 vLLM's rules: a request that does not fit is refused with both numbers, not truncated. In dialects
-whose clients must send a number, and send a large one (``ends_at_context``), it runs, and the
-answer reports that it ended at the operator's limit or with the context. A request of a caller with
-a budget has what the gateway reserved for it, too.
+whose clients must send a number, and send a large one (``ends_at_context``), it runs.
 """
 
 from __future__ import annotations

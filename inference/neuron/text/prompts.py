@@ -6,10 +6,6 @@
     TextInput ──────────────────────▶ size ─▶ tokenize
     TokensInput ──────────────────────────────────────────────────▶ bounds
 
-It is sampled by the client's choice, else by the model's own defaults. ``Thinking`` is decided for
-a chat: the markers to look for, whether its prompt has opened the block, and how long it may be.
-Pure but for the tokenizer's files. Knows no Redis, no process, no other request.
-
 Clients may ask that a conversation's oldest turns are left out until its prompt fits.
 
 turns  | 0 | 1 | 2 | 3 |        may_lose [2, 4, 6]: how many messages the first 1, 2, 3 turns are

@@ -1,9 +1,5 @@
-"""Describes a request: its rendered prompt, and the parsed parts of its answer. One line each, in
-the log at debug level by the request's id, and in the trace of a captured request.
-
-    prompt           what the model gets, special tokens written out
-    reasoning        a block of thinking that opens and closes, and by which marker
-    tool calls       each block that a parser took for calls: its calls, or why it is text
+"""Lines about a request's rendered prompt and the parsed parts of its answer, for the debug log and
+for the trace of a captured request.
 
 Texts are in the log only of accounts that ``HELEXA_LOG_BODIES`` names, masked and bounded
 (``inference.redaction``); of others their lengths and digests are, and names of tools only where
