@@ -318,7 +318,7 @@ class NeuronService:
         self._requests.marks.keep(time.time() - self._started_unix_s)
         self._requests.marks.read_earlier()
         self._persisted_specs.restore()
-        # Before the held requests are published: those that were in the inbox are among them.
+        # Before the held requests are published, so that those from the inbox are among them.
         self._requests.drain_inbox()
         heartbeat, held = self.heartbeat(), self._requests.held()
 
@@ -331,7 +331,7 @@ class NeuronService:
             try:
                 self._client.zadd(NEURONS, {self.name: heartbeat.time_unix_s})
             except redis.exceptions.NoPermissionError:
-                # An invited neuron need not: its name is among the desired states.
+                # Invited neurons may not, and need not: the desired states have their names.
                 self._may_publish_name = False
         self._requests.cancel_of_dead_gateways()
 

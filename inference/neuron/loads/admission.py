@@ -138,7 +138,7 @@ class LoadAdmission:
         _check(load, room, [replica.spec.model for replica in leaving])
         if busy := [replica.spec.model for replica in leaving if not replica.is_idle()]:
             raise lost_its_room(busy)
-        if leaving and load.asleep is None:  # what wakes has its weights in memory
+        if leaving and load.asleep is None:  # a waking model has its weights in memory
             self._check_files(load.spec, load.weights, room.largest_bytes(load.spec), is_cancelled)
             if is_cancelled():
                 return False
@@ -157,7 +157,7 @@ class LoadAdmission:
 
     def _sleepers(self, load: Load, leaving: Sequence[Replica]) -> frozenset[str]:
         if load.spec.stages:
-            return frozenset()  # each of its devices may lack memory by itself
+            return frozenset()  # each of its devices may lack memory
         asleep = [one.may_sleep_as if _share_a_device(load, one.load) else None for one in leaving]
         if not any(asleep):
             return frozenset()

@@ -285,7 +285,7 @@ class LoadQueue:
             self.host_room_unused(load)
             self.leave(load)
 
-    # The methods below hold the lock already.
+    # The callers of these methods hold the lock.
 
     def _claim(self, load: Load, devices: Sequence[str]) -> None:
         load.devices = tuple(devices)
@@ -306,7 +306,7 @@ class LoadQueue:
         for load in self._accepted:
             for claim in load.claims.values():
                 claim.held_bytes = self._held_now(load, claim, free)
-            if (host := load.host_claim) is not None:  # all of it, once it is there
+            if (host := load.host_claim) is not None:  # all of it, once the load is asleep
                 host.held_bytes = 0 if load.asleep is None else host.num_bytes
 
     def _host_bytes(self, measured: list[DeviceInfo]) -> int:

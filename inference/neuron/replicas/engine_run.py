@@ -175,7 +175,7 @@ class EngineRuns(ReplicaRecord):
             return None
         was_resting = self._rested()
         self._context.loads.engine_ended(self.load)
-        if self._end_asked.is_set() or was_resting:  # asleep it is as good as unloaded
+        if self._end_asked.is_set() or was_resting:  # asleep, it counts as unloaded
             log.info("replica %s: engine process %d %s", self.spec.model, engine.pid, how)
             return None
         if self._load_failure is not None:
@@ -285,7 +285,7 @@ class EngineRuns(ReplicaRecord):
         if self._is_abandoned:
             engine.kill()
             return
-        freeze_heap()  # the text layer's are among them from the first model on
+        freeze_heap()  # includes the text layer's objects from the first model on
         engine.silence = SilenceTimer()
         self._context.loads.loaded(self.load, report)
         self.engine_loaded(text)
@@ -298,7 +298,7 @@ class EngineRuns(ReplicaRecord):
         with self._changed:
             self._turns_by_s = None
             if not self._is_falling_asleep:
-                return  # it has been called off
+                return  # its sleep was called off
             self._is_falling_asleep = False
             self._context.loads.fell_asleep(self.load, held)
             self._asleep, self._stats = held, None

@@ -149,7 +149,7 @@ class StageHolder:
             how = f"the process of the stage could not be started: {error}"
             raise LoadRefusedError(LoadFailure(code="engine_crashed", message=how)) from error
         if self.load.devices == ("cpu",):
-            # A card's free memory does not show whose it is: there it counts once it is read.
+            # On a card free memory does not show whose it is: it counts once the layers are read.
             self._context.loads.started(self.load, engine.pid)
         if is_released():
             self.stop()
@@ -167,7 +167,7 @@ class StageHolder:
             case messages.StageListening(address=address):
                 self._context.loads.listens(self.load, limit_bytes)
                 self._address = address
-                self._move_to(HeldStageStatus.LISTENING)  # its engine comes when it may
+                self._move_to(HeldStageStatus.LISTENING)
             case messages.StageReady(report=report, memory=memory):
                 if self._status is HeldStageStatus.LISTENING:
                     self._context.loads.started(self.load, engine.pid)

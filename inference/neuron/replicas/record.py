@@ -263,7 +263,7 @@ class ReplicaRecord:
             self._num_quick_failures += 1
             delay_s = policy.delay_s(self._num_quick_failures)
             if self._is_first_load and self.status is ReplicaStatus.LOADING:
-                delay_s = None  # one that was to wake has been loaded, and is loaded again
+                delay_s = None  # a model that wakes has been loaded before, and is restarted
             if delay_s is not None:
                 self._num_restarts += 1
                 return delay_s

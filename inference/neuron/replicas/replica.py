@@ -55,7 +55,7 @@ class Replica(EngineRuns):
         if not is_known:
             self._end_load(failure)
         elif stalled_s > limit_s + GRACE_S and not self._is_abandoned:
-            # Without it, so that later loads get their turn.
+            # Give the load up without its thread, so that later loads get their turn.
             self._is_abandoned = True
             log.critical("replica %s: its thread hangs; it is given up", self.spec.model)
             self.give_up(failure)
@@ -177,7 +177,7 @@ class Replica(EngineRuns):
             log.exception("waking %s broke", self.spec.model)
             message = "waking it broke; see the neuron's log"
             failure = LoadFailure(code="engine_crashed", message=message)
-        with self._changed:  # in one step: a job that finds it asleep again wakes it again
+        with self._changed:  # in one step: a new job must find it waking, or asleep without a waker
             self._waker = None
             if failure is None or self.status is not ReplicaStatus.LOADING:
                 return
@@ -241,7 +241,7 @@ class Replicas:
             if self.is_closed or (recovering and current is not None):
                 return None, current
             if current is not None and _is_loaded_by(current, spec):
-                if not current.is_resting:  # its waking is the new job's, its sleep is not
+                if not current.is_resting:  # a resting model adopts the job when it wakes
                     current.adopt_job(spec)
                 return None, current
             replica = Replica(spec, context, recovering=recovering, predecessor=current)

@@ -204,7 +204,7 @@ class FailedLoads:
         found.asked_s, first = now_s, found.hub
         identity = self._ask_hub(replica.spec)
         found.hub = first or identity
-        if failure.code == "repo_fetch_failed":  # what it may read is known to the hub alone
+        if failure.code == "repo_fetch_failed":  # only the hub knows what this host may read
             return was_asked and identity is not None
         return None not in (first, identity) and first != identity
 
@@ -263,7 +263,8 @@ class PersistedSpecs:
     def restore(self) -> None:
         """Runs once; the most recently used first, in case not all have room. A model that was
         requested since then keeps its new spec. If the previous instance died while it read one
-        model's tokenizer, and did nothing else, that model is not loaded. Raises ``redis.RedisError``."""
+        model's tokenizer, and did nothing else, that model is not loaded. Raises
+        ``redis.RedisError``."""
         if self._is_restored:
             return
         specs = self._store.read()

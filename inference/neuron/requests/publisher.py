@@ -236,8 +236,8 @@ class EventPublisher:
                 outbox.count_read(reply if isinstance(reply, int) else 0)
 
     def _execute(self, batches: list[_Batch]) -> list[object]:
-        # Several of one gateway go in or stay out together: one that follows another must not be
-        # in when that one is not, should the stream be made just then.
+        # Batches of one gateway go in or stay out together: its stream may be created between two
+        # XADDs, and a batch must not go in where the one before it did not.
         has_several = len({batch.gateway_id for batch in batches}) < len(batches)
         pipeline = self._client.pipeline(transaction=has_several)
         for batch in batches:
@@ -269,7 +269,7 @@ class EventPublisher:
             self._sent_some.notify_all()
         self._report_lost(refused, str(problem))
 
-    # The methods below hold the lock already.
+    # The callers of these methods hold the lock.
 
     def _leave(self, error: BaseException | None) -> None:
         self._is_sending = False
@@ -293,7 +293,7 @@ class EventPublisher:
             if outbox.batches and outbox.batches[0].added_s < added_s
         ]
 
-    # The methods below do not hold the lock.
+    # The callers of these methods do not hold the lock.
 
     def _report_lost(self, batches: Iterable[_Batch], why: str) -> None:
         lost = {

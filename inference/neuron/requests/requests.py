@@ -104,7 +104,7 @@ class Inbox:
             num_bytes = sum(map(len, fields.values()))
             log.error("an inbox entry of %d bytes is not understood: %s", num_bytes, error)
             return
-        # A cancel that is the first of its request makes a submit after it an old one.
+        # A submit that comes after its own cancel is dropped, too.
         if not self._is_new(frame.request_id, self._clock()) and isinstance(frame, Submit):
             log.info("request %s was delivered twice", frame.request_id)
         else:
@@ -215,7 +215,7 @@ class Requests:
 
     def held(self) -> dict[str, HeldRequests]:
         self._num_beats += 1
-        # First: what ends in between is in neither, and has events that are not late yet.
+        # Read first: a request that ends in between is in neither, and its events are not late yet.
         behind = self._publisher.behind()
         return held_requests(self._epoch, self._num_beats, self.table.ids_by_gateway(), behind)
 

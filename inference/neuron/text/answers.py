@@ -76,7 +76,7 @@ class Answer:
             computed = [choice.num_computed_tokens(length) for choice in choices]
             prompt_tokens += max(computed)
             if max(computed) > 0:
-                # The first to compute it: the others share its blocks.
+                # Those of the first choice to compute it: the others share its blocks.
                 by_whom = next(c for c, num in zip(choices, computed, strict=True) if num > 0)
                 cached_tokens += by_whom.num_cached_tokens
         if prompt_tokens == 0:
