@@ -1,4 +1,4 @@
-"""The neuron's pulse: a thread that beats each second, and at once when a replica's status moves."""
+"""The neuron's pulse: a thread beats each second, and at once when a replica's status moves."""
 
 from __future__ import annotations
 

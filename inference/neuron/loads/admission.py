@@ -1,8 +1,10 @@
 """The steps from a load's acceptance to its engine's start, in its replica's thread.
 
-possible at all? ─▶ fetched ─▶ its turn ─▶ enough room, once the evicted are gone?
-                                             └─▶ they are idle still ─▶ its files can run?
-                                                 └─▶ asleep or unloaded ─▶ begin
+    possible at all? ─▶ fetched ─▶ its turn ─▶ enough room, once the evicted are gone?
+                                                 └─▶ they are idle still ─▶ its files can run?
+                                                     └─▶ asleep or unloaded ─▶ begin
+
+Nothing is unloaded for a load that cannot run anyway.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
 
 POLL_S = 0.2
 LEAVING_LIMIT_S = 300.0
-"""One whose process the kernel does not end must not block the turn of all later loads."""
+"""A model whose process the kernel does not end must not block the turn of all later loads."""
 MEMORY_COMES_BACK_S = 5.0
 """A driver releases a process' memory some moments after its end."""
 

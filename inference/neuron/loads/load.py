@@ -200,7 +200,7 @@ class Load:
     pid: int | None = None
     free_at_start: dict[str, int] = field(default_factory=dict)
     free_before: dict[str, int] = field(default_factory=dict)
-    """Kept after the load has ended."""
+    """Within the operator's limits. Kept after the load has ended."""
     is_settled: bool = False
     """Its memory was measured: its engine may start again in that."""
     weights: tuple[Path, ...] = ()

@@ -80,7 +80,7 @@ class LoadQueue:
         return max((one.free_memory_bytes for one in devices if one.kind == kind), default=0)
 
     def kept_bytes(self, load: Load) -> int | None:
-        """Of ranks on each device, of stages on all together. ``None``: no claim."""
+        """Bytes of ranks count for each device, of stages for all together. ``None``: no claim."""
         with self._changed:
             kept = [claim.num_bytes for claim in load.claims.values()]
         return (sum(kept) if load.spec.stages else kept[0]) if kept else None

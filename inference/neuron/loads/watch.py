@@ -18,7 +18,7 @@ GRACE_S = 30.0
 """After that the load is given up without its thread."""
 
 MIN_DOWNLOADED_BYTES = 1024 * 1024
-"""In each stall limit: 1.2 KB/s by default."""
+"""Within each stall limit: 1.2 KB/s by default."""
 
 
 MAX_GAP_S = 2.0
