@@ -244,7 +244,7 @@ class NameLease:
     def _transact(
         self, replaced: set[bytes | None], write: Callable[[Pipeline], object]
     ) -> bytes | None:
-        """Returns a lease that is not ``replaced``. Neurons run no scripts: a script that never
+        """Returns the lease where it is not one of ``replaced``. Neurons run no scripts: a script that never
         ends stops Redis for every client."""
 
         def run(pipe: Pipeline) -> bytes | None:

@@ -220,7 +220,7 @@ class Leaving:
 def choose_sleepers(
     leaving: Sequence[Leaving], *, lacking_bytes: int | None, host_bytes: int
 ) -> frozenset[str]:
-    """The cheapest to keep first. A sleeping model comes back several times faster, but keeps some
+    """Chooses the cheapest to keep first. A sleeping model comes back several times faster, but keeps some
     device memory, and host memory for its weights. ``lacking_bytes`` must be freed; ``None``:
     unknown, so none sleeps."""
     if lacking_bytes is None:

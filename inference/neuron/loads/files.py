@@ -50,8 +50,9 @@ def run_order(
     on_line: Callable[[bytes], None],
     is_cancelled: Callable[[], bool],
 ) -> int:
-    """``command`` gets ``order`` on its stdin. Lines that are no messages are skipped: libraries
-    print them. Another thread polls ``is_cancelled``. Returns the exit code. Raises ``OSError``."""
+    """``command`` gets ``order`` on its stdin, which stays open as long as this process lives.
+    Lines that are no messages are skipped: libraries print them. Another thread polls
+    ``is_cancelled``. Returns the exit code. Raises ``OSError``."""
     ended = threading.Event()
     with (
         contextlib.suppress(BrokenPipeError),

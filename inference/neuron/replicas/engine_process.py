@@ -60,8 +60,8 @@ MARGIN_S = 15.0
 
 
 def engine_command(environment: Mapping[str, str]) -> list[str]:
-    """HELEXA_ENGINE_COMMAND is for running engines under numactl, a profiler or a container
-    runtime."""
+    """``--fd N`` is appended. HELEXA_ENGINE_COMMAND is for running engines under numactl, a
+    profiler or a container runtime."""
     return list(ENGINE_COMMAND.read(environment)) or [sys.executable, "-m", OWN_ENGINE]
 
 

@@ -216,7 +216,7 @@ class StageHolder:
 
 
 FAILURE_KEPT_S = 600.0
-"""Placement leaves this neuron out meanwhile."""
+"""A failed stage is reported for so long: placement leaves this neuron out meanwhile."""
 
 
 class HeldStages:

@@ -53,7 +53,7 @@ RESTART_BACKOFF = Backoff(first_s=0.5, max_s=30.0)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartPolicy:
     healthy_after_s: float = 60.0
-    """Earlier failures no longer count then."""
+    """An engine that served this long had recovered: earlier failures no longer count."""
     max_quick_failures: int = 5
     backoff: Backoff = RESTART_BACKOFF
 

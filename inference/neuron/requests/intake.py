@@ -145,8 +145,7 @@ class Intake:
             self._running.append(waiting)
             return waiting
 
-    # The callers of these methods hold the lock, but not of ``_done`` and
-    # ``_failure_of_earlier_instance``.
+    # Callers hold the lock, except those of ``_done`` and ``_failure_of_earlier_instance``.
 
     def _add(self, submit: Submit, num_bytes: int) -> None:
         self._num_put += 1

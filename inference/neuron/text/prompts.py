@@ -98,7 +98,7 @@ def _unsupported(message: str) -> RequestRefusedError:
 
 
 MAX_ARGUMENTS_CHARACTERS = 2**20
-"""Parsing and writing them holds the interpreter against every other thread."""
+"""Every other thread waits while the arguments of one tool call are parsed and written again."""
 
 
 def prompt_tokens(
@@ -211,7 +211,7 @@ class Prepared:
     tools: Sequence[ToolDefinition]
     num_lost_turns: int
     images: Sequence[PlacedImage]
-    """There is one prompt then."""
+    """With images there is one prompt."""
     prediction: Sequence[int]
     not_enforced: Sequence[str]
     """Places in the client's schemas that the grammar leaves out."""
