@@ -244,8 +244,8 @@ class NameLease:
     def _transact(
         self, replaced: set[bytes | None], write: Callable[[Pipeline], object]
     ) -> bytes | None:
-        """Returns the lease where it is not one of ``replaced``. Neurons run no scripts: a script that never
-        ends stops Redis for every client."""
+        """Returns the lease where it is not one of ``replaced``. Neurons run no scripts: a
+        script that never ends stops Redis for every client."""
 
         def run(pipe: Pipeline) -> bytes | None:
             held: Any = pipe.get(self.key)

@@ -220,9 +220,9 @@ class Leaving:
 def choose_sleepers(
     leaving: Sequence[Leaving], *, lacking_bytes: int | None, host_bytes: int
 ) -> frozenset[str]:
-    """Chooses the cheapest to keep first. A sleeping model comes back several times faster, but keeps some
-    device memory, and host memory for its weights. ``lacking_bytes`` must be freed; ``None``:
-    unknown, so none sleeps."""
+    """Chooses the cheapest to keep first. A sleeping model comes back several times faster, but
+    keeps some device memory, and host memory for its weights. ``lacking_bytes`` must be freed;
+    ``None``: unknown, so none sleeps."""
     if lacking_bytes is None:
         return frozenset()
     spare_bytes = sum(one.held_bytes for one in leaving) - lacking_bytes
