@@ -20,7 +20,7 @@ def main(arguments: list[str]) -> int:
     try:
         with uncollected():
             from inference.neuron.neuron_process import (
-                run,  # a bad argument is refused without its seconds
+                run,  # takes seconds to import: not for a bad argument
             )
 
         return run(options.name, expects_load=options.expects_load)

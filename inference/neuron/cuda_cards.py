@@ -21,7 +21,6 @@ class CudaCard:
 
 
 def driver_cuda(nvml: Any) -> str | None:
-    """The newest CUDA that the driver runs; ``None``: it does not report it."""
     try:
         number = int(nvml.nvmlSystemGetCudaDriverVersion_v2())
     except nvml.NVMLError:
@@ -30,8 +29,8 @@ def driver_cuda(nvml: Any) -> str | None:
 
 
 def list_cards(nvml: Any) -> tuple[list[CudaCard], list[str]]:
-    """The cards in NVML's order, which is that of the PCI bus, and a sentence for each card that is
-    left out. Raises ``NVMLError`` where the driver itself does not answer."""
+    """Cards in PCI bus order, and a sentence for each card that is left out. Raises ``NVMLError``
+    where the driver itself does not answer."""
     driver = _text(nvml.nvmlSystemGetDriverVersion())
     cards, problems = [], []
     for index in range(nvml.nvmlDeviceGetCount()):
@@ -47,8 +46,8 @@ def visible_cards(
 ) -> list[CudaCard]:
     """The cards that CUDA_VISIBLE_DEVICES leaves to engines, in its order. Entries are numbers, or
     starts of UUIDs, of cards or of their parts (``MIG-…``); as in CUDA, the first that matches
-    nothing ends the list. Of a card that is divided, and not named by its parts, CUDA gives a
-    process the first part."""
+    nothing ends the list. Of a divided card not named by its parts, CUDA gives a process the first
+    part."""
     listed = environment.get("CUDA_VISIBLE_DEVICES")
     if listed is None:
         return [_first_part(card, nvml) for card in cards]
@@ -62,8 +61,7 @@ def visible_cards(
 
 
 def card_now(nvml: Any, card: CudaCard, index: int) -> DeviceInfo:
-    """The card with its free memory, load and temperature, as device ``index`` of CUDA. Raises
-    ``NVMLError`` where it does not answer any more."""
+    """Raises ``NVMLError`` where the card no longer answers."""
     handle = card.handle
     milliwatts = _reported(nvml, lambda: nvml.nvmlDeviceGetPowerUsage(handle))
     return msgspec.structs.replace(
@@ -79,8 +77,7 @@ def card_now(nvml: Any, card: CudaCard, index: int) -> DeviceInfo:
 
 
 def _own_memory(nvml: Any, handle: Any) -> HostMemory | None:
-    """``None`` of a card with unified memory, as on GB10, where NVML does not support the question:
-    it has the host's. Raises ``NVMLError``."""
+    """``None``: unified memory, as on GB10, where NVML does not support the question."""
     try:
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     except nvml.NVMLError as error:
@@ -105,7 +102,6 @@ def _card(nvml: Any, handle: Any, index: int, driver: str) -> CudaCard:
 
 
 def _measured(nvml: Any, handle: Any, info: DeviceInfo) -> CudaCard:
-    """The card or part behind ``handle``, with its own name and memory."""
     own = _own_memory(nvml, handle)
     memory = own or host_memory()
     named = msgspec.structs.replace(
@@ -135,7 +131,6 @@ def _first_part(card: CudaCard, nvml: Any) -> CudaCard:
 
 
 def _parts(card: CudaCard, nvml: Any) -> Iterator[CudaCard]:
-    """The parts that the card is divided into; none where it is not."""
     most = _reported(nvml, lambda: nvml.nvmlDeviceGetMaxMigDeviceCount(card.handle))
     for index in range(most or 0):
         try:
@@ -146,7 +141,7 @@ def _parts(card: CudaCard, nvml: Any) -> Iterator[CudaCard]:
 
 
 def _reported(nvml: Any, read: Callable[[], int]) -> int | None:
-    """``None``: the device does not report it, as parts of a card (MIG) do not."""
+    """Parts of a card (MIG) do not report some figures."""
     try:
         return int(read())
     except nvml.NVMLError:

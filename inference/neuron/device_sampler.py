@@ -3,9 +3,8 @@
     sampler thread ─▶ Discovery (NVML) ─▶ last sample ─▶ heartbeat, at once
                                                    └───▶ a load that wants it fresh waits, bounded
 
-Cards that have not been sampled cannot be used: until the first sample, and where the driver has
-not answered for a while, the host names that as its problem and as the reason of
-``cuda_unavailable``. When the driver answers again the cards come back.
+Cards cannot be used before the first sample, nor while the driver has not answered for a while: the
+host reports that in ``problems`` and ``cuda_unavailable``.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class Devices(Protocol):
     def host(self) -> HostInfo: ...
 
     def devices(self) -> list[DeviceInfo]:
-        """Returns at once; what it returns is a second old at most where all is well."""
+        """Returns at once."""
         ...
 
     def measure(self) -> list[DeviceInfo]: ...
@@ -63,8 +62,8 @@ class DeviceSampler:
         silent_after_s: float = SILENT_AFTER_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Waits for the first answer. ``discover`` is called in the thread, and where it finds
-        cards ``torch_problem``: why engines cannot use them."""
+        """Blocks for ``first_answer_s`` at most. ``discover`` and ``torch_problem`` are called in
+        the thread."""
         self._discover = discover
         self._torch_problem = torch_problem
         self._fresh_answer_s = fresh_answer_s
@@ -107,7 +106,7 @@ class DeviceSampler:
         return held_bytes(pid)
 
     def _ask(self, timeout_s: float) -> None:
-        """Asks, and waits for an answer that was asked for after this call."""
+        """Waits for an answer that was asked for after this call."""
         with self._changed:
             self._num_asked += 1
             wanted = self._num_asked
@@ -118,7 +117,6 @@ class DeviceSampler:
         return self._clock() - self._answered_s
 
     def _sample_for_ever(self) -> None:
-        """Samples, publishes, and waits for the next question, at most an interval."""
         usable = found = self._discover()
         probe_at_s = -math.inf if found.cuda_devices() else math.inf
         while True:
@@ -137,7 +135,6 @@ class DeviceSampler:
                 self._changed.wait_for(lambda: self._num_asked > self._num_answered, INTERVAL_S)
 
     def _probe(self, found: Discovery) -> tuple[Discovery, float]:
-        """Returns the devices that engines can use, and when to probe again, by its clock."""
         self._waits_for = TORCH
         problem = self._torch_problem()
         self._waits_for = DRIVER

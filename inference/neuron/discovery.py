@@ -1,11 +1,7 @@
 """Describes this host: cores, memory, CUDA devices, and sentences about their problems.
 
-    python -m inference.neuron.discovery ─▶ what a neuron would find here, as JSON, for the doctor:
-                                            a hanging driver blocks only that process
-
-Asks the operating system through psutil and the NVIDIA driver through NVML. No torch, so it works
-where the driver is broken, which is when it matters. A driver may also hang: callers that must not
-wait for it use a ``DeviceSampler``.
+No torch, so it works where the driver is broken. A driver may also hang: the doctor runs this as a
+process (``python -m``), and callers that must not wait use a ``DeviceSampler``.
 """
 
 from __future__ import annotations
@@ -52,9 +48,8 @@ BUILT_FOR = re.compile(r"^cuda\b[^=]*= *'(?P<version>[\d.]+)'", re.MULTILINE)
 @dataclass(frozen=True, slots=True)
 class InstalledTorch:
     version: str | None = None
-    """``None``: there is none."""
     cuda: str | None = None
-    """The CUDA that it is built for; ``None``: a build for CPUs."""
+    """``None``: a build for CPUs."""
 
 
 @cache
@@ -75,13 +70,13 @@ TORCH_TIMEOUT_S = 120.0
 class TorchProblem:
     message: str
     is_answered: bool
-    """``False``: the probe was over its limit, so the next one may find that they can."""
+    """``False``: the probe timed out, so the next one may find no problem."""
 
 
 def torch_problem(
     command: tuple[str, ...] = (sys.executable, "-c", PROBE), *, timeout_s: float = TORCH_TIMEOUT_S
 ) -> TorchProblem | None:
-    """``None``: engines can use the cards, or the probe itself failed."""
+    """Also ``None`` where the probe itself failed."""
     try:
         done = subprocess.run(
             command,
@@ -108,8 +103,6 @@ def torch_problem(
 
 @dataclass(slots=True)
 class Discovery:
-    """Looked up once; ``host`` and ``devices`` refresh the free memory."""
-
     problems: list[str] = field(default_factory=list)
     cuda_unavailable: str = ""
     cuda_version: str = ""
@@ -124,7 +117,7 @@ class Discovery:
         has_nvidia_hardware: bool | None = None,
         environment: Mapping[str, str] = os.environ,
     ) -> Discovery:
-        """Never raises for what the host is like: faults are named in ``problems``."""
+        """Faults of the host are named in ``problems``, not raised."""
         discovery = cls(_nvml=nvml)
         if DEVICE.read(environment) == "cpu":
             return discovery  # the operator's way out of a broken driver: no card is looked for
@@ -173,7 +166,7 @@ class Discovery:
         return [*self.cuda_devices(), cpu_device()]
 
     def cuda_devices(self) -> list[DeviceInfo]:
-        """Sampled now. Where none answers, ``cuda_unavailable`` is why, until one does."""
+        """Sampled now. Sets ``cuda_unavailable`` while no card answers."""
         lost: list[str] = []
         devices = [self._now(card, index, lost) for index, card in enumerate(self._cuda)]
         if self._cuda:
@@ -210,7 +203,6 @@ def cpu_device() -> DeviceInfo:
 
 
 def _nvml_problem(nvml: Any, error: Exception, has_nvidia_hardware: bool) -> str | None:
-    """The problem and its fix, for operators. ``None``: no problem, the host has no NVIDIA GPU."""
     code = getattr(error, "value", None)
     if code == nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
         return (
@@ -267,9 +259,8 @@ def _read(path: Path) -> str:
 
 
 def held_bytes(pid: int) -> int:
-    """Memory of an engine, and of the ranks and stages that are its children, that no file stands
-    behind; 0 for one that has ended. On a CPU that is less than it was promised: it gets the pages
-    of its KV as blocks come into use."""
+    """Bytes of an engine and of its child processes (ranks, stages) that no file backs; 0 once it
+    has ended. On a CPU they are fewer than promised: KV gets its pages as blocks come into use."""
     return sum(map(_own_bytes, (pid, *_children_of(pid))))
 
 
@@ -282,8 +273,7 @@ def _own_bytes(pid: int) -> int:
 
 
 def _children_of(pid: int) -> list[int]:
-    """Returns the children of the process's main thread, which starts them all. Empty where the
-    system does not list them."""
+    """Children of the process's main thread, which starts them all."""
     try:
         return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
@@ -297,7 +287,6 @@ class HostCheck(msgspec.Struct, frozen=True, kw_only=True):
     driver_cuda: str | None = None
     torch: str | None = None
     torch_cuda: str | None = None
-    """The CUDA that this torch is built for; ``None``: a build for CPUs."""
     triton_problem: str | None = None
 
 

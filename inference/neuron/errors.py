@@ -13,21 +13,20 @@ from inference.protocol.events import Failure, TooLong
 from inference.protocol.load_report import LoadFailure, ModelLimit
 
 RETRY_AFTER_S = 5.0
-"""Retry-After for clients while a model loads or recovers without a better estimate."""
 
 BUSY_RETRY_AFTER_S = 1.0
 
 
 class NeuronError(Exception):
-    """Base of this package."""
+    pass
 
 
 class EngineGoneError(NeuronError):
-    """A command could not reach an engine process; its reader reports the end itself."""
+    """A command could not reach an engine process, whose reader reports the end itself."""
 
 
 class IllegalTransitionError(NeuronError):
-    """Raised by ``ReplicaRecord`` for a move that REPLICA_TRANSITIONS does not list."""
+    pass
 
 
 class LoadRefusedError(NeuronError):
@@ -43,7 +42,6 @@ class RequestRefusedError(NeuronError):
 
 
 def refused(code: str, message: str, *, param: str | None = "messages") -> RequestRefusedError:
-    """``param``: the field of the client's body."""
     return RequestRefusedError(Failure(code=code, message=message, param=param))
 
 
@@ -137,7 +135,6 @@ def what_always_fits(limit: ModelLimit) -> str:
 
 
 def prompt_too_long(num_tokens: int, limit: ModelLimit, param: str, words: str = "") -> Failure:
-    """``words``: the number where it is not exact."""
     message = (
         f"this model's maximum context length is {limit.context} tokens and the prompt has "
         f"{words or num_tokens}, which leaves no room for an answer. {what_always_fits(limit)}"

@@ -1,8 +1,4 @@
-"""The neuron's pulse: one thread that beats each second, and at once when a replica's status moves.
-
-A beat lets replicas act on the time, drains the inbox in case a doorbell was lost, mirrors the load
-specs, writes the heartbeat and which requests are held, and drops those of dead gateways.
-"""
+"""The neuron's pulse: a thread beats each second, and at once when a replica's status moves."""
 
 from __future__ import annotations
 
@@ -36,17 +32,16 @@ log = logging.getLogger(__name__)
 
 
 MISSES_UNTIL_DEAD = 2
-"""A gateway is dead after so many misses in a row, once Redis has answered for long enough that a
-living one has written its key."""
+"""Misses in a row, counted once Redis has answered for long enough that a living gateway has
+written its key.
+"""
 MISSES_UNTIL_DEAD_ANYWAY = 15
-"""The same where beats come so slowly that Redis never seems to have settled."""
+"""The limit where beats come so slowly that Redis never seems to have settled."""
 
 
 def queue_heartbeat(
     pipe: Pipeline, heartbeat: NeuronHeartbeat, held: Mapping[str, HeldRequests]
 ) -> None:
-    """Adds a beat to a transaction on the neuron's lease. ``held``: as the fields of
-    ``inference.protocol.delivery``."""
     key = held_key(heartbeat.name)
     fields: dict[Any, Any] = {name: encode_held_requests(one) for name, one in held.items()}
     pipe.set(heartbeat_key(heartbeat.name), encode_heartbeat(heartbeat), px=LEASE_EXPIRY_MS)
@@ -57,8 +52,8 @@ def queue_heartbeat(
 
 
 class GatewayWatch:
-    """Detects which of the gateways that wait for this neuron have died. A Redis that stood still
-    has let the keys of all of them expire."""
+    """Detects dead gateways among those that wait for this neuron. After a Redis outage the keys of
+    all of them have expired."""
 
     def __init__(self, client: redis.Redis, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client
@@ -89,8 +84,8 @@ class GatewayWatch:
 
 
 class Heart:
-    """Calls ``on_beat`` each second from its own thread. Redis being away does not stop it; losing
-    the neuron's name or its invitation does, and calls ``on_lost``."""
+    """A Redis outage does not stop the beats; losing the neuron's name or its invitation does, and
+    calls ``on_lost``."""
 
     def __init__(self, on_beat: Callable[[], None], on_lost: Callable[[], None]) -> None:
         self._on_beat = on_beat
@@ -121,7 +116,6 @@ class Heart:
             self._wake.clear()
 
     def _beat(self) -> bool:
-        """``False``: another has its name, or its invitation is void."""
         outage: redis.RedisError | None = None
         try:
             self._on_beat()

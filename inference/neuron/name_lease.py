@@ -1,19 +1,15 @@
 """The lease on a neuron's name. Two instances of one name would corrupt each other's queue, inbox,
-specs and heartbeat, so one holds it and the other does not start.
+specs and heartbeat, so the second one does not start.
 
     acquire ─▶ free, or this machine's previous instance's ────▶ ours ─▶ renewed by each beat
                  │                                                └────▶ another's: NameLostError
                  └─ held: wait until it is renewed (NameHeldError) or has expired (ours)
 
-Redis' clock expires it a few seconds after the last beat. While Redis stalls it may expire: the
-first instance that beats then has it. A beat writes in one transaction that watches the lease, so
-an instance that has lost its name no longer overwrites what the next one writes.
+A beat writes in one transaction that watches the lease, so an instance that has lost its name no
+longer overwrites what the next one writes.
 
 The lease is also in a file in the data directory, which an instance locks while it runs. One that
 gets the lock knows that the previous one is dead, and need not wait for its lease to expire.
-
-An absent Redis is waited for. One that this host does not trust, or that refuses its invitation for
-a minute, is not: waiting changes nothing.
 """
 
 from __future__ import annotations
@@ -56,8 +52,6 @@ def connect(redis_url: str) -> redis.Redis:
 
 
 class RedisUntrustedError(Exception):
-    """Redis has a certificate that this host does not trust: waiting changes nothing."""
-
     def __init__(self, reason: str) -> None:
         super().__init__(
             f"Redis shows a certificate that this host does not trust ({reason}). Where the "
@@ -67,8 +61,6 @@ class RedisUntrustedError(Exception):
 
 
 class InvitationVoidError(Exception):
-    """Redis has refused this host's name and password for so long that waiting changes nothing."""
-
     def __init__(self, reason: str) -> None:
         super().__init__(
             f"Redis refuses this host's name and password ({reason}): its invitation was revoked, "
@@ -78,15 +70,15 @@ class InvitationVoidError(Exception):
 
 
 class AccessRefusal:
-    """Measures for how long Redis has refused this host without a break. A Redis that has just been
-    started has no users of invited hosts until the control has made them."""
+    """A Redis that has just started has no users of invited hosts until the control process has
+    made them."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._since_s: float | None = None
 
     def note(self, error: redis.RedisError | None) -> None:
-        """Records the outcome of the last command. Raises ``InvitationVoidError``."""
+        """Raises ``InvitationVoidError``."""
         if not isinstance(error, redis.AuthenticationError):
             self._since_s = None
             return
@@ -98,7 +90,6 @@ class AccessRefusal:
 
 
 def _ensure_trusted(error: redis.RedisError) -> None:
-    """Raises ``RedisUntrustedError`` where its certificate is why Redis was not reached."""
     cause = error.__cause__ or error.__context__
     if isinstance(cause, ssl.SSLCertVerificationError):
         raise RedisUntrustedError(cause.verify_message) from error
@@ -108,8 +99,7 @@ MAX_BYTES = 4096
 
 
 class PreviousInstance:
-    """``lease_value``: the lease of the previous instance; empty if it may be alive or there was
-    none."""
+    """``lease_value`` is empty if the previous instance may be alive or there was none."""
 
     def __init__(self, data_dir: Path, neuron: str) -> None:
         self.lease_value = b""
@@ -136,7 +126,6 @@ class PreviousInstance:
             log.warning("this neuron's next instance will have to wait for its name: %s", error)
 
     def close(self) -> None:
-        """Gives the file up, as the end of the process would."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
@@ -167,8 +156,6 @@ class NameHeldError(Exception):
 
 
 class NameLostError(Exception):
-    """This neuron was silent for so long that another took its name."""
-
     def __init__(self, neuron: str, holder: str) -> None:
         super().__init__(f"another neuron has taken the name {neuron}: {holder}")
 
@@ -192,9 +179,8 @@ class NameLease:
         *,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Returns when the name is ours; waits for an absent Redis, and for the lease of an
-        instance that died to expire. Raises ``NameHeldError``, ``RedisUntrustedError``,
-        ``InvitationVoidError``."""
+        """Waits for an absent Redis, and for the lease of a dead instance to expire. Raises
+        ``NameHeldError``, ``RedisUntrustedError``, ``InvitationVoidError``."""
         previous = b"" if earlier is None else earlier.lease_value
         last_left_ms: int | None = None
         is_reaching, access = True, AccessRefusal()
@@ -234,13 +220,11 @@ class NameLease:
             self.write(lambda _: None)
 
     def release(self, *keys: str) -> None:
-        """Deletes the lease, and ``keys`` with it, where it is still ours. Raises
-        ``redis.RedisError``."""
+        """Deletes the lease and ``keys`` where it is still ours. Raises ``redis.RedisError``."""
         self._transact({self.value}, lambda pipe: pipe.delete(self.key, *keys))
 
     def write(self, queue: Callable[[Pipeline], object]) -> None:
-        """Renews the lease and runs the commands that ``queue`` adds, in one transaction. Writes
-        nothing where another neuron holds the name. Raises ``NameLostError``,
+        """Renews the lease in the same transaction. Raises ``NameLostError``,
         ``redis.RedisError``."""
         held = self._hold(b"", queue)
         if held is not None:
@@ -249,7 +233,7 @@ class NameLease:
     def _hold(
         self, previous: bytes, queue: Callable[[Pipeline], object] = lambda _: None
     ) -> bytes | None:
-        """The value of the neuron that holds the name instead; ``None``: the name is ours now."""
+        """Returns another holder's value; ``None``: the name is ours now."""
 
         def write(pipe: Pipeline) -> None:
             pipe.set(self.key, self.value, px=LEASE_EXPIRY_MS)
@@ -260,8 +244,8 @@ class NameLease:
     def _transact(
         self, replaced: set[bytes | None], write: Callable[[Pipeline], object]
     ) -> bytes | None:
-        """Runs ``write`` in a transaction where the lease is one of ``replaced``; else returns it.
-        Neurons run no scripts: a script that never ends stops Redis for every client."""
+        """Returns the lease where it is not one of ``replaced``. Neurons run no scripts: a
+        script that never ends stops Redis for every client."""
 
         def run(pipe: Pipeline) -> bytes | None:
             held: Any = pipe.get(self.key)

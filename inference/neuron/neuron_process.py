@@ -1,15 +1,12 @@
-"""The neuron's process and its Celery worker, from its environment to its exit code. It ends
-gracefully on a signal, at once on a second one. Imports no Django and no torch.
+"""The neuron's process and its Celery worker, from its environment to its exit code.
 
     SIGTERM ─▶ leave (finishes running requests, refuses new ones, at most HELEXA_NEURON_DRAIN_S)
                  └─ second signal, or the name is lost ─▶ stop (engines end) ─▶ the process ends
 
 Celery's own handlers receive the signals until its worker has ended, then ours do.
 
-The worker runs its tasks in this process and one after another (the solo pool), for two reasons:
-they act on replicas that live here, and two drains at once would let a cancel overtake its submit.
-That costs nothing, because no task waits: a load continues in its replica's thread and is reported
-by heartbeats.
+The worker runs its tasks in this process and one after another (the solo pool): they act on
+replicas that live here, and two drains at once would let a cancel overtake its submit.
 """
 
 from __future__ import annotations
@@ -71,8 +68,9 @@ log = logging.getLogger("inference.neuron")
 
 DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
 SWITCH_INTERVAL_S = 0.0005
-"""How long a thread that renders a long conversation keeps the interpreter from the others. A
-request's first token passes through a dozen of their hands: at Python's 5 ms that is 50 ms."""
+"""A thread that renders a long conversation keeps the interpreter for so long. A request's first
+token passes through a dozen threads: at Python's 5 ms that is 50 ms.
+"""
 EXIT_NAME_HELD = 1
 
 
@@ -140,8 +138,8 @@ def run(name: str, *, expects_load: bool = False) -> int:
 
 
 def _end_it_with_this_process(service: NeuronService) -> None:
-    """Ends the engine on a signal until Celery's worker handles those. An engine that still imports
-    its libraries would only see seconds later that this process is gone."""
+    """An engine that still imports its libraries would notice only seconds later that this process
+    is gone."""
 
     def leave(number: int, _frame: object) -> None:
         service.engine_starts.close()
@@ -152,7 +150,6 @@ def _end_it_with_this_process(service: NeuronService) -> None:
 
 
 def _devices() -> Devices:
-    """This host's devices. Raises ``SettingError``."""
     source = DEVICE_SOURCE.read(os.environ)
     if source is None:
         return DeviceSampler()
@@ -164,7 +161,6 @@ def _devices() -> Devices:
 
 
 def _stage_host() -> str:
-    """The host of this neuron's stages; empty: it holds none. Raises ``SettingError``."""
     listen = STAGE_LISTEN.read(os.environ)
     if listen is None:
         return ""
@@ -190,7 +186,6 @@ def _logged_bodies() -> LoggedBodies:
 
 
 def _made_data_dir() -> Path:
-    """Engines inherit where it is. Raises ``SettingError``."""
     data_dir = (DATA_DIR.read(os.environ) or Path("var")).resolve()
     try:
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -204,8 +199,7 @@ def _made_data_dir() -> Path:
 
 
 EXIT_TIMEOUT_S = 4.5
-"""How long Celery's worker may take to end once all else has stopped. One that waits for an absent
-Redis does not end."""
+"""A Celery worker that waits for an absent Redis does not end."""
 EXIT_NAME_LOST = 1
 
 
@@ -227,7 +221,6 @@ class Shutdown:
         self._thread.start()
 
     def begin(self, *_: object, **__: object) -> None:
-        """Handle a signal: begin the shutdown, or force it on the second one."""
         self._num_signals += 1
         if self._num_signals <= 2:  # each event once: a handler may interrupt itself
             (self._begun, self._force)[self._num_signals - 1].set()
@@ -237,13 +230,13 @@ class Shutdown:
         return self._begun.is_set()
 
     def name_is_lost(self) -> None:
-        """Called by the heartbeat. The worker ends by a signal, as it always does."""
+        """Celery's worker ends only by a signal."""
         self.is_name_lost = True
         self._force.set()
         os.kill(os.getpid(), signal.SIGTERM)
 
     def finish(self) -> None:
-        """Celery's worker has ended, by a signal or not: returns when everything has."""
+        """Call once Celery's worker has ended."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self.begin)
         self._worker_has_ended.set()
@@ -266,15 +259,15 @@ class Shutdown:
 
 
 PREFETCH_MULTIPLIER = 4
-"""Tasks fetched ahead: they are short, and a load must not wait behind a round trip each."""
+"""A short task, or a load, must not wait behind a round trip each."""
 
 
 RECONNECT_INTERVAL_S = 0.5
 
 
 class ReconnectingConsumer(Consumer):  # type: ignore[misc]
-    """Retries an absent Redis twice a second without a limit, and logs it once. Celery's own
-    consumer waits up to half a minute between attempts, in which no model can be loaded."""
+    """Celery's own consumer waits up to half a minute between attempts, in which no model can be
+    loaded."""
 
     def ensure_connected(self, connection: Any) -> Any:
         is_first = True

@@ -54,11 +54,9 @@ from inference.version import VERSION, this_build
 log = logging.getLogger(__name__)
 
 LEAVING_AT_LEAST_S = 1.5
-"""How long it stays after it announced that it leaves: by then gateways have read that, and their
-earlier requests have arrived."""
+"""By then gateways have read the announcement and their earlier requests have arrived."""
 LEAVING_POLL_S = 0.05
 STOP_GRACE_S = 2.5
-"""How long engines get to end in order when the neuron stops; then they are killed."""
 
 
 class NeuronService:
@@ -83,14 +81,9 @@ class NeuronService:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``stall_limit_s``: how long gateways wait for a Redis that does not answer.
-        ``load_stall_limit_s``: how long a load or download may make no progress, by ``clock``;
-        ``None``: no limit. ``cache_dir``: where downloads go. ``on_name_lost``: another neuron has
-        this one's name; called once, by the heartbeat. ``bodies``: whose texts are logged.
-        ``memory_limits``: what its models may use of each device. ``stage_host``: where other
-        neurons' engines reach stages that it holds; empty: it holds none. ``checks_files``: whether
-        a load's files are read as this build's engine reads them before models leave for it.
-        ``workers`` prepare its prompts and grammars, and are started and closed with it; ``None``:
-        its own."""
+        ``load_stall_limit_s``: without progress, by ``clock``; ``None``: no limit. ``stage_host``:
+        where other neurons' engines reach stages held here; empty: none are held. ``workers`` are
+        started and closed with it."""
         self.name = name
         self._client = client
         self._may_publish_name = True
@@ -103,7 +96,6 @@ class NeuronService:
         self._stage_host = stage_host
         self._is_leaving = False
         self._stuck: list[str] = []
-        """Requests that hold a thread of the intake, in words."""
         self._is_ready = True
         self._stopped = threading.Event()
         self._requests = Requests(
@@ -159,7 +151,7 @@ class NeuronService:
         )
 
     def start(self) -> None:
-        """Loads the previous instance's models, as soon as Redis answers. Returns at once."""
+        """Returns at once; models are restored once Redis answers."""
         self._requests.intake.start()
         self._heart.start()
         self.downloads.start()
@@ -167,8 +159,8 @@ class NeuronService:
 
     def load_model(self, spec: LoadSpec) -> None:
         """Idempotent: the same spec again only moves the replica to the new job, and wakes it.
-        Another spec for a loaded model replaces it once the requests on the old one are done. With
-        ``stage_of``, one stage is held for another neuron's engine instead."""
+        Another spec replaces it once its requests are done. With ``stage_of``, one stage is held
+        for another neuron's engine."""
         if spec.stage_of is not None:
             self._stages.hold(spec)
             self._heart.beat_now()
@@ -185,8 +177,7 @@ class NeuronService:
         self._heart.beat_now()
 
     def unload_model(self, model: str, at_once: bool = False) -> None:
-        """Waits, elsewhere, for the requests in flight, unless they are to end ``at_once``. An
-        unknown model is unloaded already."""
+        """Returns at once; running requests finish first unless ``at_once``."""
         replica = self._replicas.find(model)
         if replica is None:
             log.info("unload of %s: it is not loaded", model)
@@ -196,11 +187,10 @@ class NeuronService:
         self._persisted_specs.save()
 
     def release_stages(self, model: str, job_id: str) -> None:
-        """Ends the stages of that load. Those that are not here have ended already."""
         self._stages.release(model, job_id)
 
     def sleep_model(self, model: str, job_id: str) -> None:
-        """Waits, elsewhere, for the requests in flight. What cannot sleep serves on."""
+        """Returns at once; running requests finish first."""
         replica = self._replicas.find(model)
         if replica is None:
             log.info("sleep of %s: it is not loaded", model)
@@ -209,8 +199,7 @@ class NeuronService:
         self._persisted_specs.save()
 
     def drop_adapter(self, model: str, adapter: str) -> None:
-        """Remove the adapter from ``model``'s engine once no sequence uses it; heartbeats list the
-        present ones. Does nothing if the model is not loaded."""
+        """The engine frees it once no sequence uses it."""
         replica = self._replicas.find(model)
         if replica is not None:
             log.info("adapter %s leaves %s", adapter, model)
@@ -250,8 +239,8 @@ class NeuronService:
         return msgspec.structs.replace(host, problems=problems)
 
     def leave(self, limit_s: float, force: threading.Event) -> None:
-        """Announce that it leaves, refuse new requests, and return when none runs any more, at the
-        limit, or when ``force`` is set. ``stop`` comes next."""
+        """Returns when no request runs, at the limit, or when ``force`` is set. ``stop`` comes
+        next."""
         self._is_leaving = True
         self._heart.beat_now()
         started_s = time.monotonic()
@@ -266,8 +255,7 @@ class NeuronService:
                 return
 
     def stop(self) -> None:
-        """Refuse new requests, fail running ones, end every engine, withdraw the heartbeat. Takes a
-        few seconds; a second caller waits for the first."""
+        """Takes a few seconds; a second caller waits for the first."""
         if self._replicas.close():
             self._end_everything(self._replicas.all())
             self._stopped.set()
@@ -326,12 +314,11 @@ class NeuronService:
             raise
 
     def _speak_to_redis(self) -> None:
-        """Raises ``NameLostError``, ``redis.RedisError``."""
         self.lease.confirm()
         self._requests.marks.keep(time.time() - self._started_unix_s)
         self._requests.marks.read_earlier()
         self._persisted_specs.restore()
-        # Before the held requests are published: those that were in the inbox are among them.
+        # Before the held requests are published, so that those from the inbox are among them.
         self._requests.drain_inbox()
         heartbeat, held = self.heartbeat(), self._requests.held()
 
@@ -344,12 +331,11 @@ class NeuronService:
             try:
                 self._client.zadd(NEURONS, {self.name: heartbeat.time_unix_s})
             except redis.exceptions.NoPermissionError:
-                # An invited neuron need not: its name is among the desired states.
+                # Invited neurons may not, and need not: the desired states have their names.
                 self._may_publish_name = False
         self._requests.cancel_of_dead_gateways()
 
     def _weights_in_use(self) -> dict[str, list[Path]]:
-        """Model -> the weight files of its replica and of its stages here."""
         used: dict[str, list[Path]] = {}
         for replica in self._replicas.all():
             if replica.status is not ReplicaStatus.FAILED:

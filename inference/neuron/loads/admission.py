@@ -4,8 +4,7 @@
                                                  └─▶ they are idle still ─▶ its files can run?
                                                      └─▶ asleep or unloaded ─▶ begin
 
-Nothing is unloaded for a load that would not fit even then, whose configs or file headers the
-engine would refuse, or that was cancelled.
+Nothing is unloaded for a load that cannot run anyway.
 """
 
 from __future__ import annotations
@@ -40,8 +39,7 @@ if TYPE_CHECKING:
 
 POLL_S = 0.2
 LEAVING_LIMIT_S = 300.0
-"""An idle model leaves in seconds. One whose process the kernel does not end must not keep the turn
-of all later loads."""
+"""A model whose process the kernel does not end must not block the turn of all later loads."""
 MEMORY_COMES_BACK_S = 5.0
 """A driver releases a process' memory some moments after its end."""
 
@@ -59,7 +57,6 @@ class LoadAdmission:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """``fetch`` and ``check_files``: as ``Fetcher`` and ``FileChecker`` do."""
         self._loads = loads
         self._fetch = fetch
         self._check_files = check_files
@@ -68,8 +65,8 @@ class LoadAdmission:
         self._sleep = sleep
 
     def admit(self, load: Load, is_cancelled: IsCancelled, report: OnProgress) -> LoadSpec | None:
-        """The spec for the engine; ``None``: cancelled. Raises ``LoadRefusedError``. The load has
-        the turn when this returns a spec, and memory of its own."""
+        """``None``: cancelled. Raises ``LoadRefusedError``. Where it returns a spec, the load has
+        the turn and its memory."""
         check_possible(load.spec, self._loads.devices())
         try:
             check_local_path(load.spec)  # before anything is unloaded for it
@@ -89,8 +86,8 @@ class LoadAdmission:
         return None if room is None else self._loads.begin(load, room)
 
     def readmit(self, load: Load, is_cancelled: IsCancelled, report: OnProgress) -> bool:
-        """Whether a model that sleeps may wake; ``False``: that was cancelled. Raises
-        ``LoadRefusedError``. The load has the turn and its memory when this returns ``True``."""
+        """``False``: cancelled. Raises ``LoadRefusedError``. Where it returns ``True``, the load
+        has the turn and its memory."""
         is_waking = False
         try:
             if self._room_in_turn(load, is_cancelled, report) is not None:
@@ -104,7 +101,6 @@ class LoadAdmission:
     def _room_in_turn(
         self, load: Load, is_cancelled: IsCancelled, report: OnProgress
     ) -> Room | None:
-        """``None``: cancelled. Raises ``LoadRefusedError``."""
 
         def report_queued(detail: str) -> None:
             report(LoadProgress(stage=LoadStage.QUEUED, detail=detail))
@@ -131,7 +127,6 @@ class LoadAdmission:
     def _make_room(
         self, load: Load, is_cancelled: IsCancelled, report: Callable[[str], None]
     ) -> bool:
-        """``False``: cancelled meanwhile. Raises ``LoadRefusedError``."""
         found = [self._find(model) for model in load.spec.evict if model != load.spec.model]
         leaving = [replica for replica in found if replica is not None]
         sleepers = self._sleepers(load, leaving)
@@ -145,7 +140,7 @@ class LoadAdmission:
         _check(load, room, [replica.spec.model for replica in leaving])
         if busy := [replica.spec.model for replica in leaving if not replica.is_idle()]:
             raise lost_its_room(busy)
-        if leaving and load.asleep is None:  # what wakes has its weights in memory
+        if leaving and load.asleep is None:  # a waking model has its weights in memory
             self._check_files(load.spec, load.weights, room.largest_bytes(load.spec), is_cancelled)
             if is_cancelled():
                 return False
@@ -164,7 +159,7 @@ class LoadAdmission:
 
     def _sleepers(self, load: Load, leaving: Sequence[Replica]) -> frozenset[str]:
         if load.spec.stages:
-            return frozenset()  # each of its devices may lack memory by itself
+            return frozenset()  # each of its devices may lack memory
         asleep = [one.may_sleep_as if _share_a_device(load, one.load) else None for one in leaving]
         if not any(asleep):
             return frozenset()
@@ -190,14 +185,12 @@ def _did_not_leave(model: str) -> LoadRefusedError:
 
 
 def _needed_bytes(load: Load, device: str) -> int | None:
-    """Free memory that the load needs, in bytes; ``None``: unknown."""
     if load.asleep is not None:
         return waking_bytes(load.used.get(device, 0), load.asleep, device)
     return needed_bytes(load.spec, device)
 
 
 def _check(load: Load, room: Room, evicted: Sequence[str] = ()) -> None:
-    """Raises ``LoadRefusedError``."""
     for device in room.devices if load.asleep or load.spec.stages else room.devices[:1]:
         limit_bytes = room.limits[device] if load.asleep or load.spec.stages else room.limit_bytes
         if load.asleep is not None:
@@ -208,8 +201,6 @@ def _check(load: Load, room: Room, evicted: Sequence[str] = ()) -> None:
 
 
 def _share_a_device(load: Load, other: Load) -> bool:
-    """Whether the two loads share a device. A load without devices of its own goes where others
-    leave, so it shares one."""
     return not load.spec.devices or bool({*load.spec.devices, *load.devices} & {*other.devices})
 
 
@@ -229,11 +220,9 @@ class Leaving:
 def choose_sleepers(
     leaving: Sequence[Leaving], *, lacking_bytes: int | None, host_bytes: int
 ) -> frozenset[str]:
-    """The models that fall asleep rather than leave, the cheapest to keep first. One that sleeps
-    comes back several times faster, and holds less of its device, but not nothing, and the host's
-    memory for its weights: so models sleep as long as the rest still makes room.
-    ``lacking_bytes`` must be freed; ``None``: unknown, so none sleeps. ``host_bytes``: host memory
-    that may be used."""
+    """Chooses the cheapest to keep first. A sleeping model comes back several times faster, but
+    keeps some device memory, and host memory for its weights. ``lacking_bytes`` must be freed;
+    ``None``: unknown, so none sleeps."""
     if lacking_bytes is None:
         return frozenset()
     spare_bytes = sum(one.held_bytes for one in leaving) - lacking_bytes

@@ -3,8 +3,7 @@
     pull ─▶ QUEUED ─▶ RUNNING ─▶ SUCCEEDED | FAILED | CANCELLED       one at a time, in a thread
     delete ─▶ SUCCEEDED | FAILED                                      not while a model is of it
 
-A pull that was cancelled or broken off is resumed by the next one of the same source. The report is
-written to Redis when something changed, and every few seconds.
+The next pull of the same source resumes one that was cancelled or broken off.
 """
 
 from __future__ import annotations
@@ -41,11 +40,9 @@ log = logging.getLogger(__name__)
 
 
 _warnings = ThrottledLog(log, logging.WARNING, interval_s=3600.0)
-"""The same words once an hour: a report is written every few seconds."""
 
 STATUS_ENDED = (CacheJobStatus.SUCCEEDED, CacheJobStatus.FAILED, CacheJobStatus.CANCELLED)
 SHORTEST_INTERVAL_S = 0.5
-"""Between two reports, however much happens."""
 
 
 class Downloads:
@@ -57,7 +54,6 @@ class Downloads:
         fetcher: Fetcher,
         used_paths: Callable[[], dict[str, list[Path]]],
     ) -> None:
-        """``used_paths``: model -> the weight files of its replica here, a load under way's too."""
         self._client = client
         self._neuron = neuron
         self._fetcher = fetcher
@@ -84,12 +80,12 @@ class Downloads:
         self._changed.set()
 
     def pull(self, spec: PullSpec) -> None:
-        """Queued. The same job again changes nothing."""
+        """Idempotent by job."""
         if self._is_new(spec, "pull"):
             self._pulls.put(spec)
 
     def cancel(self, job_id: str) -> None:
-        """Cancel a pull; downloaded bytes stay. Does nothing for an unknown or ended job."""
+        """Downloaded bytes stay."""
         with self._lock:
             self._cancelled.add(job_id)
             job = self._jobs.get(job_id)
@@ -122,7 +118,6 @@ class Downloads:
         )
 
     def _is_new(self, spec: PullSpec | DeleteSpec, kind: Literal["pull", "delete"]) -> bool:
-        """Records the job, unless it is there."""
         with self._lock:
             if spec.job_id in self._jobs:
                 return False
@@ -139,7 +134,6 @@ class Downloads:
         return True
 
     def _run(self, job_id: str, work: Callable[[], CacheJobStatus]) -> None:
-        """Runs the job to its end, whatever a library raises."""
         self._move(job_id, CacheJobStatus.RUNNING)
         try:
             status = work()
@@ -218,8 +212,6 @@ class Downloads:
                 del self._jobs[job.job_id]
                 self._cancelled.discard(job.job_id)
 
-    # The threads.
-
     def _pull_for_ever(self) -> None:
         while (spec := self._pulls.get()) is not None and not self._is_stopping:
             if spec.job_id not in self._cancelled:
@@ -250,7 +242,6 @@ def _users(
     used: dict[str, list[Path]],
     files: list[str] | None = None,
 ) -> list[str]:
-    """Models whose weights lie in it, or in those ``files`` of it."""
     directory = cached.cached_directory(cache_dir, model.source, model.revision)
     return sorted(
         name

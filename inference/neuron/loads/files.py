@@ -1,9 +1,6 @@
-"""A load's files: fetched, and checked before other models leave for it, each in a process of its
-own, which is killed when the load is cancelled.
+"""Fetches and checks a load's files, in processes that are killed when the load is cancelled.
 
-``inference.loading.sources.fetch`` and ``inference.loading.file_check`` are the processes. A check
-that gives no answer stops no load: the engine reads the same files. Called from the threads of
-replicas and of pulls.
+A check that gives no answer stops no load: the engine reads the same files.
 """
 
 from __future__ import annotations
@@ -53,10 +50,9 @@ def run_order(
     on_line: Callable[[bytes], None],
     is_cancelled: Callable[[], bool],
 ) -> int:
-    """Runs ``command`` with ``order`` on its stdin, which stays open as long as this process lives,
-    and passes on what it prints, but for lines that are no messages, which libraries print. Returns
-    its exit code. It ends early when ``is_cancelled``, which another thread calls. Raises
-    ``OSError``."""
+    """``command`` gets ``order`` on its stdin, which stays open as long as this process lives.
+    Lines that are no messages are skipped: libraries print them. Another thread polls
+    ``is_cancelled``. Returns the exit code. Raises ``OSError``."""
     ended = threading.Event()
     with (
         contextlib.suppress(BrokenPipeError),
@@ -91,7 +87,6 @@ def run_order(
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kills it and its children, such as pip. Does nothing if it has ended."""
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -111,8 +106,7 @@ class FileChecker:
         limit_s: float = LIMIT_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Reads nothing unless ``is_enabled``: engines that are not this build's read other files,
-        and only they know which."""
+        """Engines that are not this build's may read other files."""
         self._command = command
         self._is_enabled = is_enabled
         self._limit_s = limit_s
@@ -125,9 +119,8 @@ class FileChecker:
         free_bytes: int,
         is_cancelled: Callable[[], bool],
     ) -> None:
-        """``weights``: downloaded files. ``free_bytes``: on its device, for choosing a quant.
-        Blocks for ``limit_s`` at most. Raises ``LoadRefusedError`` where the engine would refuse
-        the files."""
+        """``free_bytes``: for choosing a quant. Blocks for ``limit_s`` at most. Raises
+        ``LoadRefusedError`` where the engine would refuse the files."""
         result, problem = self._run(_order(spec, weights, free_bytes), is_cancelled)
         if result is not None and result.failure is not None:
             raise LoadRefusedError(result.failure)
@@ -145,8 +138,8 @@ class FileChecker:
         free_bytes: int,
         is_cancelled: Callable[[], bool],
     ) -> PackedCosts | None:
-        """The memory of the model's layers; arguments as for ``check``. Blocks for ``limit_s`` at
-        most. ``None``: the files are missing, or do not show it."""
+        """Blocks for ``limit_s`` at most. ``None``: the files are missing, or do not show the
+        costs."""
         order = _order(spec, weights, free_bytes, weighs=True)
         result, problem = self._run(order, is_cancelled)
         if result is not None and result.costs is not None:
@@ -160,8 +153,6 @@ class FileChecker:
     def _run(
         self, order: FileCheckOrder, is_cancelled: Callable[[], bool]
     ) -> tuple[FileCheckResult | None, str]:
-        """The result, or ``None`` and why there is none, in words; no words where there is nothing
-        to read."""
         if not self._is_enabled or not (order.weights or order.spec.source.startswith("path:")):
             return None, ""
         deadline_s = self._clock() + self._limit_s
@@ -209,8 +200,8 @@ class Fetcher:
         stall_limit_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``free_memory_bytes``: on the device that a load would go to, for choosing a quant.
-        ``stall_limit_s``: how long a download may make no progress; ``None``: no limit."""
+        """``free_memory_bytes``: for choosing a quant. ``stall_limit_s``: of a download; ``None``:
+        no limit."""
         self.cache_dir = cache_dir
         self._stall_limit_s = stall_limit_s
         self._clock = clock
@@ -219,9 +210,9 @@ class Fetcher:
     def fetch(
         self, spec: LoadSpec, report: OnProgress, is_cancelled: Callable[[], bool]
     ) -> Fetched | None:
-        """Downloads the spec's files, with its draft model where it has one. ``None``: cancelled,
-        or no source that is downloaded. Raises ``LoadRefusedError``; the downloaded files of a load
-        that can never succeed are deleted then."""
+        """Also downloads the draft model. ``None``: cancelled, or the source is not downloaded.
+        Raises ``LoadRefusedError``; the new files of a load that can never succeed are deleted
+        then."""
         own = self._fetch(spec, report, is_cancelled)
         drafting = draft_spec(spec)
         if drafting is None or is_cancelled():
@@ -295,8 +286,7 @@ class Fetcher:
         raise LoadRefusedError(end.failure)
 
     def remove(self, new_files: dict[str, list[str]], used: Collection[Path] = ()) -> None:
-        """Delete files that a failed load downloaded. A package or revision stays whole where a
-        file of ``used`` lies in it."""
+        """A package or revision stays whole where a file of ``used`` lies in it."""
         for key, names in new_files.items():
             source, _, revision = key.rpartition("@")
             directory = cached_directory(self.cache_dir, source, revision)

@@ -1,10 +1,6 @@
 """One load: its devices, the memory that it needs and gets there, and the spec for its engine.
-Pure.
 
-What the spec names is taken; what it leaves open is chosen here and nowhere else: a card before the
-CPU, and of the cards the freest. Earlier loads on a device of that kind are the best estimate of
-what it needs; the size of the weight files is a rough one; a KV size that the operator set counts
-whole.
+Pure. Without a device in the spec, a card goes before the CPU, and the freest card first.
 """
 
 from __future__ import annotations
@@ -27,8 +23,7 @@ KINDS = ("cuda", "cpu")
 
 
 def choose_devices(spec: LoadSpec, devices: Sequence[DeviceInfo]) -> list[str]:
-    """Names of ``devices``, whose free memory excludes promised memory. Raises
-    ``LoadRefusedError`` for a device that is not here."""
+    """``devices``: their free memory excludes promised memory. Raises ``LoadRefusedError``."""
     names = [stage.device for stage in own_stages(spec)] if spec.stages else spec.devices
     if not names or (not spec.stages and len(names) == 1 and names[0] in KINDS):
         return _freest(spec, devices)
@@ -50,8 +45,7 @@ def _freest(spec: LoadSpec, devices: Sequence[DeviceInfo]) -> list[str]:
 
 
 def devices_of_ranks(spec: LoadSpec, device: str) -> int:
-    """The number of devices of ``device``'s kind that share the model: a host's CPUs are one, for
-    all ranks."""
+    """A host's CPUs count as one device, for all ranks."""
     return 1 if device == "cpu" else spec.tensor_parallel
 
 
@@ -70,19 +64,17 @@ def _no_device(message: str, devices: Sequence[DeviceInfo]) -> LoadRefusedError:
 
 
 BESIDE_FILES_BYTES = 256 * 1024**2
-"""Memory of an engine process and of a step, beside the weights."""
 LEAST_OF_FILES = {"q4": 0.125, "q5": 0.15625, "q6": 0.1875, "q8": 0.25, "fp8": 0.25}
-"""Least ratio of a model's weights in memory to its files: files of 32-bit numbers shrink most.
-Weights that are not quantised while loading need half of such files, in 16 bits."""
+"""Least ratio of a model's weights in memory to its files: 32-bit files shrink most. Weights not
+quantised while loading need half of such files, in 16 bits.
+"""
 LEAST_OF_DENSE_FILES = 0.5
 BY_LIMIT = f"in all by {MEMORY_LIMIT.name}"
-"""Follows a device's size where the operator lets less of it be used."""
 OTHERS = "what other models were promised left out"
 
 
 def needed_bytes(spec: LoadSpec, device: str) -> int | None:
-    """Bytes that must be free on ``device`` (``cuda:1``), by the memory that earlier loads took on
-    such a device, or by the plan of a model of several stages; ``None``: unknown."""
+    """By earlier loads on such a device, or by the plan of stages; ``None``: unknown."""
     if spec.stages:
         own = [one for one in own_stages(spec) if full_name(one.device) == device]
         return sum(stage.memory_bytes for stage in own) or None
@@ -93,8 +85,8 @@ def needed_bytes(spec: LoadSpec, device: str) -> int | None:
 
 
 def expected_bytes(spec: LoadSpec, device: str, file_bytes: int | None) -> int:
-    """Bytes to keep free for a waiting load; 0: unknown. ``file_bytes``: size of its weight files,
-    where they are on the disk already."""
+    """Bytes to keep free for a waiting load; 0: unknown. ``file_bytes``: of its weight files on
+    disk."""
     needed = needed_bytes(spec, device)
     if needed is not None:
         return needed
@@ -107,8 +99,6 @@ def expected_bytes(spec: LoadSpec, device: str, file_bytes: int | None) -> int:
 
 
 def least_bytes(spec: LoadSpec, device: str, file_bytes: int | None) -> int:
-    """A lower bound of the free bytes that it needs. ``file_bytes``: size of its weight files;
-    ``None``: unknown."""
     needed = needed_bytes(spec, device)
     if needed is not None or file_bytes is None or spec.stages:
         return needed or 0
@@ -117,8 +107,7 @@ def least_bytes(spec: LoadSpec, device: str, file_bytes: int | None) -> int:
 
 
 def check_possible(spec: LoadSpec, devices: Sequence[DeviceInfo]) -> None:
-    """Checks, before anything is fetched, that the load could fit if nothing else were there.
-    Raises ``LoadRefusedError``."""
+    """Whether the load could fit on an empty host. Raises ``LoadRefusedError``."""
     here = {device_name(device): device for device in devices}
     is_named = spec.devices or spec.stages
     for name in choose_devices(spec, devices):
@@ -151,8 +140,7 @@ def check_room(
     evicted: Iterable[str] = (),
     file_bytes: int | None = None,
 ) -> None:
-    """Is what it may take (that of the evicted included) enough, by earlier loads, else by the
-    size of its files? Raises ``LoadRefusedError``."""
+    """``limit_bytes`` includes the memory of ``evicted``. Raises ``LoadRefusedError``."""
     kv_bytes = _on_each(spec.kv_memory_bytes or 0, spec, device)
     needed = max(least_bytes(spec, device, file_bytes), kv_bytes)
     if needed > limit_bytes:
@@ -166,13 +154,11 @@ def check_room(
 
 
 def waking_bytes(used_bytes: int, asleep: AsleepBytes, device: str) -> int:
-    """Bytes that must be free on ``device`` to wake a model that took ``used_bytes`` of it before
-    it fell asleep."""
     return max(0, used_bytes - asleep.on(device))
 
 
 def check_waking(needed: int, device: str, limit_bytes: int, evicted: Iterable[str] = ()) -> None:
-    """Raises ``LoadRefusedError``: it sleeps on."""
+    """Raises ``LoadRefusedError``."""
     if needed > limit_bytes:
         once = f" once {gone} has left" if (gone := ", ".join(evicted)) else ""
         raise _refused(
@@ -191,8 +177,7 @@ def lost_its_room(models: Iterable[str]) -> LoadRefusedError:
 
 
 def _on_each(num_bytes: int, spec: LoadSpec, device: str) -> int:
-    """Each device's part of the whole model's ``num_bytes``. Counts none for stages, whose part of
-    keys and values depends on their layers."""
+    """Counts none for stages, whose part of keys and values depends on their layers."""
     if spec.stages:
         return 0
     return -(-num_bytes // devices_of_ranks(spec, device))
@@ -208,32 +193,24 @@ def _gb(num_bytes: int) -> str:
 
 @dataclass(slots=True, eq=False)
 class Load:
-    """One replica's place in the queue and its claims on memory, as long as it lives."""
-
     spec: LoadSpec
     devices: tuple[str, ...] = ()
-    """The devices that the load goes to, or went to."""
     claims: dict[str, Claim] = field(default_factory=dict)
-    """The load's memory of each of its devices, by their names; empty before and after."""
     host_claim: Claim | None = None
-    """The host's memory for its weights, where it sleeps or is about to."""
     pid: int | None = None
     free_at_start: dict[str, int] = field(default_factory=dict)
     free_before: dict[str, int] = field(default_factory=dict)
-    """Free bytes of each device when the load began, within the operator's limits. Kept after the
-    load has ended."""
+    """Within the operator's limits. Kept after the load has ended."""
     is_settled: bool = False
-    """What it takes was measured: its engine may start again in that."""
+    """Its memory was measured: its engine may start again in that."""
     weights: tuple[Path, ...] = ()
     file_bytes: int | None = None
-    """The size of its weight files, once they are on the disk; ``None``: not read yet."""
     new_files: dict[str, list[str]] = field(default_factory=dict)
-    """Files that were downloaded for it alone: as in ``inference.loading.sources.fetch``."""
+    """As in ``inference.loading.sources.fetch``."""
     file_identity: str | None = None
-    """The identity of its files on this disk, as they were when the load began
-    (``sources.local_identity``)."""
+    """As by ``sources.local_identity`` when the load began."""
     used: dict[str, int] = field(default_factory=dict)
-    """Bytes that it had taken of each of its devices when it was loaded; empty: not measured."""
+    """Empty: not measured."""
     asleep: AsleepBytes | None = None
 
 
@@ -241,8 +218,7 @@ class Load:
 class Room:
     limits: Mapping[str, int]
     promised: Mapping[str, int]
-    """Bytes of the free memory that it may not take: they are promised to others, or beyond the
-    operator's limit."""
+    """Free bytes promised to others, or beyond the operator's limit."""
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -257,8 +233,8 @@ class Room:
 
 
 def spec_for_engine(load: Load, room: Room) -> LoadSpec:
-    """A file that was fetched has been compared with its hash: large ones take minutes. A wheel's
-    hash is also its name in the cache."""
+    """Drops the hash of a fetched file: it was compared, and large files take minutes. A wheel's is
+    also its name in the cache."""
     is_checked = bool(load.weights) and is_of_hub(load.spec.source)
     own = own_stages(load.spec)
     stages = [_stage_for_engine(one, room) if one in own else one for one in load.spec.stages]
@@ -283,7 +259,7 @@ def _stage_for_engine(stage: StageSpec, room: Room) -> StageSpec:
 
 
 def used_by_device(load: Load, report: LoadReport) -> dict[str, int]:
-    """Bytes that a finished load took of each of its devices; empty where it measured nothing."""
+    """Empty where the load measured nothing."""
     if report.actual_bytes == 0:
         return {}
     if load.spec.stages:

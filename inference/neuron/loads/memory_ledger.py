@@ -1,13 +1,8 @@
 """The neuron's ledger of device memory: how much of each device was promised to whom. Pure.
 
-Not all memory that is measured as free is available: a waiting load holds nothing yet, a running
-load holds a part, and an engine on a CPU gets pages as its blocks come into use. Each claim limits
-how much its owner may allocate of its device. The part that is not allocated yet is *outstanding*,
-and counts as used. Loads go in the order of acceptance: a later one's promise is kept only as far
-as earlier loads leave room for it. Where the operator limits a device, all owners together hold no
-more of it than that.
-
-Knows no threads: its owner locks. Measurements are arguments.
+A claim limits how much its owner may allocate of a device. The part that is not allocated yet is
+*outstanding*, and counts as used. Loads go in the order of acceptance: a later one's promise is
+kept only as far as earlier loads leave room for it. The owner of the ledger locks it.
 """
 
 from __future__ import annotations
@@ -26,11 +21,9 @@ NO_LIMITS = MemoryLimits()
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Claim:
-    """Memory of one device that is promised to one owner."""
-
     device: str
     num_bytes: int = 0
-    """The most that the owner allocates. 0 while unknown."""
+    """0 while unknown."""
     held_bytes: int = 0
     is_begun: bool = False
     """Its load has had its turn: no other goes before it."""
@@ -53,8 +46,7 @@ class MemoryLedger:
         self._of_host_memory = frozenset({HOST, *cards})
 
     def claim(self, devices: Iterable[str], before: Sequence[Claim] = ()) -> dict[str, Claim]:
-        """Returns a claim on each device, which take the place of their owner's ``before``, else
-        the last."""
+        """The claims take the place of ``before`` in the order, else the last."""
         at = self._claims.index(before[0]) if before else len(self._claims)
         self.release(before)
         claims = {name: Claim(device=name) for name in devices}
@@ -76,10 +68,9 @@ class MemoryLedger:
         gone: Collection[Claim] = (),
         asleep: Mapping[Claim, int] | None = None,
     ) -> int:
-        """Bytes that the owner of ``own`` may allocate on ``device``, given its measured free
-        bytes: all but promises to others. Promises to later owners count only as far as they leave
-        it what it needs (``None``: unknown, so it goes first). Assumes that ``gone`` have released
-        their memory, and ``asleep`` all but so many bytes."""
+        """All of ``free_bytes`` but promises to others. Promises to later owners count only as far
+        as they leave it ``needed_bytes`` (``None``: unknown, so it goes first). Assumes that
+        ``gone`` have released their memory, and ``asleep`` all but so many bytes."""
 
         def left(claims: Iterable[Claim], free_bytes: int) -> int:
             return _left_bytes(own, claims, free_bytes, needed_bytes, gone, asleep or {})
@@ -93,8 +84,7 @@ class MemoryLedger:
         return [self._within_limit(device) for device in devices]
 
     def without_promised(self, devices: Iterable[DeviceInfo]) -> list[DeviceInfo]:
-        """``devices`` as measured, within the operator's limits, and with outstanding memory
-        counted as used."""
+        """Counts outstanding memory as used."""
         reduced = []
         for device in devices:
             name = device_name(device)
@@ -113,18 +103,15 @@ class MemoryLedger:
         return reduced
 
     def _on(self, device: str) -> list[Claim]:
-        """Claims on the memory that the device uses."""
         sharing = self._of_host_memory if device in self._of_host_memory else {device}
         return [one for one in self._claims if one.device in sharing]
 
     def _named(self, device: str) -> list[Claim]:
-        """Claims on the device itself. A limit of the CPUs does not apply to a card that has the
-        host's memory."""
+        """A limit of the CPUs does not apply to a card that has the host's memory."""
         return [one for one in self._claims if one.device == device]
 
     def _unused_bytes(self, device: str) -> int | None:
-        """Bytes that the operator's limit leaves beside the held memory; negative where more is
-        held than promised. ``None``: no limit."""
+        """Negative where more is held than promised; ``None``: no limit."""
         limit_bytes = self._limits.of(device)
         if limit_bytes is None:
             return None

@@ -5,10 +5,9 @@
        └─ what it will take  └─ one load at   └─ what it may take  └─ engine_ended ─▶ begin_again
           is kept for it        a time           is in its spec        its memory is its own still
 
-The ``MemoryLedger``, which is pure, has the promises; this module has the measurements, and the
-lock: it guards the ledger, the queue and the claims of all loads. Nothing is measured or called
-back while it is held. A load that downloads first blocks no other: it enters the queue once its
-files are on the disk. Called from the replicas' threads and the heartbeat's.
+The lock guards the ledger, the queue and the claims of all loads; nothing is measured or called
+back while it is held. A load enters the queue once its files are on the disk, so that its download
+blocks no other. Called from the replicas' threads and the heartbeat's.
 """
 
 from __future__ import annotations
@@ -36,9 +35,8 @@ from inference.protocol.load_report import AsleepBytes, DeviceMemory, LoadReport
 from inference.settings.neuron import MEMORY_LIMIT, MemoryLimits
 
 POLL_S = 1.0
-"""How often a waiting load reports what it waits for. Its turn and its cancel wake it at once."""
+"""Its turn and its cancel wake a waiting load at once."""
 HOST_SHARE_KEPT = 0.1
-"""The share of the host's memory that weights of models that sleep leave to everybody else."""
 
 
 class LoadQueue:
@@ -49,19 +47,18 @@ class LoadQueue:
         self._ledger = MemoryLedger(limits)
         self._accepted: list[Load] = []
         self._waiting: list[Load] = []
-        """The loads whose files are there; the first one has its turn."""
+        """The first one has its turn."""
 
     def devices(self) -> list[DeviceInfo]:
-        """The devices as last measured, within the operator's limits, less promised memory that is
-        not allocated yet. Returns at once."""
+        """As last measured, within the operator's limits, less outstanding memory. Returns at
+        once."""
         measured = self._devices.devices()
         with self._changed:
             self._note_held(measured)
             return self._ledger.without_promised(measured)
 
     def free_bytes(self) -> dict[str, int]:
-        """Free bytes of each device by the last measurement, within the operator's limits, promised
-        or not."""
+        """As last measured, within the operator's limits, promised or not."""
         measured = self._devices.devices()
         with self._changed:
             self._note_held(measured)
@@ -77,21 +74,19 @@ class LoadQueue:
         ]
 
     def most_free_bytes(self) -> int:
-        """Free bytes of the device that a load without a named device goes to."""
+        """Of the device that a load without a named device goes to."""
         devices = self.devices()
         kind = min((device.kind for device in devices), key=KINDS.index, default="cpu")
         return max((one.free_memory_bytes for one in devices if one.kind == kind), default=0)
 
     def kept_bytes(self, load: Load) -> int | None:
-        """Bytes promised to it: of ranks on each of their devices, of stages on all together.
-        ``None``: it has no claim."""
+        """Bytes of ranks count for each device, of stages for all together. ``None``: no claim."""
         with self._changed:
             kept = [claim.num_bytes for claim in load.claims.values()]
         return (sum(kept) if load.spec.stages else kept[0]) if kept else None
 
     def accept(self, load: Load) -> None:
-        """Keeps the load's expected memory for it from now on, as far as that is known. Raises
-        ``LoadRefusedError`` for a device that this host lacks."""
+        """Raises ``LoadRefusedError`` for a device that this host lacks."""
         devices = choose_devices(load.spec, self.devices())
         with self._changed:
             self._accepted.append(load)
@@ -106,8 +101,8 @@ class LoadQueue:
     def enter(
         self, load: Load, is_cancelled: Callable[[], bool], report: Callable[[str], None]
     ) -> bool:
-        """Waits for the turn, which ends with ``loaded`` or ``release``. ``report`` is called with
-        the model that has it. ``False``: cancelled."""
+        """The turn ends with ``loaded`` or ``release``. ``report`` gets the model that has it.
+        ``False``: cancelled."""
         with self._changed:
             self._waiting.append(load)
         while not is_cancelled():
@@ -137,8 +132,8 @@ class LoadQueue:
         gone: Collection[Load] = (),
         asleep: Sequence[tuple[Load, AsleepBytes]] = (),
     ) -> Room:
-        """Measured now, and as if ``gone`` had given theirs back, and ``asleep`` all but so much.
-        On the devices that the spec names, else on the freest; where it sleeps, where it is."""
+        """Measured now, as if ``gone`` had released their memory, and ``asleep`` all but so
+        much."""
         measured = self._devices.measure()
         free = _free_bytes(measured)
         with self._changed:
@@ -173,7 +168,6 @@ class LoadQueue:
         )
 
     def begin(self, load: Load, room: Room) -> LoadSpec:
-        """Begins the load whose turn has come. Returns the spec for its engine."""
         measured = self._devices.measure()
         with self._changed:
             kept = {name: claim.num_bytes for name, claim in load.claims.items()}
@@ -190,8 +184,7 @@ class LoadQueue:
         return spec_for_engine(load, room)
 
     def begin_again(self, load: Load) -> LoadSpec:
-        """Begin the load again after its engine died. Its memory stays reserved for the next
-        engine."""
+        """Restarts in the memory that stayed reserved."""
         measured = self._devices.measure()
         free = _free_bytes(measured)
         with self._changed:
@@ -211,28 +204,25 @@ class LoadQueue:
             load.pid = pid
 
     def loaded(self, load: Load, report: LoadReport) -> None:
-        """Ends its turn: the next load continues."""
+        """Ends its turn."""
         with self._changed:
             load.is_settled = report.actual_bytes > 0
             self._settle(load, used_by_device(load, report))
             self.leave(load)
 
     def listens(self, load: Load, limit_bytes: int) -> None:
-        """A held stage waits for its engine without the turn: two models' must not wait for each
-        other. All that it may take is promised to it, until it is known what it takes."""
+        """Ends the turn of a held stage that waits for its engine: two models' stages must not wait
+        for each other."""
         with self._changed:
             load.claims[load.devices[0]].num_bytes = limit_bytes
             self.leave(load)
 
     def stage_took(self, load: Load, memory: DeviceMemory) -> None:
-        """Records the memory of a held stage, now that it has its keys and values."""
         with self._changed:
             self._settle(load, {load.devices[0]: memory.actual_bytes + memory.process_bytes})
 
     def keep_host_room(self, load: Load, host_bytes: int) -> bool:
-        """Reserves room on the host for the weights of a load that is about to sleep, until
-        ``host_room_unused`` or until it is awake or gone. Returns ``False`` where the host has no
-        room, or where the load has room reserved already."""
+        """``False``: no room, or there is a reservation already."""
         if host_bytes == 0:
             return True
         measured = self._devices.measure()
@@ -245,7 +235,7 @@ class LoadQueue:
             return True
 
     def host_bytes(self) -> int:
-        """Bytes of the host's memory that models may take to fall asleep. Measured now."""
+        """For models that fall asleep. Measured now."""
         measured = self._devices.measure()
         with self._changed:
             self._note_held(measured)
@@ -266,8 +256,6 @@ class LoadQueue:
                 load.host_claim.num_bytes = held.host_bytes
 
     def begin_waking(self, load: Load) -> None:
-        """Gives the load what it had before it fell asleep: its turn has come, and there is
-        room."""
         measured = self._devices.measure()
         with self._changed:
             self._settle(load, load.used)
@@ -281,7 +269,7 @@ class LoadQueue:
             self.leave(load)
 
     def engine_ended(self, load: Load) -> None:
-        """Counts its memory as free, and keeps it promised to the load."""
+        """The memory counts as free, but stays promised to the load."""
         with self._changed:
             load.pid, load.free_at_start = None, {}
             for claim in load.claims.values():
@@ -297,15 +285,13 @@ class LoadQueue:
             self.host_room_unused(load)
             self.leave(load)
 
-    # Holds the lock already.
+    # The callers of these methods hold the lock.
 
     def _claim(self, load: Load, devices: Sequence[str]) -> None:
-        """Ranks take the same of each device; stages what their plan says."""
         load.devices = tuple(devices)
         load.claims = self._ledger.claim(devices, before=list(load.claims.values()))
 
     def _settle(self, load: Load, used: dict[str, int]) -> None:
-        """What it takes is known now; it will never take more."""
         load.free_at_start, load.used = {}, used
         for name, claim in load.claims.items():
             claim.num_bytes = used.get(name, 0)
@@ -320,7 +306,7 @@ class LoadQueue:
         for load in self._accepted:
             for claim in load.claims.values():
                 claim.held_bytes = self._held_now(load, claim, free)
-            if (host := load.host_claim) is not None:  # all of it, once it is there
+            if (host := load.host_claim) is not None:  # all of it, once the load is asleep
                 host.held_bytes = 0 if load.asleep is None else host.num_bytes
 
     def _host_bytes(self, measured: list[DeviceInfo]) -> int:
@@ -332,8 +318,8 @@ class LoadQueue:
         return max(0, free_bytes - self._ledger.outstanding_bytes(HOST))
 
     def _held_now(self, load: Load, claim: Claim, free: dict[str, int]) -> int:
-        """A card allocates at once, so a running load holds as much as free memory has fallen since
-        it began."""
+        """A card allocates at once: a running load holds as much as free memory has fallen since it
+        began."""
         if load.pid is None:
             return 0
         if claim.device == HOST:

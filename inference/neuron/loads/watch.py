@@ -1,17 +1,10 @@
-"""Detects a load without progress (a header that never ends, a source that stalls), and an engine
-that has gone silent.
+"""Detects a load without progress, and an engine that has gone silent. Pure: times are arguments.
 
-    progressed(another stage, bytes, tensors) ─▶ from 0 ─check──▶ how long nothing moved
-    progressed(queued), stop                  ─▶ not watched
+A queued load is not watched: the watches of the loads before it end those.
 
-A download has to bring ``MIN_DOWNLOADED_BYTES`` each time, so that a source that drips ends too.
-A load that waits for others is not watched: their own watches end those.
-
-``SilenceTimer`` measures the time since an engine's last message. A loaded engine sends one every
-second. Its own watchdog ends and logs a step that hangs; the timer is for a process in which
-nothing runs: the interpreter lock is held, the process is stopped, or it hangs in the kernel.
-
-Pure: times are arguments.
+A loaded engine sends a message every second. Its own watchdog ends a step that hangs;
+``SilenceTimer`` is for a process in which nothing runs: the interpreter lock is held, the process
+is stopped, or it hangs in the kernel.
 """
 
 from __future__ import annotations
@@ -22,32 +15,30 @@ from inference.protocol.load_report import LoadFailure, LoadProgress, LoadStage
 from inference.settings.neuron import LOAD_STALL_S
 
 GRACE_S = 30.0
-"""How long the thread of a load may take to end it, until the load is given up without it."""
+"""After that the load is given up without its thread."""
 
 MIN_DOWNLOADED_BYTES = 1024 * 1024
-"""Bytes that a download has to bring within the limit, or it is called a stall: 1.2 KB/s by
-default."""
+"""Within each stall limit: 1.2 KB/s by default."""
 
 
 MAX_GAP_S = 2.0
-"""Longest accepted gap between two checks, twice the usual one. After a longer gap this process was
-stopped or starved, and messages of the engine may be unread."""
+"""Twice the usual gap between two checks. After a longer one this process was stopped or starved,
+and messages of the engine may be unread.
+"""
 
 
 def load_stall_limit_s(environment: Mapping[str, str]) -> float | None:
-    """Seconds that a load may make no progress; ``None``: no limit. Raises ``SettingError``."""
+    """``None``: no limit. Raises ``SettingError``."""
     return LOAD_STALL_S.read(environment) or None
 
 
 class SilenceTimer:
-    """How long one engine has been silent, counted once it has loaded."""
-
     def __init__(self) -> None:
         self._checked_s: float | None = None
         self._silent_s = 0.0
 
     def end(self) -> None:
-        """Restart from 0: the engine has sent a message."""
+        """Call when the engine has sent a message."""
         self._silent_s = 0.0
 
     def check(self, now_s: float) -> float:

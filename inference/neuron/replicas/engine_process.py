@@ -1,14 +1,7 @@
-"""One engine process as an object: start it, exchange messages, end it, describe how it ended.
+"""Engine processes, and the last lines that they wrote to standard error, by model.
 
-The process holds one end of a socket pair and ends when the other end closes, so it cannot outlive
-this process, whatever kills it. Knows nothing of replicas or requests.
-
-Its standard error is kept by model, bounded in bytes, and sent to gateways on request:
-
-    engine's stderr ─▶ EngineProcess' reader ─▶ writer(model) ─▶ this process' stderr
-                                                     └─────────▶ the model's last lines ─▶ send
-
-The lines outlive their engine: those of a failed load contain the reason.
+A process holds one end of a socket pair and ends when the other end closes, so it cannot outlive
+this process, whatever kills it. Its lines outlive it: those of a failed load contain the reason.
 """
 
 from __future__ import annotations
@@ -62,19 +55,18 @@ AHEAD_LIMIT_S = 60.0
 LAST_LINES_S = 0.5
 OWN_ENGINE = "inference.engine"
 MAX_LINE_BYTES = 64 * 1024
-"""A longer one is taken in pieces."""
 MARGIN_S = 15.0
-"""Added to the step's timeout: the engine's own watchdog, which knows more, is to be first."""
+"""Added to the step's timeout, so that the engine's own watchdog, which knows more, acts first."""
 
 
 def engine_command(environment: Mapping[str, str]) -> list[str]:
-    """How an engine process is started; ``--fd N`` is appended. HELEXA_ENGINE_COMMAND replaces it,
-    for running engines under numactl, a profiler or a container runtime."""
+    """``--fd N`` is appended. HELEXA_ENGINE_COMMAND is for running engines under numactl, a
+    profiler or a container runtime."""
     return list(ENGINE_COMMAND.read(environment)) or [sys.executable, "-m", OWN_ENGINE]
 
 
 def silence_limit_s(environment: Mapping[str, str]) -> float | None:
-    """Seconds that an engine may be silent; ``None``: no limit. Raises ``SettingError``."""
+    """``None``: no limit. Raises ``SettingError``."""
     timeout_s = STEP_TIMEOUT_S.read(environment) or None
     return None if timeout_s is None else timeout_s + MARGIN_S
 
@@ -93,9 +85,8 @@ class EngineProcess:
         *,
         on_line: Callable[[bytes], None] | None = None,
     ) -> None:
-        """Starts the process and sends it its spec; ``None``: ``load`` will. ``on_line``: takes
-        each line that it writes to standard error, on a thread; ``None``: it writes to this
-        process' own. Raises ``OSError`` when it cannot start."""
+        """``spec`` is ``None``: ``load`` will send it. ``on_line`` runs on a thread; ``None``: the
+        process inherits this one's standard error. Raises ``OSError``."""
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
@@ -114,7 +105,7 @@ class EngineProcess:
         self.started_s = time.monotonic()
         self._stop_asked_s: float | None = None
         self.silence: SilenceTimer | None = None
-        """The time since its last message; ``None`` while it need not send any."""
+        """Time since its last message; ``None`` while it need not send any."""
         if spec is not None:
             self.load(spec, on_line)
 
@@ -132,8 +123,7 @@ class EngineProcess:
         return self._process.pid
 
     def messages(self) -> Iterator[EngineMessage]:
-        """The process' messages, until it closes its end. Raises ``msgspec.DecodeError`` for a bad
-        frame."""
+        """Ends when the process closes its end. Raises ``msgspec.DecodeError`` for a bad frame."""
         while True:
             try:
                 frame = self._channel.receive()
@@ -153,7 +143,6 @@ class EngineProcess:
             self.send(CancelSequence(sequence_id=sequence_id))
 
     def stop(self) -> None:
-        """Asks it to end, in words and by closing our way to it; ``messages`` ends when it has."""
         if self._stop_asked_s is None:
             self._stop_asked_s = time.monotonic()
         with contextlib.suppress(EngineGoneError, OSError):
@@ -169,8 +158,8 @@ class EngineProcess:
         return self._stop_asked_s is not None
 
     def check(self, silence_limit_s: float | None) -> float:
-        """Called once a second: kills it where it does not stop when asked. Returns for how many
-        seconds it has been silent where that is over the limit, else 0."""
+        """Call once a second. Returns the seconds of silence where they are over the limit, else
+        0."""
         now_s = time.monotonic()
         if self._stop_asked_s is not None and now_s - self._stop_asked_s > STOP_GRACE_S:
             self.kill()
@@ -178,21 +167,18 @@ class EngineProcess:
         return silent_s if silence_limit_s is not None and silent_s > silence_limit_s else 0.0
 
     def abandon(self) -> None:
-        """``messages`` ends now, whether or not the process can: one that waits for its device in
-        the kernel outlives even ``kill``, for a while."""
+        """A process that waits for its device in the kernel outlives even SIGKILL for a while."""
         self.kill()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def kill(self) -> None:
-        """SIGKILL, to it and the processes it may have started."""
         if not self.has_ended:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def reap(self) -> str:
-        """Ensures that the process is gone, after ``messages`` ended. Returns how it ended, for
-        operators."""
+        """Call after ``messages`` ended. Returns how the process ended, for operators."""
         try:
             code = self._process.wait(REAP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -210,8 +196,8 @@ class EngineProcess:
 
     @property
     def ended_by_itself(self) -> bool:
-        """Returns whether the process ended because of its own work; called after ``reap``. SIGKILL
-        comes from outside (an operator, the kernel short of memory, this neuron)."""
+        """Valid after ``reap``. SIGKILL comes from outside: an operator, the kernel, this
+        neuron."""
         return self._process.returncode not in (None, -signal.SIGKILL)
 
     def _send_frame(self, frame: bytes) -> None:
@@ -223,8 +209,7 @@ class EngineProcess:
 
 
 class EngineStarts:
-    """Starts engines. The first may be started ahead of its load, because importing torch takes an
-    engine seconds; one that no load has taken within ``AHEAD_LIMIT_S`` is ended."""
+    """The first engine may be started ahead of its load, because importing torch takes seconds."""
 
     def __init__(
         self,
@@ -233,7 +218,6 @@ class EngineStarts:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``on_line``: by model, as for ``EngineProcess``."""
         self._command = command
         self._clock = clock
         self._on_line = on_line
@@ -242,7 +226,7 @@ class EngineStarts:
         self._ahead_ends_s = 0.0
 
     def start_ahead(self) -> None:
-        """It may fail: the load starts its own then."""
+        """A failure is ignored: the load then starts its own engine."""
         with self._lock, contextlib.suppress(OSError):
             self._ahead_ends_s = self._clock() + AHEAD_LIMIT_S
             self._ahead = EngineProcess(None, self._command)
@@ -273,8 +257,8 @@ class EngineStarts:
 
 
 def _read_lines(stream: IO[bytes], on_line: Callable[[bytes], None]) -> None:
-    """Reads until every process that has the other end has closed it: one whose reader stopped
-    would stand still once the pipe is full."""
+    """Reads until every process that has the other end has closed it: a writer blocks once the pipe
+    is full."""
     while line := stream.readline(MAX_LINE_BYTES):
         on_line(line)
     stream.close()
@@ -282,7 +266,6 @@ def _read_lines(stream: IO[bytes], on_line: Callable[[bytes], None]) -> None:
 
 MAX_MODEL_BYTES = 256 * 1024
 MAX_MODELS = 64
-"""How many models are kept: those whose engines wrote last."""
 STDERR = 2
 
 
@@ -292,11 +275,10 @@ class EngineLogs:
         self._neuron = neuron
         self._lock = threading.Lock()
         self._by_model: dict[str, deque[bytes]] = {}
-        """The last lines of each model; the one whose engine wrote last comes last."""
+        """The model whose engine wrote last comes last."""
         self._redact = Redactor(secrets_of(os.environ))
 
     def writer(self, model: str) -> Callable[[bytes], None]:
-        """Takes the lines of one engine of that model, one at a time and with its line end."""
         self._add(model)
 
         def write(line: bytes) -> None:

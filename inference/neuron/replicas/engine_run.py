@@ -58,8 +58,7 @@ class EngineRuns(ReplicaRecord):
         recovering: bool = False,
         predecessor: ReplicaRecord | None = None,
     ) -> None:
-        """``recovering``: a previous instance of the neuron had it loaded. ``predecessor``: a
-        replica of the same model that must be gone before this one's engine starts."""
+        """``predecessor`` must be gone before this one's engine starts."""
         failed = 0 if predecessor is None else predecessor.num_failed_loads_by(spec)
         super().__init__(spec, recovering=recovering, num_failed_loads=failed)
         self._context = context
@@ -69,7 +68,6 @@ class EngineRuns(ReplicaRecord):
         self.start = SupervisedThread(self._supervise, name=name, restarts=False).start
 
     def _check_engine(self) -> None:
-        """Decides under the lock what the engine needs now, and does it without."""
         now_s = time.monotonic()
         with self._changed:
             engine, drain_by_s, turns_by_s = self._engine, self._drain_by_s, self._turns_by_s
@@ -101,7 +99,7 @@ class EngineRuns(ReplicaRecord):
             engine.stop()
 
     def _is_drained(self, engine: EngineProcess) -> bool:
-        """An engine that is to sleep waits for requests on their way to it too; one that ends
+        """An engine that is to sleep also waits for requests on their way to it; one that ends
         refuses them."""
         table = self._context.table
         if self._is_falling_asleep:
@@ -109,7 +107,7 @@ class EngineRuns(ReplicaRecord):
         return not table.submits_of(engine)
 
     def _begin_turn(self, engine: EngineProcess) -> None:
-        """The engine is about to fall asleep or to wake. Holds the lock already."""
+        """The caller holds the lock."""
         engine.silence = None
         self._turns_by_s = time.monotonic() + SLEEP_WAKE_TIMEOUT_S
 
@@ -145,7 +143,6 @@ class EngineRuns(ReplicaRecord):
         self._context.on_change()
 
     def _run_contained(self) -> float | None:
-        """Does what ``_run_engine`` does. Whatever that raises counts as the end of an engine."""
         self._stall = self._load_failure = self._fault = None
         try:
             return self._run_engine()
@@ -161,8 +158,7 @@ class EngineRuns(ReplicaRecord):
             return self._after(LoadFailure(code="engine_crashed", message=message))
 
     def _run_engine(self) -> float | None:
-        """Runs one engine from start to end. Returns the seconds until the next; ``None``: there is
-        none."""
+        """Returns the seconds until the next engine starts; ``None``: there is none."""
         try:
             spec = self._engine_spec()
         except errors.LoadRefusedError as refused:
@@ -179,7 +175,7 @@ class EngineRuns(ReplicaRecord):
             return None
         was_resting = self._rested()
         self._context.loads.engine_ended(self.load)
-        if self._end_asked.is_set() or was_resting:  # asleep it is as good as unloaded
+        if self._end_asked.is_set() or was_resting:  # asleep, it counts as unloaded
             log.info("replica %s: engine process %d %s", self.spec.model, engine.pid, how)
             return None
         if self._load_failure is not None:
@@ -187,7 +183,6 @@ class EngineRuns(ReplicaRecord):
         return self._after_crash(how, served_s)
 
     def _engine_spec(self) -> LoadSpec | None:
-        """``None``: it was cancelled, or given up. Raises ``LoadRefusedError``."""
         if self.load.is_settled:
             return self._context.loads.begin_again(self.load)
         self.progressed(LoadProgress(stage=LoadStage.STARTING))
@@ -201,8 +196,7 @@ class EngineRuns(ReplicaRecord):
         return self._end_asked.is_set() or self._stall is not None
 
     def _follow(self, engine: EngineProcess) -> tuple[str, float]:
-        """Takes the engine's messages until it ends. Returns how that was, for people, and for how
-        many seconds it had been loaded."""
+        """Returns how the engine ended, for people, and for how many seconds it had been loaded."""
         with self._changed:
             self._engine, self._ready_s = engine, None
         self.progressed(LoadProgress(stage=LoadStage.STARTING))
@@ -219,7 +213,6 @@ class EngineRuns(ReplicaRecord):
         return self._finish(engine)
 
     def _finish(self, engine: EngineProcess) -> tuple[str, float]:
-        """The requests that the engine was working on fail."""
         served_s = 0.0 if self._ready_s is None else time.monotonic() - self._ready_s
         is_wanted = self._end_asked.is_set()
         with self._changed:
@@ -233,8 +226,8 @@ class EngineRuns(ReplicaRecord):
         return how, served_s
 
     def _failure_of_requests(self, engine: EngineProcess, how: str, *, is_wanted: bool) -> Failure:
-        """The failure of its open requests. A request that ran alone when the engine died must not
-        be retried; of several, the culprit is unknown."""
+        """A request that ran alone when the engine died must not be retried; of several, the
+        culprit is unknown."""
         if self._fault is not None:
             return self._fault
         if is_wanted:
@@ -292,7 +285,7 @@ class EngineRuns(ReplicaRecord):
         if self._is_abandoned:
             engine.kill()
             return
-        freeze_heap()  # the text layer's are among them from the first model on
+        freeze_heap()  # includes the text layer's objects from the first model on
         engine.silence = SilenceTimer()
         self._context.loads.loaded(self.load, report)
         self.engine_loaded(text)
@@ -305,7 +298,7 @@ class EngineRuns(ReplicaRecord):
         with self._changed:
             self._turns_by_s = None
             if not self._is_falling_asleep:
-                return  # it has been called off
+                return  # its sleep was called off
             self._is_falling_asleep = False
             self._context.loads.fell_asleep(self.load, held)
             self._asleep, self._stats = held, None
@@ -324,8 +317,7 @@ class EngineRuns(ReplicaRecord):
         self._context.on_change()
 
     def _rested(self) -> bool:
-        """Whether the engine that has ended was asleep or about to be. One that was to wake is to
-        be loaded from its files."""
+        """A dead engine that was to wake is loaded from its files."""
         with self._changed:
             was_falling, self._is_falling_asleep = self._is_falling_asleep, False
             waker = self._waker
@@ -341,7 +333,6 @@ class EngineRuns(ReplicaRecord):
     # ``None``: there is none.
 
     def _after_refusal(self, failure: LoadFailure) -> float | None:
-        """The engine, or the neuron before it, reported why it does not load."""
         if self._is_abandoned:
             return None
         self._context.loads.release(self.load)
@@ -362,14 +353,13 @@ class EngineRuns(ReplicaRecord):
         return self._after(failure)
 
     def _after_crash(self, how: str, served_s: float = 0.0) -> float | None:
-        """``how`` the process ended, for people."""
         log.error("replica %s: the engine process %s", self.spec.model, how)
         code = "engine_crashed" if self._fault is None else self._fault.code
         return self._after(LoadFailure(code=code, message=f"the engine process {how}"), served_s)
 
     def _after(self, failure: LoadFailure, served_s: float = 0.0) -> float | None:
         policy = self._context.restart_policy
-        # Planned again by the control, at once where it served well.
+        # The control plans it again, at once where it served well.
         if spans_neurons(self.spec):
             if served_s >= policy.healthy_after_s:
                 return None

@@ -3,8 +3,7 @@
     thread: admitted ─▶ start its process ─▶ it listens ─▶ its engine comes, it reads its layers
                                                    └─▶ … end of file ─▶ reaped, memory released
 
-Nothing is restarted: the model is planned again where a stage ends. Its links and steps are its
-process' business, its requests its engine's.
+Nothing is restarted: the control plans the model again where a stage ends.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class StageHolder:
-    """``_lock`` guards what ``state`` reports. The queue of loads is called without it."""
+    """``_lock`` guards what ``state`` reports; the queue of loads is called without it."""
 
     def __init__(
         self,
@@ -38,8 +37,7 @@ class StageHolder:
         context: ReplicaContext,
         predecessors: Sequence[StageHolder],
     ) -> None:
-        """``of`` is the spec's. ``predecessors``: holders of the same stage that must be gone
-        before this one begins."""
+        """``predecessors`` must be gone before this one begins."""
         self.spec = spec
         self.of = of
         self.load = Load(spec)
@@ -66,7 +64,6 @@ class StageHolder:
 
     @property
     def failed_s(self) -> float:
-        """For how long it has been a failed one."""
         has_failed = self._status is HeldStageStatus.FAILED
         return time.time() - self._since_unix_s if has_failed else 0.0
 
@@ -93,7 +90,7 @@ class StageHolder:
             )
 
     def stop(self) -> None:
-        """Releases it: ends it, whatever it does. Returns at once."""
+        """Returns at once."""
         self._release_asked.set()
         self._context.loads.wake()
         if (engine := self._engine) is not None:
@@ -104,8 +101,7 @@ class StageHolder:
             engine.kill()
 
     def tick(self) -> None:
-        """Called once a second: kills a process that is silent, or that does not stop when asked,
-        and ends a load that makes no progress."""
+        """Call once a second."""
         limit_s = self._context.load_stall_limit_s
         with self._lock:
             stalled_s = self._watch.check(self._context.clock())
@@ -142,7 +138,6 @@ class StageHolder:
             self._context.on_change()
 
     def _hold(self) -> None:
-        """Raises ``LoadRefusedError``."""
         is_released = self._release_asked.is_set
         spec = self._context.admission.admit(self.load, is_released, self._progressed)
         if spec is None:
@@ -154,7 +149,7 @@ class StageHolder:
             how = f"the process of the stage could not be started: {error}"
             raise LoadRefusedError(LoadFailure(code="engine_crashed", message=how)) from error
         if self.load.devices == ("cpu",):
-            # A card's free memory does not show whose it is: there it counts once it is read.
+            # On a card free memory does not show whose it is: it counts once the layers are read.
             self._context.loads.started(self.load, engine.pid)
         if is_released():
             self.stop()
@@ -172,7 +167,7 @@ class StageHolder:
             case messages.StageListening(address=address):
                 self._context.loads.listens(self.load, limit_bytes)
                 self._address = address
-                self._move_to(HeldStageStatus.LISTENING)  # its engine comes when it may
+                self._move_to(HeldStageStatus.LISTENING)
             case messages.StageReady(report=report, memory=memory):
                 if self._status is HeldStageStatus.LISTENING:
                     self._context.loads.started(self.load, engine.pid)
@@ -189,7 +184,6 @@ class StageHolder:
                 self._failure = LoadFailure(code=code, message=text)
 
     def _ended(self, how: str) -> None:
-        """Fails it unless it was released: one that made no progress was not."""
         self._context.loads.engine_ended(self.load)
         crashed = LoadFailure(code="engine_crashed", message=f"the process of the stage {how}")
         is_released = self._release_asked.is_set()
@@ -205,15 +199,13 @@ class StageHolder:
             self._watch.progressed(progress)
 
     def _fail(self, failure: LoadFailure) -> None:
-        """Records the failure, unless the stage had its layers: then its engine reports the
-        fault."""
+        """A stage that had its layers does not fail: its engine reports the fault."""
         log.error("%s: %s", self._name, failure.message)
         if self._status not in (HeldStageStatus.READY, HeldStageStatus.FAILED):
             self._failure = failure
             self._move_to(HeldStageStatus.FAILED)
 
     def _move_to(self, status: HeldStageStatus) -> None:
-        """Raises ``IllegalTransitionError``."""
         with self._lock:
             if status not in HELD_STAGE_TRANSITIONS[self._status]:
                 raise IllegalTransitionError(f"{self._name}: {self._status} -> {status}")
@@ -224,7 +216,7 @@ class StageHolder:
 
 
 FAILURE_KEPT_S = 600.0
-"""How long a failed stage is reported: placement leaves this neuron out meanwhile."""
+"""A failed stage is reported for so long: placement leaves this neuron out meanwhile."""
 
 
 class HeldStages:
@@ -237,8 +229,7 @@ class HeldStages:
         self._is_closed = False
 
     def hold(self, spec: LoadSpec) -> None:
-        """Begins to hold the stage. The same order again changes nothing; that of another load
-        takes its place."""
+        """Idempotent by job; another job's stage replaces it."""
         of = spec.stage_of
         if of is None or not 0 < of.index < len(spec.stages):
             log.error("the order of a stage of %s names none of its stages", spec.model)
@@ -259,7 +250,6 @@ class HeldStages:
         holder.start()
 
     def release(self, model: str, job_id: str) -> None:
-        """Ends all stages of that load, whatever they do."""
         for holder in self.all():
             if (holder.spec.model, holder.spec.job_id) == (model, job_id):
                 holder.stop()
@@ -269,7 +259,6 @@ class HeldStages:
             return list(self._holders)
 
     def close(self) -> list[StageHolder]:
-        """Takes no further stage. Returns the holders of those that are here."""
         with self._lock:
             self._is_closed = True
             return list(self._holders)

@@ -2,10 +2,8 @@
 
 One lock, ``_changed``, guards every attribute of a replica; a single attribute may be read without
 it. It is reentrant. The request table and the queue of loads may be called while it is held, as
-they call nothing back under their own locks. Nothing that blocks is: neither devices are measured
-under it, nor messages sent, nor threads joined.
-
-    ReplicaRecord ◀─ EngineRuns, the thread that runs its engines ◀─ Replica, what its neuron asks
+they call nothing back under their own locks. Nothing that blocks is: no devices are measured under
+it, no messages sent, no threads joined.
 """
 
 from __future__ import annotations
@@ -55,13 +53,11 @@ REFUSALS = {
     ReplicaStatus.RECOVERING: errors.model_recovering,
     ReplicaStatus.READY: errors.model_recovering,
 }
-"""Why a request is refused. READY: its engine has just ended with the neuron."""
+"""READY: its engine has just ended with the neuron."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaContext:
-    """The parts of its neuron that a replica, or a held stage, uses."""
-
     table: RequestTable
     publish: Callable[[list[AddressedEvent]], None]
     start_engine: Callable[[LoadSpec], EngineProcess]
@@ -71,17 +67,15 @@ class ReplicaContext:
     admission: LoadAdmission
     checker: FileChecker
     discard: Callable[[Load], None]
-    """Called for a load that can never succeed: deletes its downloads."""
+    """Deletes its downloads."""
     on_change: Callable[[], None]
-    """The status moved."""
     on_gone: Callable[[Load], None]
-    """Unloaded or stopped: the engine process has ended for good."""
     restart_policy: RestartPolicy = field(default_factory=RestartPolicy)
     load_stall_limit_s: float | None = None
-    """Seconds that a load may make no progress before it is ended; ``None``: no limit."""
+    """``None``: no limit."""
     clock: Callable[[], float] = time.monotonic
     silence_limit_s: float | None = None
-    """Seconds that a loaded engine may send nothing before it is killed; ``None``: no limit."""
+    """``None``: no limit."""
 
 
 class ReplicaRecord:
@@ -91,31 +85,25 @@ class ReplicaRecord:
         """``num_failed_loads``: by this spec, in a row, before this one."""
         self.spec = spec
         self.load = Load(spec)
-        """Its place in the queue of loads, and its claim on memory."""
         self._changed = threading.Condition()
         self.status = ReplicaStatus.RECOVERING if recovering else ReplicaStatus.LOADING
         self._since_unix_s = time.time()
         self.is_gone = False
-        """Its thread has ended, or is given up."""
         self._is_abandoned = False
-        """Its thread hangs and is given up: whatever that does later counts no more."""
+        """Its thread hangs and is given up: whatever it does later no longer counts."""
         self._engine: EngineProcess | None = None
         self._text: ModelText | None = None
         self._ready_s: float | None = None
-        """When the running engine had loaded."""
         self._drain_by_s: float | None = None
         """Its engine ends, or falls asleep, once its requests are done, or at this time."""
         self._turns_by_s: float | None = None
-        """Set while its engine falls asleep or wakes, during which that sends nothing."""
+        """Set while its engine falls asleep or wakes: it sends nothing then."""
         self._is_falling_asleep = False
         self._waker: SupervisedThread | None = None
         self._wanted = spec
-        """The job that it is to wake for."""
         self._stall: LoadFailure | None = None
         self._load_failure: LoadFailure | None = None
-        """Why its load ended, as its engine or its neuron reports it."""
         self._fault: Failure | None = None
-        """Why its engine ends its requests."""
         self._is_first_load = not recovering
         self._progress: LoadProgress | None = None
         self._engine_since_unix_s: float | None = None
@@ -129,7 +117,6 @@ class ReplicaRecord:
         self._num_failed_loads = num_failed_loads
         self._num_quick_failures = 0
         self._has_improved = False
-        """Something has changed since it failed that the next load may profit from."""
         self._watch = LoadWatch()
 
     def wait_gone(self, timeout_s: float | None = None) -> bool:
@@ -137,18 +124,15 @@ class ReplicaRecord:
             return self._changed.wait_for(lambda: self.is_gone, timeout_s)
 
     def wait_left(self, timeout_s: float | None = None) -> bool:
-        """Waits until it is asleep or gone. Returns whether it is."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: self.is_gone or self.status is ReplicaStatus.ASLEEP, timeout_s
             )
 
     def num_failed_loads_by(self, spec: LoadSpec) -> int:
-        """Returns how many loads have failed in a row by this spec; 0: the last was by another."""
         return self._num_failed_loads if spec_digest(self.spec) == spec_digest(spec) else 0
 
     def adopt_job(self, spec: LoadSpec) -> None:
-        """Adopt a second load job for the same spec: this replica reports it from now on."""
         with self._changed:
             self.spec = msgspec.structs.replace(self.spec, job_id=spec.job_id, order=spec.order)
 
@@ -158,8 +142,7 @@ class ReplicaRecord:
 
     @property
     def unchanged_failure(self) -> LoadFailure | None:
-        """The failure of its last load where the next one would fail again: nothing has changed
-        since. Also ``None`` where time alone may let the next one succeed."""
+        """``None`` where the next load may succeed, if only by time."""
         with self._changed:
             failure = self._failure
             if self.status is not ReplicaStatus.FAILED or failure is None or self._has_improved:
@@ -168,10 +151,9 @@ class ReplicaRecord:
 
     @property
     def persisted_spec(self) -> LoadSpec | None:
-        """The spec by which the neuron reloads it after a restart. ``None`` after an unload or a
-        refused load; asleep, as the host's memory goes with the engine; and with stages on other
-        neurons, whose links end with it. Its ``evict`` is empty: those replicas must not leave
-        once more."""
+        """``None`` after an unload or a refused load; asleep, as the host's memory goes with the
+        engine; and with stages on other neurons, whose links end with it. ``evict`` is empty: those
+        replicas must not leave once more."""
         with self._changed:
             if self.status is ReplicaStatus.FAILED:
                 is_persisted = not self._is_first_load
@@ -185,14 +167,13 @@ class ReplicaRecord:
 
     @property
     def may_sleep_as(self) -> AsleepBytes | None:
-        """Memory that it would hold asleep; ``None``: it cannot sleep, or is not awake."""
+        """``None``: it cannot sleep, or is not awake."""
         with self._changed:
             if self.status is not ReplicaStatus.READY or self._text is None:
                 return None
             return self._text.report.asleep
 
     def state(self, kept_bytes: int | None = None) -> ReplicaState:
-        """``kept_bytes``: the memory that the neuron keeps for it."""
         with self._changed:
             spec, is_asleep = self.spec, self.status is ReplicaStatus.ASLEEP
             is_loading = self.status in (ReplicaStatus.LOADING, ReplicaStatus.RECOVERING)
@@ -230,8 +211,7 @@ class ReplicaRecord:
             )
 
     def take_request(self) -> tuple[EngineProcess, ModelText]:
-        """The engine and text for a new request. Raises ``RequestRefusedError`` unless the model is
-        ready."""
+        """Raises ``RequestRefusedError`` unless the model is ready."""
         with self._changed:
             if self.status is ReplicaStatus.READY and self._engine and self._text:
                 self._last_used_unix_s = time.time()
@@ -275,8 +255,7 @@ class ReplicaRecord:
                 self._last_used_unix_s = time.time()
 
     def failed(self, failure: LoadFailure, served_s: float, policy: RestartPolicy) -> float | None:
-        """An engine ended by itself, ``served_s`` after it had loaded. Seconds until the next is to
-        start; ``None``: there is none."""
+        """Returns the seconds until the next start; ``None``: there is none."""
         with self._changed:
             self._watch.stop()
             if served_s >= policy.healthy_after_s:
@@ -284,7 +263,7 @@ class ReplicaRecord:
             self._num_quick_failures += 1
             delay_s = policy.delay_s(self._num_quick_failures)
             if self._is_first_load and self.status is ReplicaStatus.LOADING:
-                delay_s = None  # one that was to wake has been loaded, and is loaded again
+                delay_s = None  # a model that wakes has been loaded before, and is restarted
             if delay_s is not None:
                 self._num_restarts += 1
                 return delay_s
@@ -295,7 +274,7 @@ class ReplicaRecord:
             return None
 
     def _move_to(self, status: ReplicaStatus) -> None:
-        """Holds the lock already. Raises ``IllegalTransitionError``."""
+        """The caller holds the lock."""
         if status not in REPLICA_TRANSITIONS[self.status]:
             raise errors.IllegalTransitionError(f"{self.spec.model}: {self.status} -> {status}")
         self.status = status
@@ -311,7 +290,6 @@ def spans_neurons(spec: LoadSpec) -> bool:
 
 
 def _with_news(report: LoadReport, stats: EngineStats | None) -> LoadReport:
-    """The load's report with the warnings that came since, and the drafts that were chosen."""
     if stats is None or not (stats.warnings or stats.speculation):
         return report
     return msgspec.structs.replace(
@@ -322,15 +300,13 @@ def _with_news(report: LoadReport, stats: EngineStats | None) -> LoadReport:
 
 
 def _devices_of(report: LoadReport) -> list[str]:
-    """The neuron's devices that hold the model; of ranks the first one's."""
     return [one.device for one in report.stage_memory] or [report.device]
 
 
 def _memory_bytes(
     report: LoadReport | None, asleep: AsleepBytes | None, kept_bytes: int | None
 ) -> int | None:
-    """Memory that it uses of its neuron, or that is reserved for it. An engine that did not measure
-    reports 0."""
+    """An engine that did not measure reports 0."""
     if asleep is not None:
         return asleep.device_bytes
     if report is not None and report.actual_bytes:

@@ -4,9 +4,7 @@
                                          └─▶ command to the engine ─▶ ASLEEP
     ASLEEP ─▶ LOADING ─ admitted as a load is ─▶ command to the engine ─▶ READY
 
-Its own thread, in ``EngineRuns``, listens to the engine: so waking waits in another one.
-
-``Replicas`` are those of this neuron, of each model at most one that is not on its way out.
+Its own thread, in ``EngineRuns``, listens to the engine, so waking waits in another one.
 """
 
 from __future__ import annotations
@@ -33,21 +31,19 @@ from inference.supervised_threads import SupervisedThread
 log = logging.getLogger(__name__)
 
 DRAIN_TIMEOUT_S = 120.0
-"""How long an unload, or falling asleep, waits for requests in flight before it fails them."""
 POLL_S = 0.2
 
 
 class Replica(EngineRuns):
     def refuse(self, failure: LoadFailure) -> None:
-        """Instead of ``start``: it is not loaded, for that reason, nor after the next restart."""
+        """Call instead of ``start``."""
         self._is_first_load = True
         self.load.file_identity = local_identity(self.spec)
         self.give_up(failure)
         self._leave_loads()
 
     def tick(self) -> None:
-        """Called once a second: ends a drained engine, and kills one that hangs or does not stop
-        when asked."""
+        """Call once a second."""
         self._check_engine()
         limit_s = self._context.load_stall_limit_s
         with self._changed:
@@ -59,7 +55,7 @@ class Replica(EngineRuns):
         if not is_known:
             self._end_load(failure)
         elif stalled_s > limit_s + GRACE_S and not self._is_abandoned:
-            # Without it, so that later loads get their turn.
+            # Give the load up without its thread, so that later loads get their turn.
             self._is_abandoned = True
             log.critical("replica %s: its thread hangs; it is given up", self.spec.model)
             self.give_up(failure)
@@ -72,7 +68,7 @@ class Replica(EngineRuns):
             engine.abandon()
 
     def stop(self) -> None:
-        """The neuron is shutting down: ask the engine to stop at once. Returns at once."""
+        """Returns at once."""
         self._end_asked.set()
         self._context.loads.wake()
         if (engine := self._engine) is not None:
@@ -91,7 +87,7 @@ class Replica(EngineRuns):
         self._send(DropAdapter(name=name))  # without an engine there is no adapter either
 
     def is_idle(self) -> bool:
-        """Whether no request runs in it, is on its way to it, or waits for it to load."""
+        """Requests on their way to it, or waiting for its load, count too."""
         with self._changed:
             if self.status in (ReplicaStatus.LOADING, ReplicaStatus.RECOVERING):
                 return False
@@ -99,8 +95,7 @@ class Replica(EngineRuns):
             return self.status is not ReplicaStatus.READY or not has_work
 
     def drain(self, *, at_once: bool = False, only_if_idle: bool = False) -> bool:
-        """Unload: refuse new requests, finish running ones, or fail them ``at_once``, end the
-        engine. A load is cancelled. Returns at once; ``False``: it has work again."""
+        """Unloads; a load is cancelled. Returns at once; ``False``: it has work again."""
         with self._changed:
             begins = self._is_falling_asleep
             if self.status is not ReplicaStatus.DRAINING and (not only_if_idle or self.is_idle()):
@@ -120,12 +115,12 @@ class Replica(EngineRuns):
         return is_draining
 
     def leave_if_idle(self, *, may_sleep: bool) -> bool:
-        """Fall asleep, or unload, if nothing runs here; ``False``: it has work again."""
+        """``False``: it has work again."""
         return (may_sleep and self._fall_asleep(only_if_idle=True)) or self.drain(only_if_idle=True)
 
     def sleep(self, job_id: str) -> None:
-        """Refuse new requests, finish running ones, fall asleep. Returns at once. If it cannot, it
-        keeps serving, and its state reports that for the job."""
+        """Returns at once. If it cannot sleep, it keeps serving, and its state reports that for the
+        job."""
         if self._fall_asleep():
             return
         with self._changed:
@@ -145,7 +140,6 @@ class Replica(EngineRuns):
         self._context.on_change()
 
     def _fall_asleep(self, *, only_if_idle: bool = False) -> bool:
-        """``False``: it cannot, it has work, or the host has no room for its weights."""
         asleep, loads = self.may_sleep_as, self._context.loads
         if asleep is None or not loads.keep_host_room(self.load, asleep.host_bytes):
             return False
@@ -162,8 +156,7 @@ class Replica(EngineRuns):
         return True
 
     def wake(self, spec: LoadSpec) -> None:
-        """Wake it if it sleeps or is about to, for the job of ``spec``, which names the replicas to
-        evict."""
+        """``spec.evict`` names the replicas that must leave."""
         with self._changed:
             self._wanted = spec
             if self.is_resting and self._waker is None:
@@ -184,7 +177,7 @@ class Replica(EngineRuns):
             log.exception("waking %s broke", self.spec.model)
             message = "waking it broke; see the neuron's log"
             failure = LoadFailure(code="engine_crashed", message=message)
-        with self._changed:  # in one step: a job that finds it asleep again wakes it again
+        with self._changed:  # in one step: a new job must find it waking, or asleep without a waker
             self._waker = None
             if failure is None or self.status is not ReplicaStatus.LOADING:
                 return
@@ -193,7 +186,6 @@ class Replica(EngineRuns):
         self._context.on_change()
 
     def _try_to_wake(self) -> None:
-        """Wakes it unless it has ended. Raises ``LoadRefusedError``."""
         engine = self._engine
         while self._is_falling_asleep and not self.wait_left(POLL_S):
             pass
@@ -234,7 +226,7 @@ class Replicas:
             return self._by_model.get(model)
 
     def close(self) -> bool:
-        """The neuron ends: none comes any more. Whether this call closed it."""
+        """Returns whether this call closed it."""
         with self._lock:
             was_open, self.is_closed = not self.is_closed, True
             return was_open
@@ -242,15 +234,14 @@ class Replicas:
     def add(
         self, spec: LoadSpec, context: ReplicaContext, *, recovering: bool = False
     ) -> tuple[Replica | None, Replica | None]:
-        """The replica that is to be started, and the one that it replaces. No new one where the
-        model is here or on its way by that spec: that one is the new job's. ``recovering``: a
-        previous instance had it, and what was requested since goes before that."""
+        """Returns the replica to start (``None``: the present one adopts the job) and the present
+        one. A restored spec (``recovering``) never replaces a present one."""
         with self._lock:
             current = self._by_model.get(spec.model)
             if self.is_closed or (recovering and current is not None):
                 return None, current
             if current is not None and _is_loaded_by(current, spec):
-                if not current.is_resting:  # its waking is the new job's, its sleep is not
+                if not current.is_resting:  # a resting model adopts the job when it wakes
                     current.adopt_job(spec)
                 return None, current
             replica = Replica(spec, context, recovering=recovering, predecessor=current)
@@ -258,7 +249,6 @@ class Replicas:
             return replica, current
 
     def forget(self, load: Load) -> None:
-        """Forgets the replica of that load, which is gone. One that has taken its place stays."""
         with self._lock:
             replica = self._by_model.get(load.spec.model)
             if replica is not None and replica.load is load:

@@ -1,7 +1,6 @@
-"""What is loaded again: when an engine that died is started again, when a load that failed may be
-tried again, and what an earlier instance of this neuron had loaded.
+"""Restarts of dead engines, retries of failed loads, and reloads after a restart of the neuron.
 
-What a failure depended on has to have changed:
+A failed load may be retried when what its failure depended on has changed:
 
     does_not_fit, out_of_memory     more memory is free on as many devices
     disk_full                       more of the disk is free
@@ -10,19 +9,8 @@ What a failure depended on has to have changed:
     stage_unreachable               the same
     unknown_architecture …          its files alone
 
-Another spec and another instance of the neuron (its version, its engine, its devices) start without
-the failure, so those are not compared. ``FailedLoads`` watches for the rest:
-
-    FAILED, unchanged ─▶ its files are others ─────────▶ the replica is dropped
-                      ─▶ more is free (memory, disk) ──▶ it counts as changed
-
-Until then the control and gateways do not try the model there again, except by hand. Files on this
-disk, downloaded ones too, are checked often, the hub is asked rarely. A download that was removed
-has not changed until it exists again.
-
-``PersistedSpecs`` mirrors the specs of loaded models in Redis, so that this neuron's next instance
-reloads them. The neuron's memory is the truth; the hash is written again with every heartbeat, so a
-Redis that came back empty holds it a second later.
+Until then the control and gateways do not retry it on this neuron, except by hand. A download that
+was removed has not changed until it exists again.
 """
 
 from __future__ import annotations
@@ -65,14 +53,12 @@ RESTART_BACKOFF = Backoff(first_s=0.5, max_s=30.0)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartPolicy:
     healthy_after_s: float = 60.0
-    """An engine that served this long had recovered: failures before it no longer count."""
+    """An engine that served this long had recovered: earlier failures no longer count."""
     max_quick_failures: int = 5
-    """The number of quick failures in a row that are restarted; the next one fails the replica."""
     backoff: Backoff = RESTART_BACKOFF
 
     def delay_s(self, num_quick_failures: int) -> float | None:
-        """Seconds to wait before the next start: none after the first failure, then doubling;
-        ``None`` when it is time to give up."""
+        """``None``: give up."""
         if num_quick_failures > self.max_quick_failures:
             return None
         if num_quick_failures <= 1:
@@ -84,12 +70,10 @@ MAX_CHANCES = 3
 """Failures in a row that chance may explain."""
 MORE_MEMORY_BYTES = 512 * 1024**2
 MORE_DISK_BYTES = 64 * 1024**2
-"""The least additional disk that counts. Less is what other programs take and free all the time."""
+"""Other programs take and free less than this all the time."""
 
 
 class Dependency(Enum):
-    """Conditions of a failure beside the model's files and settings."""
-
     TIME = auto()
     CHANCE = auto()
     MEMORY = auto()
@@ -110,13 +94,13 @@ _DEPENDENCIES = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
     device_free_bytes: Mapping[str, int] = field(default_factory=dict)
-    """Device name (``cuda:1``) -> bytes; empty: not known."""
+    """By device name (``cuda:1``); empty: unknown."""
     disk_free_bytes: int | None = None
 
 
 def dependencies(failure: LoadFailure) -> set[Dependency]:
-    """Conditions that the failure depended on; empty: its files and settings alone. A load that
-    reported its need depends on nothing here: placement compares the need with free memory."""
+    """Empty: files and settings alone. A load that reported its need depends on nothing here:
+    placement compares the need with free memory."""
     if failure.is_permanent:
         return set()
     if failure.needed_bytes is not None:
@@ -125,8 +109,7 @@ def dependencies(failure: LoadFailure) -> set[Dependency]:
 
 
 def waits_for_time(failure: LoadFailure, num_failures: int) -> bool:
-    """Whether back-off is all that the next try needs. ``num_failures``: in a row, this one
-    included."""
+    """``num_failures``: in a row, this one included."""
     found = dependencies(failure)
     return Dependency.TIME in found or (Dependency.CHANCE in found and num_failures <= MAX_CHANCES)
 
@@ -134,7 +117,7 @@ def waits_for_time(failure: LoadFailure, num_failures: int) -> bool:
 def has_improved(
     failure: LoadFailure, devices: Sequence[str], then: Conditions, now: Conditions
 ) -> bool:
-    """``devices``: those that it was loaded onto. ``then``: when it began, or failed."""
+    """``then``: when the load began, or failed."""
     found = dependencies(failure)
     if Dependency.MEMORY in found and _has_more_memory(devices, then, now):
         return True
@@ -171,14 +154,12 @@ class FailedLoads:
         ask_hub: Callable[[LoadSpec], str | None] = hub_identity,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``free_bytes``: of each device, by its name."""
         self._replicas = replicas
         self._free_bytes = free_bytes
         self._directory = hub_cache_dir(cache_dir)
         self._ask_hub = ask_hub
         self._clock = clock
         self._found: dict[Load, _Found] = {}
-        """Each failed load's surroundings, as they were first found."""
         self._stopping = threading.Event()
         self._thread = SupervisedThread(self._check_for_ever, name="failed-loads")
 
@@ -223,7 +204,7 @@ class FailedLoads:
         found.asked_s, first = now_s, found.hub
         identity = self._ask_hub(replica.spec)
         found.hub = first or identity
-        if failure.code == "repo_fetch_failed":  # what it may read is known to the hub alone
+        if failure.code == "repo_fetch_failed":  # only the hub knows what this host may read
             return was_asked and identity is not None
         return None not in (first, identity) and first != identity
 
@@ -236,11 +217,8 @@ class FailedLoads:
 class _Found:
     disk_free_bytes: int | None
     cached_weights: str | None
-    """The identity of its downloaded weights."""
     hub: str | None = None
-    """The hub's first answer."""
     asked_s: float | None = None
-    """When the hub was last asked."""
 
 
 LETHAL = "the neuron ended while it read this model's tokenizer, and does not load it again"
@@ -252,7 +230,7 @@ class SpecStore:
         self._key = specs_key(neuron)
 
     def read(self) -> list[LoadSpec]:
-        """Specs that the previous instance had loaded. Raises ``redis.RedisError``."""
+        """Raises ``redis.RedisError``."""
         specs = []
         for model, data in self._client.hgetall(self._key).items():
             try:
@@ -262,7 +240,7 @@ class SpecStore:
         return specs
 
     def write(self, specs: list[LoadSpec]) -> None:
-        """Makes the hash hold exactly these. Raises ``redis.RedisError``."""
+        """Raises ``redis.RedisError``."""
         with self._client.pipeline(transaction=True) as pipeline:
             self.queue(pipeline, specs)
             pipeline.execute()
@@ -283,9 +261,10 @@ class PersistedSpecs:
         self._is_restored = False
 
     def restore(self) -> None:
-        """Reloads the previous instance's models once, the most recently used first, in case not
-        all have room. A model that was requested since then keeps its new spec; what that instance
-        was reading, and nothing else, when it died is not loaded. Raises ``redis.RedisError``."""
+        """Runs once; the most recently used first, in case not all have room. A model that was
+        requested since then keeps its new spec. If the previous instance died while it read one
+        model's tokenizer, and did nothing else, that model is not loaded. Raises
+        ``redis.RedisError``."""
         if self._is_restored:
             return
         specs = self._store.read()
@@ -309,13 +288,12 @@ class PersistedSpecs:
         self._is_restored = True
 
     def queue(self, pipeline: Pipeline) -> None:
-        """Adds them to the transaction of a heartbeat, so that a reader of a failed load no longer
-        finds its persisted spec."""
+        """In a heartbeat's transaction, so that a reader of a failed load no longer finds its
+        spec."""
         self._store.queue(pipeline, self._specs())
 
     def save(self) -> None:
-        """Save the specs of loaded models when they change. Does nothing before ``restore`` has
-        read the old ones."""
+        """Does nothing before ``restore`` has read the old specs."""
         if not self._is_restored:
             return
         try:

@@ -23,17 +23,16 @@ from inference.protocol.events import (
 
 Item = TypeVar("Item")
 OVERHEAD_BYTES = 1024
-"""The bytes of an event beside the list or the text that makes it large."""
 MAX_CHARACTER_BYTES = 4
 
 
 def batches_within(max_bytes: int, events: Sequence[Event]) -> Iterator[list[Event]]:
-    """The events in their order, each list of at most ``max_bytes`` in msgpack."""
+    """``max_bytes``: of each batch in msgpack."""
     return _groups((part for event in events for part in _parts(event, max_bytes)), max_bytes)
 
 
 def _parts(event: Event, max_bytes: int) -> Iterator[tuple[Event, int]]:
-    """The event, or its parts if it is too long, each with its length in msgpack."""
+    """Each part with its length in msgpack."""
     data = encode_event(event)
     if len(data) <= max_bytes:
         yield event, len(data)
@@ -81,7 +80,6 @@ def _with_bytes(items: Iterable[Item]) -> Iterator[tuple[Item, int]]:
 
 
 def _groups(items: Iterable[tuple[Item, int]], max_bytes: int) -> Iterator[list[Item]]:
-    """``items`` with the bytes of each; one that is longer than ``max_bytes`` is a group alone."""
     group: list[Item] = []
     num_bytes = 0
     for item, item_bytes in items:

@@ -2,11 +2,8 @@
 
     put ─▶ bounds ─▶ group: one account's on one model ─▶ FairQueue of groups ─▶ Starter.start
 
-A few are prepared at a time: of one account, of one model, of one account on one model. A group at
-one of these limits waits aside until a request ends. So a template or schema that hangs, or a burst
-of long prompts, holds up requests of its own account and model alone.
-
-Putting returns at once, so a long prompt delays neither cancels nor heartbeats.
+A group at one of the limits of running requests waits aside until a request ends. So a template
+or schema that hangs, or a burst of long prompts, holds up only requests of its account and model.
 """
 
 from __future__ import annotations
@@ -29,20 +26,18 @@ from inference.supervised_threads import SupervisedThread
 log = logging.getLogger(__name__)
 
 MAX_PREPARED = 12
-"""The most requests that are prepared at a time, each by a thread of its own."""
+"""Each has a thread of its own."""
 MAX_OF_EITHER = 4
-"""The most of one account, or of one model."""
 MAX_OF_BOTH = 2
 STUCK_AFTER_S = 300.0
 """Ten times what the largest request takes to prepare."""
 MAX_STUCK = 8
-"""A neuron with more requests that are stuck takes none."""
+"""A neuron with more stuck requests accepts none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntakeLimits:
-    """Limits of waiting requests, and of requests in preparation. One account may have half of
-    each."""
+    """One account may have half of each."""
 
     max_requests: int = 2048
     max_bytes: int = 256 * 1024 * 1024
@@ -88,7 +83,7 @@ class Intake:
         self._running: list[_Waiting] = []
         self._num_put = 0
         self._requests_of: Counter[str] = Counter()
-        """By account, those in preparation included; the bytes likewise."""
+        """By account, those in preparation included."""
         self._bytes_of: Counter[str] = Counter()
         self._is_stopping = False
 
@@ -97,19 +92,17 @@ class Intake:
             SupervisedThread(self._work, name=f"intake-{index}").start()
 
     def stop(self) -> None:
-        """End the threads once the queue is empty. Returns at once."""
         with self._changed:
             self._is_stopping = True
             self._changed.notify_all()
 
     @property
     def pending(self) -> tuple[int, int]:
-        """How many requests are put and not prepared yet, and the bytes of their frames."""
+        """Requests not prepared yet, and the bytes of their frames."""
         with self._changed:
             return self._requests_of.total(), self._bytes_of.total()
 
     def put(self, submit: Submit, num_bytes: int) -> None:
-        """``num_bytes`` is the size of its frame. A request over the bounds ends here."""
         if not self._starter.admit(submit):
             log.warning("request %s was delivered twice", submit.request_id)
             return
@@ -122,7 +115,6 @@ class Intake:
             self._starter.refuse(submit, refusal)
 
     def stuck(self) -> list[str]:
-        """Describes the requests that hold a thread for too long."""
         with self._changed:
             now_s = self._clock()
             return sorted(_in_words(one, now_s) for one in self._stuck(now_s))
@@ -143,7 +135,6 @@ class Intake:
                 self._done(waiting)
 
     def _next(self) -> _Waiting | None:
-        """``None``: it is stopping, and nothing waits any more."""
         with self._changed:
             while (waiting := self._take()) is None:
                 if self._is_stopping and not self._groups:
@@ -154,7 +145,7 @@ class Intake:
             self._running.append(waiting)
             return waiting
 
-    # Holds the lock already.
+    # Callers hold the lock, except those of ``_done`` and ``_failure_of_earlier_instance``.
 
     def _add(self, submit: Submit, num_bytes: int) -> None:
         self._num_put += 1
@@ -227,8 +218,7 @@ class Intake:
         return None
 
     def _failure_of_earlier_instance(self, submit: Submit) -> Failure | None:
-        """Why a request that an instance which died was preparing does not run here: its gateway
-        decides whether it is delivered again."""
+        """The gateway decides whether it delivers the request again."""
         marks = self._marks.earlier
         if submit.request_id not in marks:
             return None

@@ -4,13 +4,9 @@
                  ▲                                           ├─ no answer, or no such stream
                  └──────────── resender thread ◀─────────────┘
 
-Owns the sequence numbers. A batch stays in its outbox until Redis has acknowledged it; until then
-it is sent again under its number, and its reader drops duplicates. The bytes in Redis that a
-gateway has not read are bounded, so batches wait for a gateway that reads slowly too.
-
-A gap in the numbers makes whatever follows it worthless, so a gateway's batches are given up
-together: too old, too many bytes, refused by Redis. Its reader sees the gap as a loss, and the
-requests are passed to ``on_lost``, because their gateways have failed them.
+A batch is sent again under its sequence number until Redis has acknowledged it; its reader drops
+duplicates. A gap in the numbers makes whatever follows it worthless, so a gateway's batches are
+given up together. Their requests are passed to ``on_lost``: their gateway fails them.
 """
 
 from __future__ import annotations
@@ -42,22 +38,18 @@ from inference.supervised_threads import SupervisedThread
 log = logging.getLogger(__name__)
 
 DEAD_STREAM_EXPIRY_S = 60
-"""How long the stream of a gateway that stopped answering is kept."""
 BEHIND_AFTER_S = 0.5
-"""A batch that is on its way for longer makes its gateway one that is behind."""
 RESEND_S = 0.1
 OVERHEAD_BYTES = 4096
-"""The bytes of an entry beside its events: more than its epoch and number take."""
 MAX_UNREAD_BYTES = 8 * 1024 * 1024
-"""The most unread bytes in one gateway's stream: more is sent when the gateway has read some."""
+"""Unread bytes in one gateway's stream; more is sent when the gateway has read some."""
 CROWDED_BYTES = MAX_UNREAD_BYTES // 2
-"""The unread bytes from which on the writer counts what has been read, so that little traffic never
-waits for it."""
+"""From here on the writer counts what has been read, so that little traffic never waits for it."""
 MAX_KEPT_BYTES = 64 * 1024 * 1024
-"""The most that is kept for all gateways: half a minute of a thousand streams."""
+"""For all gateways: half a minute of a thousand streams."""
 MAX_TAKEN = 64
 MAX_TAKEN_BYTES = 4 * 1024 * 1024
-"""The most bytes taken at one time: what Redis answers well within a command's timeout."""
+"""Redis answers this many well within a command's timeout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +61,12 @@ class _Batch:
 
 @dataclass(slots=True)
 class _Outbox:
-    """One gateway's batches, in the order of their numbers, and what it has not read in Redis."""
-
     batches: deque[_Batch] = field(default_factory=deque)
     num_bytes: int = 0
     is_blocked: bool = False
     """Its stream did not exist at the last try."""
     unread: deque[int] = field(default_factory=deque)
-    """The bytes of each entry that Redis may still have, the oldest first."""
+    """Bytes of each entry that Redis may still have, the oldest first."""
     unread_bytes: int = 0
 
     @property
@@ -97,7 +87,7 @@ class _Outbox:
             yield batch
 
     def acknowledge(self, batch: _Batch) -> None:
-        """One that has been given up meanwhile is only counted."""
+        """Only counts a batch that was given up meanwhile."""
         self.unread.append(len(batch.data))
         self.unread_bytes += len(batch.data)
         if self.batches and self.batches[0] is batch:
@@ -105,7 +95,7 @@ class _Outbox:
             self.num_bytes -= len(batch.data)
 
     def count_read(self, num_entries: int) -> None:
-        """``num_entries`` are in the stream: its gateway takes the oldest away."""
+        """``num_entries`` are in the stream; its gateway deletes the oldest first."""
         while len(self.unread) > num_entries:
             self.unread_bytes -= self.unread.popleft()
 
@@ -143,8 +133,8 @@ class EventPublisher:
         self._resender: SupervisedThread | None = None
 
     def publish(self, events: list[AddressedEvent]) -> None:
-        """Publish ``events``. Waits for one round trip to Redis unless another thread is sending;
-        with more than one entry also while half of what may be kept is unsent."""
+        """Waits for one round trip to Redis unless another thread is sending; with several entries
+        also while half of what may be kept is unsent."""
         by_gateway: defaultdict[str, list[Event]] = defaultdict(list)
         for gateway_id, event in events:
             by_gateway[gateway_id].append(event)
@@ -157,7 +147,7 @@ class EventPublisher:
             self._send()
 
     def retire(self, gateway_id: str) -> None:
-        """Delete the stream of a dead gateway, which has no reader. Raises ``redis.RedisError``."""
+        """The stream has no reader. Raises ``redis.RedisError``."""
         with self._lock:
             self._outboxes.pop(gateway_id, None)
         self._client.expire(events_key(self._neuron, gateway_id), DEAD_STREAM_EXPIRY_S)
@@ -175,7 +165,7 @@ class EventPublisher:
             self._sent_some.wait_for(lambda: not self._num_unsent_bytes(), timeout_s)
 
     def _add(self, gateway_id: str, events: list[Event], *, max_bytes: int | None = None) -> bool:
-        """``False``: as one entry they have more than ``max_bytes``, and were not added."""
+        """``False``: as one entry they exceed ``max_bytes``, and were not added."""
         given_up: list[_Batch] = []
         with self._lock:
             number = self._next_number[gateway_id]
@@ -192,8 +182,6 @@ class EventPublisher:
         return True
 
     def _wait_for_room(self) -> None:
-        """Returns when less than half of what may be kept is unsent, or Redis has not taken it for
-        as long as anything is kept."""
         most = self._max_kept_bytes // 2
         with self._lock:
             has_room = self._num_unsent_bytes() <= most
@@ -203,8 +191,6 @@ class EventPublisher:
                 self._sent_some.wait_for(lambda: self._num_unsent_bytes() <= most, self._keep_s)
 
     def _send(self, *, is_resender: bool = False) -> None:
-        """Send until nothing is left that can be sent, or Redis does not answer; not while another
-        thread is sending. Until Redis answers again, only the resender tries."""
         with self._lock:
             if self._is_sending or (self._is_stalled and not is_resender):
                 return
@@ -221,8 +207,7 @@ class EventPublisher:
             raise
 
     def _take_or_leave(self) -> list[_Batch]:
-        """The oldest batches that can be sent, which stay until they are acknowledged. Empty: there
-        are none, and another thread may send. Raises ``redis.RedisError``."""
+        """Batches stay in their outboxes until acknowledged. Empty: another thread may send."""
         self._count_read()
         taken: list[_Batch] = []
         num_bytes = 0
@@ -237,7 +222,6 @@ class EventPublisher:
         return taken
 
     def _count_read(self) -> None:
-        """Raises ``redis.RedisError`` when Redis does not answer."""
         with self._lock:
             crowded = {name: one for name, one in self._outboxes.items() if one.is_crowded}
         if not crowded:
@@ -252,9 +236,8 @@ class EventPublisher:
                 outbox.count_read(reply if isinstance(reply, int) else 0)
 
     def _execute(self, batches: list[_Batch]) -> list[object]:
-        """Raises ``redis.RedisError`` when Redis does not answer."""
-        # Several of one gateway go in or stay out together: one that follows another must not be
-        # in when that one is not, should the stream be made just then.
+        # Batches of one gateway go in or stay out together: its stream may be created between two
+        # XADDs, and a batch must not go in where the one before it did not.
         has_several = len({batch.gateway_id for batch in batches}) < len(batches)
         pipeline = self._client.pipeline(transaction=has_several)
         for batch in batches:
@@ -286,10 +269,9 @@ class EventPublisher:
             self._sent_some.notify_all()
         self._report_lost(refused, str(problem))
 
-    # Holds the lock already.
+    # The callers of these methods hold the lock.
 
     def _leave(self, error: BaseException | None) -> None:
-        """The sender has done what it could."""
         self._is_sending = False
         if error is not None and not self._is_stalled:
             log.error("events do not reach Redis: %s; kept for %.0f s", error, self._keep_s)
@@ -311,7 +293,7 @@ class EventPublisher:
             if outbox.batches and outbox.batches[0].added_s < added_s
         ]
 
-    # Without the lock.
+    # The callers of these methods do not hold the lock.
 
     def _report_lost(self, batches: Iterable[_Batch], why: str) -> None:
         lost = {
@@ -322,7 +304,6 @@ class EventPublisher:
             self._on_lost(lost)
 
     def _resend(self) -> None:
-        """Ends when nothing is left: the next thread that is needed is new."""
         while True:
             time.sleep(RESEND_S)
             with self._lock:

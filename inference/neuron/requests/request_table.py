@@ -6,12 +6,8 @@
                     ends here         remembered,    └──────────────▶ (gone)
                                       sent once the engine has it
 
-A request runs as one sequence for each choice, ``sequence_id(request_id, index)`` to the engine.
-The call that removes a request from the table emits its terminal event, so that happens once. Knows
-no Redis: events are returned with the gateway they are for. Any thread may call; nothing blocks.
-
-A request that has ended is one line of the neuron's log, by the id that its gateway logs. The
-stages of a traced one are reported before its end:
+The call that removes a request from the table emits its terminal event, so that happens once. Any
+thread may call; nothing blocks. The stages of a traced request are reported before its end:
 
     arrives ─prepare─▶ handed over ─queue─▶ first step ─prefill─▶ first token ─decode─▶ ends
 """
@@ -60,14 +56,10 @@ def sequence_id(request_id: str, index: int) -> str:
 
 
 class Answer(Protocol):
-    """Converts the engine's outputs of a request's sequences to its events."""
-
     @property
     def num_sequences(self) -> int: ...
     @property
-    def has_begun(self) -> bool:
-        """Whether a first token, or a vector, has come."""
-        ...
+    def has_begun(self) -> bool: ...
 
     def has_finished(self, index: int) -> bool: ...
 
@@ -75,14 +67,12 @@ class Answer(Protocol):
 
     def cut(self, index: int, used: SequenceUsage) -> None: ...
 
-    def usage(self) -> Usage | None:
-        """Usage computed so far, as far as known; ``None``: none."""
-        ...
+    def usage(self) -> Usage | None: ...
 
 
 class Engine(Protocol):
     def cancel(self, sequence_id: str) -> None:
-        """Frees what the sequence holds; unknown ids and dead engines are ignored."""
+        """Unknown ids and dead engines are ignored."""
         ...
 
 
@@ -98,20 +88,18 @@ class LiveRequest:
     answer: Answer | None = None
     engine: Engine | None = None
     trace: Callable[[], Traced] | None = None
-    """``None``: the request is not captured."""
     has_started: bool = False
     cancel_asked: bool = False
     is_ending: bool = False
-    """A sequence was cut off: no more events are sent, and the request ends with its last
-    sequence."""
+    """No more events are sent; the request ends with its last sequence."""
     failure: Failure | None = None
-    """Why it is ending; ``None``: it was cancelled."""
+    """``None``: it was cancelled."""
     is_orphan: bool = False
-    """Whether its gateway is dead or has lost events: no more events are sent."""
+    """Its gateway is dead or has lost events: no more are sent."""
     handed_over_s: float | None = None
     first_token_s: float | None = None
     prefill_ms: float | None = None
-    """The engine's own measurement; whatever else passes until the first token is waiting."""
+    """The engine's own measurement; the rest of the time to the first token is waiting."""
 
     @property
     def request_id(self) -> str:
@@ -121,7 +109,6 @@ class LiveRequest:
         return AddressedEvent(self.submit.gateway_id, event)
 
     def last_events(self, end: Event, now_s: float) -> list[AddressedEvent]:
-        """The terminal event ``end``, after the reports that come before it."""
         reported: list[Event] = [] if self.trace is None else [self.trace()]
         if self.submit.traceparent:
             reported.append(self._stage_times(now_s))
@@ -135,8 +122,7 @@ class LiveRequest:
         return [sequence_id(self.request_id, i) for i in indices if not answer.has_finished(i)]
 
     def cut_off(self, failure: Failure | None = None) -> Failed | Cancelled:
-        """Its end without an answer: cancelled, unless it fails. An earlier failure goes before
-        ``failure``."""
+        """An earlier failure takes precedence."""
         usage = None if self.answer is None else self.answer.usage()
         if (failure := self.failure or failure) is None:
             return Cancelled(request_id=self.request_id, usage=usage)
@@ -167,7 +153,7 @@ class LiveRequest:
 class Applied:
     events: list[AddressedEvent] = field(default_factory=list)
     ended_early: list[str] = field(default_factory=list)
-    """Sequences whose choice or request ended early: the engine must still cancel them."""
+    """The engine must still cancel these sequences."""
 
 
 class RequestTable:
@@ -184,7 +170,6 @@ class RequestTable:
             return True
 
     def is_live(self, request_id: str) -> bool:
-        """``False``: it has ended."""
         with self._lock:
             return request_id in self._live
 
@@ -199,8 +184,7 @@ class RequestTable:
         engine: Engine,
         trace: Callable[[], Traced] | None = None,
     ) -> bool:
-        """Call it before submitting to the engine. False when the request ended while it was
-        prepared."""
+        """Call before submitting to the engine. ``False``: the request has ended."""
         with self._lock:
             live = self._live.get(request_id)
             if live is None:
@@ -210,8 +194,7 @@ class RequestTable:
             return True
 
     def started(self, request_id: str) -> bool:
-        """Call it after submitting to the engine. True: the request was cancelled meanwhile, and
-        the engine must cancel it."""
+        """Call after submitting to the engine. ``True``: the engine must cancel the request."""
         with self._lock:
             live = self._live.get(request_id)
             if live is None:
@@ -220,7 +203,6 @@ class RequestTable:
             return live.cancel_asked
 
     def cancel(self, request_id: str) -> list[AddressedEvent]:
-        """Ends a request that no engine has; otherwise asks its engine, whose word ends it."""
         with self._lock:
             live = self._live.get(request_id)
             if live is None:
@@ -236,7 +218,7 @@ class RequestTable:
             return [] if live is None else self._end(live, live.cut_off(failure))
 
     def end(self, request_id: str, event: Event) -> list[AddressedEvent]:
-        """``event`` is terminal and needs no engine. Empty when the request has ended already."""
+        """Empty when the request has ended already."""
         with self._lock:
             live = self._live.get(request_id)
             return [] if live is None else self._end(live, event)
@@ -262,12 +244,12 @@ class RequestTable:
         return applied
 
     def forget(self, request_ids: Iterable[str]) -> None:
-        """Give up requests whose gateway has lost events, and free what they hold."""
+        """For requests whose gateway has lost events."""
         wanted = frozenset(request_ids)
         self._orphan(lambda live: live.request_id in wanted)
 
     def forget_gateway(self, gateway_id: str) -> int:
-        """Cancels its requests. Returns their number."""
+        """Returns the number of cancelled requests."""
         return self._orphan(lambda live: live.submit.gateway_id == gateway_id)
 
     def gateway_ids(self) -> set[str]:
@@ -284,8 +266,7 @@ class RequestTable:
     def _apply_contained(
         self, live: LiveRequest, index: int, output: SequenceOutput, applied: Applied
     ) -> None:
-        """Contains errors of an answer's text, panics in Rust too: they end its request and no
-        other."""
+        """An error in an answer's text, a panic in Rust too, ends its request and no other."""
         try:
             self._apply_one(live, index, output, applied)
         except BaseException:
@@ -340,7 +321,7 @@ class RequestTable:
             applied.events += self._end(live, events[-1])
 
     def _end(self, live: LiveRequest, event: Event) -> list[AddressedEvent]:
-        """Holds the lock already. ``event`` is terminal."""
+        """The caller holds the lock."""
         del self._live[live.request_id]
         now_s = self._clock()
         _log_end(live, event, now_s)
@@ -354,7 +335,6 @@ class RequestTable:
             return [event for live in hits for event in self._end(live, live.cut_off(failure))]
 
     def _orphan(self, is_hit: Callable[[LiveRequest], bool]) -> int:
-        """Stop sending events of these requests: they are cancelled."""
         with self._lock:
             hits = [live for live in self._live.values() if is_hit(live) and not live.is_orphan]
             for live in hits:
@@ -366,7 +346,7 @@ class RequestTable:
         return len(hits)
 
     def _ask_to_cancel(self, live: LiveRequest) -> None:
-        """Asks its engine to cancel it, once that has it: a cancel must not overtake its submit."""
+        """A cancel must not overtake its submit."""
         with self._lock:
             live.cancel_asked = True
             has_started = live.has_started
@@ -376,7 +356,7 @@ class RequestTable:
 
 
 def _log_end(live: LiveRequest, end: Event, now_s: float) -> None:
-    """``end`` is its terminal event. Contains nothing of the prompt or the answer."""
+    """Logs nothing of the prompt or the answer."""
     outcome = "finished"
     if isinstance(end, Failed | Cancelled):
         outcome = end.failure.code if isinstance(end, Failed) else "cancelled"

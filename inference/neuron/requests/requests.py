@@ -3,15 +3,10 @@
     Inbox ─▶ Intake ─▶ Starter ─▶ engine process … replica thread ─▶ EventPublisher
                           └─▶ RequestTable ◀──────────────────────────────┘
 
-The inbox is drained in the order in which gateways filled it:
-
-    XRANGE ─▶ handle ─▶ XDEL ─▶ XRANGE … until it is empty
-
-Reading deletes nothing, so a frame whose reader dies or gets no answer is read again; a handled
-frame is deleted by its id, which may happen late or twice. A frame may come twice, from here or
-from its gateway, and is handled once. A large one takes several entries.
-
-Knows replicas only by ``take``. Methods that write to Redis raise ``redis.RedisError``.
+Reading the inbox deletes nothing, so a frame whose reader dies or gets no answer is read again; a
+handled frame is deleted by its id. A frame may come twice, from here or from its gateway, and is
+handled once. A large one takes several entries. Methods that write to Redis raise
+``redis.RedisError``.
 """
 
 from __future__ import annotations
@@ -49,7 +44,7 @@ log = logging.getLogger(__name__)
 
 
 SEEN_S = 120.0
-"""A frame comes again within the time for which gateways wait for Redis, 30 s unless it is set."""
+"""A frame is delivered again only while gateways wait for Redis: 30 s unless set."""
 MAX_SEEN = 100_000
 """About 15 MB. At more than 800 requests a second the memory is shorter than ``SEEN_S``."""
 
@@ -74,7 +69,7 @@ class Inbox:
         self._clock = clock
         self._lock = threading.Lock()
         self._first_seen_s: dict[str, float] = {}
-        """When the first frame of each request came, the oldest first."""
+        """The oldest first."""
         self._assembler = FrameAssembler()
 
     def drain(self) -> int:
@@ -90,7 +85,6 @@ class Inbox:
         return num_entries
 
     def _read(self, handled_ids: list[bytes]) -> list[Entry]:
-        """The oldest entries, after those that have been handled are deleted."""
         pipeline = self._client.pipeline(transaction=False)
         if handled_ids:
             pipeline.xdel(self._key, *handled_ids)
@@ -110,7 +104,7 @@ class Inbox:
             num_bytes = sum(map(len, fields.values()))
             log.error("an inbox entry of %d bytes is not understood: %s", num_bytes, error)
             return
-        # A cancel that is the first of its request makes a submit after it an old one.
+        # A submit that comes after its own cancel is dropped, too.
         if not self._is_new(frame.request_id, self._clock()) and isinstance(frame, Submit):
             log.info("request %s was delivered twice", frame.request_id)
         else:
@@ -130,7 +124,7 @@ READ_FOR_S = 10.0
 
 
 class RedisImageReader:
-    """Reads a request's images from its own key. Any thread may call."""
+    """Any thread may call."""
 
     def __init__(self, client: redis.Redis, *, neuron: str) -> None:
         self._client = client
@@ -138,8 +132,8 @@ class RedisImageReader:
         self._stopped = threading.Event()
 
     def read(self, request_id: str, images: Iterable[ImageRef]) -> dict[str, bytes]:
-        """The images' bytes by their digests; one that is not there whole is left out. Raises
-        ``RequestRefusedError`` where Redis does not answer."""
+        """Bytes by digest; incomplete images are left out. Raises ``RequestRefusedError`` where
+        Redis does not answer."""
         key = images_key(self._neuron, request_id)
         held: dict[str, bytes] = {}
         for digest, size_bytes in {image.digest: image.num_bytes for image in images}.items():
@@ -179,8 +173,6 @@ class Requests:
         bodies: LoggedBodies,
         stall_limit_s: float,
     ) -> None:
-        """``take`` returns what runs a request of that model, or raises ``RequestRefusedError``.
-        ``bodies`` and ``stall_limit_s``: see ``NeuronService``."""
         self._client = client
         self._neuron = neuron
         self._epoch = epoch
@@ -223,7 +215,7 @@ class Requests:
 
     def held(self) -> dict[str, HeldRequests]:
         self._num_beats += 1
-        # First: what ends in between is in neither, and has events that are not late yet.
+        # Read first: a request that ends in between is in neither, and its events are not late yet.
         behind = self._publisher.behind()
         return held_requests(self._epoch, self._num_beats, self.table.ids_by_gateway(), behind)
 
@@ -231,8 +223,7 @@ class Requests:
         self._gateways.interrupted()
 
     def cancel_of_dead_gateways(self) -> None:
-        """Once per beat. Their bills are in the gateways' own files. Raises
-        ``redis.RedisError``."""
+        """Call once per beat. Raises ``redis.RedisError``."""
         watched = self.table.gateway_ids() | self._publisher.gateway_ids()
         for gateway_id in self._gateways.dead(watched):
             num_cancelled = self.table.forget_gateway(gateway_id)
@@ -244,7 +235,7 @@ class Requests:
             self._publisher.retire(gateway_id)
 
     def stop(self) -> None:
-        """Fails the open ones, and waits shortly until their events have reached Redis."""
+        """Waits shortly until the last events have reached Redis."""
         self._images.stop()
         self.intake.stop()
         self.publish(self.table.fail_all(neuron_stopping()))

@@ -1,15 +1,8 @@
 """Makes a submitted request run: rendered, tokenized, checked and handed to its engine.
 
-Called by the intake's threads, several at once; each request by one of them. Meanwhile the request
-is marked in Redis, so that the death of this neuron has a suspect.
-
-    begin ─▶ HSET, PEXPIRE ─┐
-    end   ─▶ HDEL           ├─▶ a connection without waiting for replies
-    keep  (each heartbeat) ─┘   reads the replies, connects again
-
-A mark is written to the socket before the work begins and costs no round trip: the kernel delivers
-it even if the process dies in the next instruction. Marks are best effort: while Redis is offline
-there are none.
+Meanwhile the request is marked in Redis, so that the death of this neuron has a suspect. A mark
+costs no round trip: it is written to the socket before the work begins, and the kernel delivers it
+even if the process dies in the next instruction. While Redis is offline there are none.
 """
 
 from __future__ import annotations
@@ -73,7 +66,7 @@ from inference.settings.neuron import LOG_BODIES, LoggedBodies
 log = logging.getLogger(__name__)
 
 EARLIER_KEPT_S = 60.0
-"""How long marks of dead instances stay: gateways read them within seconds."""
+"""Gateways read them within seconds."""
 
 
 class PreparingMarks:
@@ -86,7 +79,6 @@ class PreparingMarks:
         self._lock = threading.Lock()
         self._connection: Any = None
         self.earlier: dict[str, str] = {}
-        """Requests that dead instances of this neuron were preparing."""
         self._is_read = False
 
     def begin(self, request_id: str) -> None:
@@ -101,8 +93,7 @@ class PreparingMarks:
         self._send(("HDEL", self._key, request_id))
 
     def read_earlier(self) -> None:
-        """Reads the previous instance's marks, once, before the first request. Raises
-        ``redis.RedisError``."""
+        """Call before the first request; reads once. Raises ``redis.RedisError``."""
         if self._is_read:
             return
         found: Any = self._client.hgetall(self._key)
@@ -116,8 +107,7 @@ class PreparingMarks:
             )
 
     def keep(self, age_s: float) -> None:
-        """Connects where there is no connection, and reads its replies. ``age_s``: of this
-        instance. Raises ``redis.RedisError``."""
+        """``age_s``: of this instance. Raises ``redis.RedisError``."""
         with self._lock:
             try:
                 while self._connection is not None and self._connection.can_read(0):
@@ -157,7 +147,6 @@ class PreparingMarks:
 Work = tuple[
     Accepted, Answer, Iterable[SubmitSequence | EmbedSequences], Callable[[], Traced] | None
 ]
-"""What its gateway is sent first, its answer, its engine's commands, and its trace."""
 
 
 class Starter:
@@ -170,8 +159,7 @@ class Starter:
         read_images: Callable[[str, list[ImageRef]], dict[str, bytes]],
         bodies: LoggedBodies = LOG_BODIES.default,
     ) -> None:
-        """``take`` gives what runs a model's request, ``read_images`` a request's images by
-        digest; both raise ``RequestRefusedError``. ``bodies``: whose texts are logged."""
+        """``take`` and ``read_images`` raise ``RequestRefusedError``."""
         self._table = table
         self._publish = publish
         self._take = take
@@ -179,8 +167,6 @@ class Starter:
         self._bodies = bodies
 
     def admit(self, submit: Submit) -> bool:
-        """Admits a request before it waits for anything. Returns ``False`` if it was delivered
-        before."""
         return self._table.admit(submit)
 
     def refuse(self, submit: Submit, failure: Failure) -> None:
@@ -302,7 +288,6 @@ def _tool_format(request: GenerationRequest, text: ModelText) -> str | None:
 
 
 def _suits(request: Request, text: ModelText) -> bool:
-    """Whether a model of that kind answers it. Every model has tokens, and not every one chats."""
     if isinstance(request, TokenizeRequest) and not isinstance(request.input, ChatInput):
         return True
     kind = text.report.kind
@@ -342,8 +327,6 @@ def _commands(
 def _further_params(
     request: GenerationRequest, params: SamplingParams, number: int
 ) -> SamplingParams:
-    """The parameters of a further choice to the same prompt: it has a seed of its own where there
-    is one, and the prompt is scored again only where each choice reports it."""
     if params.seed is not None:
         params = msgspec.structs.replace(params, seed=params.seed + number)
     if request.echo and request.sampling.top_logprobs is not None:

@@ -1,11 +1,7 @@
 """A request's answer: all its choices, from the engine's outputs to events.
 
-    SequenceStep ─▶ Choice ─▶ its events; every choice finished ─▶ Finished, with what they used
-    a choice that the engine cut off ─▶ counted, and the request cannot finish any more
-    SequencesEmbedded ─▶ Embedded: vectors, or scores, which are vectors of one number; those of an
-                         embedding model are the cosines of its vectors
-
-Owned by the thread that applies engine outputs, one step at a time. Knows no Redis and no process.
+Scores are vectors of one number; an embedding model's are the cosines of its vectors. Owned by the
+thread that applies engine outputs.
 """
 
 from __future__ import annotations
@@ -29,8 +25,7 @@ from inference.text.tool_calls.call_parser import Decision
 
 
 class Answer:
-    """All choices of one request: ``n`` in a row for each of its prompts, whose lengths in tokens
-    are ``prompt_lengths``."""
+    """``choices``: ``n`` in a row for each prompt. ``prompt_lengths``: in tokens."""
 
     def __init__(
         self,
@@ -73,7 +68,7 @@ class Answer:
         return self._choices[index].has_finished
 
     def usage(self) -> Usage | None:
-        """Usage computed so far, as far as known, each prompt once. ``None``: none."""
+        """Counts each prompt once."""
         prompt_tokens = cached_tokens = 0
         for prompt_index, length in enumerate(self._prompt_lengths):
             first = prompt_index * self._n
@@ -81,7 +76,7 @@ class Answer:
             computed = [choice.num_computed_tokens(length) for choice in choices]
             prompt_tokens += max(computed)
             if max(computed) > 0:
-                # The first to compute it: the others share its blocks.
+                # Those of the first choice to compute it: the others share its blocks.
                 by_whom = next(c for c, num in zip(choices, computed, strict=True) if num > 0)
                 cached_tokens += by_whom.num_cached_tokens
         if prompt_tokens == 0:
@@ -103,8 +98,7 @@ def build_answer(
     text: ModelText,
     details: Sequence[RequestDetails] = (),
 ) -> Answer:
-    """``details`` describe the parsed parts of the answer. Raises
-    ``RequestRefusedError`` for an empty stop string."""
+    """Raises ``RequestRefusedError`` for an empty stop string."""
     if not all(request.stop):
         raise refused("invalid_value", "a stop string is empty", param="stop")
     num_scored = request.sampling.prompt_logprobs
@@ -174,8 +168,8 @@ def _choice_text(
 
 
 def cosines(vectors: Sequence[bytes], num_firsts: int) -> list[bytes]:
-    """The cosines of the first ``num_firsts`` vectors with the others, in order, or of the only
-    first one with all others."""
+    """``vectors``: little-endian float32. The first ``num_firsts`` pair with the others in order; a
+    single first one with all others."""
     import numpy as np  # takes 7 MB and a tenth of a second, which scores alone are worth
 
     numbers = [np.frombuffer(vector, dtype="<f4").astype(np.float64) for vector in vectors]
@@ -192,14 +186,11 @@ def _cosine(first: Any, second: Any) -> bytes:
 
 
 class EmbeddingAnswer:
-    """One request's vectors. With ``num_firsts``, their scores (``cosines``)."""
-
     num_sequences = 1
 
     def __init__(
         self, request_id: str, *, num_prompt_tokens: int, num_firsts: int | None = None
     ) -> None:
-        """``num_prompt_tokens``: of all inputs together."""
         self._request_id = request_id
         self._num_prompt_tokens = num_prompt_tokens
         self._num_firsts = num_firsts

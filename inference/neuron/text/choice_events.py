@@ -1,10 +1,4 @@
-"""Converts the token ids of engine steps to the events of one choice.
-
-    SequenceStep ─▶ ChoiceText ─▶ Delta | ReasoningDelta | ToolCall… ─▶ ChoiceFinished
-
-Owns which tokens an event counts and what tool calls are called. ``Echo`` puts a prompt's text
-before its answer, with the tokens' logprobs where the client asked for them.
-"""
+"""Converts the token ids of engine steps to the events of one choice, and counts their tokens."""
 
 from __future__ import annotations
 
@@ -44,7 +38,7 @@ CALL_ID_DIGITS = 24
 
 
 def call_id(request_id: str, index: int, call_index: int) -> str:
-    """The same for the same call of the same choice, and different from every other."""
+    """Deterministic."""
     name = f"{request_id}/{index}/{call_index}"
     return "call_" + hashlib.sha256(name.encode()).hexdigest()[:CALL_ID_DIGITS]
 
@@ -53,7 +47,7 @@ def call_id(request_id: str, index: int, call_index: int) -> str:
 class Echo:
     text: str
     logprobs: list[TextLogprob] = field(default_factory=list)
-    """The log probabilities of the prompt's tokens; all but the first's come from the engine."""
+    """All but the first token's come from the engine."""
     num_top: int | None = None
     """Number of most likely tokens reported beside each; ``None``: no logprobs are reported."""
 
@@ -72,27 +66,24 @@ class Choice:
         returns_token_ids: bool = False,
         details: Sequence[RequestDetails] = (),
     ) -> None:
-        """``scores``: the index of its prompt and the number of most likely tokens that are
-        reported beside each of that prompt's. ``is_empty``: only the prompt is computed; the one
-        token that the engine has to sample is not reported. ``at_limit``: why the answer ends when
-        it has reached its last allowed token."""
+        """``scores``: the prompt's index, and the number of most likely tokens reported for each of
+        its tokens. ``is_empty``: only the prompt is computed; the one token that the engine has to
+        sample is not reported. ``at_limit``: why it ends at its last allowed token."""
         self.num_cached_tokens = 0
         self.num_output_tokens = 0
         self.num_accepted_drafts = 0
         self.num_rejected_drafts = 0
         self.has_finished = False
         self.has_begun = False
-        """Whether its first token has come, so that all of its prompt is computed."""
+        """Its first token has come, so all of its prompt is computed."""
         self.timing: SequenceTiming | None = None
-        """``None`` until the engine has brought it to its end."""
         self._num_prompt_tokens = 0
-        """The engine's usage of a choice that it cut off before that."""
         self._request_id = request_id
         self._index = index
         self._text = text
         self._num_gained = {True: 0, False: 0}
-        """Tokens of the answer (``True``) and of its thought, markers included, since the last
-        event of their kind: their text is held back or empty."""
+        """Tokens of the answer (``True``) and of its thought since the last event of their kind:
+        their text is held back or empty."""
         self._num_reported_tokens = 0
         self._num_calls = 0
         self._at_limit: FinishReason = at_limit
@@ -107,8 +98,7 @@ class Choice:
         return self._text.num_thought_tokens
 
     def feed(self, step: SequenceStep) -> list[Event]:
-        """The events of one engine step. Ends with ``ChoiceFinished`` when the choice ended, by the
-        engine's word or, while the sequence still runs there, by a stop string."""
+        """A stop string ends the choice while the sequence still runs in the engine."""
         if step.num_cached_tokens is not None:
             self.num_cached_tokens = step.num_cached_tokens
         self.timing = step.timing
@@ -151,13 +141,11 @@ class Choice:
             self.num_output_tokens = max(used.num_output_tokens, self.num_output_tokens)
 
     def num_computed_tokens(self, num_prompt_tokens: int) -> int:
-        """Tokens computed of a prompt that long, as far as known."""
         return num_prompt_tokens if self.has_begun else self._num_prompt_tokens
 
     def _take(
         self, step: SequenceStep, pieces: list[Piece], logprobs: list[TextLogprob]
     ) -> list[int]:
-        """Token by token, up to a stop string. Returns the tokens up to there."""
         for position, token_id in enumerate(step.token_ids, start=1):
             kind, found = self._text.feed(token_id)
             pieces += found
@@ -192,7 +180,7 @@ class Choice:
         return None
 
     def _finished(self, reason: FinishReason) -> ChoiceFinished:
-        """Counts the tokens that no event has counted."""
+        """Also counts the tokens that no event has counted."""
         self.has_finished = True
         return ChoiceFinished(
             request_id=self._request_id,
@@ -237,7 +225,6 @@ class Choice:
                 return ToolCallDelta(**common, call_index=self._num_calls - 1, arguments=fragment)
 
     def _counting(self, *, is_answer: bool) -> dict[str, Any]:
-        """The fields of every event with text, which counts the tokens that it has gained."""
         num_tokens, self._num_gained[is_answer] = self._num_gained[is_answer], 0
         self._num_reported_tokens += num_tokens
         return {"request_id": self._request_id, "index": self._index, "num_tokens": num_tokens}

@@ -1,8 +1,7 @@
 """Requests whose texts only become token ids, here or for vectors: embedding, scoring, tokenizing,
 and counting a prompt.
 
-An input over the model's limit is refused with both numbers, and cut only where the client wants
-that. All inputs of an embedding or scoring are one sequence to the engine.
+All inputs of an embedding or scoring are one sequence to the engine.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ from inference.text.tokenizer import read_json_object
 
 
 def prepare_embedding(request: EmbeddingRequest, text: ModelText) -> list[list[int]]:
-    """Token ids of each input. Text gets the special tokens that the model puts around it; token
-    ids are taken as they are. Raises ``RequestRefusedError``."""
+    """Text gets the model's special tokens; token ids are taken as they are. Raises
+    ``RequestRefusedError``."""
     _check_dimensions(request.dimensions, text.report)
     given, max_tokens = request.input, None
     if request.cuts_inputs:
@@ -49,8 +48,8 @@ def prepare_embedding(request: EmbeddingRequest, text: ModelText) -> list[list[i
 
 
 def prepare_scoring(request: ScoreRequest, text: ModelText) -> list[list[int]]:
-    """Token ids of each pair for a model that scores pairs, else of each text, the first ones
-    first. Raises ``RequestRefusedError``."""
+    """Pairs for a model that scores pairs, else all texts, the first ones first. Raises
+    ``RequestRefusedError``."""
     firsts, seconds = request.input.firsts, request.input.seconds
     if (most := request.input.max_second_tokens) is not None:
         seconds = [text.tokenizer.cut(one, most) for one in seconds]
@@ -104,7 +103,7 @@ def _too_long(index: int, num_tokens: int, limit: int, words: str = "") -> Reque
 
 def _check_dimensions(asked: int | None, report: LoadReport) -> None:
     """Leading dimensions are useful alone only in models that were trained for it. The vectors do
-    not show that, so only models that declare it accept ``dimensions``."""
+    not show that."""
     own = report.embedding_dimensions
     if asked is None or asked == own:
         return
@@ -124,8 +123,7 @@ def _check_dimensions(asked: int | None, report: LoadReport) -> None:
 
 
 def count_tokens(request: TokenCountRequest, text: ModelText) -> int:
-    """Raises ``RequestRefusedError``, also for what no answer could be held to: the same request is
-    meant to be sent."""
+    """Raises ``RequestRefusedError`` as the same request for an answer would."""
     (prompt,), _ = prompt_tokens(request.input, text, None)
     asked = GenerationRequest(
         model=request.model, input=request.input, output_format=request.output_format
@@ -135,7 +133,7 @@ def count_tokens(request: TokenCountRequest, text: ModelText) -> int:
 
 
 MAX_RETURNED_TOKENS = 1_000_000
-"""Most tokens of one answer; beyond any context here."""
+"""Beyond any context here."""
 
 
 def tokenized(request_id: str, request: TokenizeRequest, text: ModelText) -> Tokenized:
@@ -165,7 +163,6 @@ def tokenized(request_id: str, request: TokenizeRequest, text: ModelText) -> Tok
 
 
 def _settings(text: ModelText) -> dict[str, Any]:
-    """The model's tokenizer_config.json, with the chat template that is used here."""
     settings = read_json_object(Path(text.report.tokenizer_dir) / "tokenizer_config.json")
     return settings | {"chat_template": text.templates.default}
 

@@ -1,10 +1,7 @@
-"""The text side of one loaded model: its tokenizer and template, the capabilities they show, and a
-request's jobs for the sandbox, with its client's answer where one has no result. It is loaded here
-and tried with short conversations, so that a template that cannot render one is known before the
-first request.
+"""The text side of one loaded model: tokenizer, template, capabilities, and jobs for the sandbox.
 
 Schemas, grammars and chat templates are compiled and rendered in workers, never in this process
-(``inference.sandbox``). What a grammar came to is kept for the next request that has the same.
+(``inference.sandbox``).
 """
 
 from __future__ import annotations
@@ -56,7 +53,7 @@ from inference.version import VERSION
 log = logging.getLogger(__name__)
 
 MAX_KEPT_BYTES = 512 * 1024
-"""The most that checked schemas and grammars take that are kept, for each model."""
+"""Of checked schemas and grammars, for each model."""
 MAX_LOGGED = 16
 LOSES_SYSTEM_TURNS = "the model's chat template rewrites or drops system turns"
 
@@ -71,31 +68,27 @@ class ModelText:
     report: LoadReport
     pool: WorkerPool
     facts: TokenizerFacts | None = None
-    """Workers know these tokens for as long as this is referred to; ``None`` where answers cannot
-    be held to a grammar."""
+    """Workers keep these tokens as long as this is referenced; ``None``: no grammars."""
     results: RecentResults[Result] = field(
         default_factory=lambda: RecentResults(MAX_KEPT_BYTES, _kept_bytes)
     )
     logged: set[str] = field(default_factory=set)
     is_wanted: Callable[[], bool] = lambda: True
     markers: ReasoningMarkers | None = None
-    """The markers of its thinking block; ``None``: it does not think, or between phrases."""
+    """``None``: it does not think, or between phrases."""
     phrases: PhraseMarkers | None = None
-    """The phrases around its reasoning, for a model without single marker tokens."""
+    """For a model without single marker tokens."""
     tool_format: CallFormat | None = None
-    """The format of its tool calls; ``None``: its template takes no tools, or in an unknown
-    format."""
+    """``None``: its template takes no tools, or in an unknown format."""
     max_output_tokens: int | None = None
     fingerprint: str = ""
-    """A digest of its files, settings and device, and of this release."""
 
     def of(self, is_wanted: Callable[[], bool]) -> ModelText:
-        """The same, whose jobs end when their result is not wanted any more."""
+        """A copy whose jobs end when ``is_wanted`` turns false."""
         return replace(self, is_wanted=is_wanted)
 
     def tool_format_of(self, chat: ChatInput) -> CallFormat | None:
-        """The format of this answer's calls. A model of an unknown format writes a forced call in
-        plain JSON, which its grammar has."""
+        """A forced call of an unknown format is plain JSON, by its grammar."""
         is_forced = chat.tool_choice.mode == "required"
         return self.tool_format or (FORMATS["plain"] if is_forced else None)
 
@@ -125,7 +118,7 @@ class ModelText:
         return found
 
     def _template_thinks(self, markers: ReasoningMarkers) -> bool:
-        """Some models have the markers from a relative that thinks and never write them."""
+        """Some models inherit the markers from a relative that thinks, and never write them."""
         template = self.templates.default or ""
         return markers.opens in template or markers.closes in template or "thinking" in template
 
@@ -191,7 +184,6 @@ class ModelText:
 
 
 def _tokenizer_facts(tokenizer: Tokenizer, report: LoadReport) -> TokenizerFacts | None:
-    """``None`` where no answer of the model can be held to a grammar."""
     if report.kind != "generation" or report.grammar_problem is not None:
         return None
     tokens = [tokenizer.bytes_of(token_id) for token_id in range(report.vocab_size)]
@@ -235,7 +227,7 @@ TOOL_CHAT = ChatInput(
 
 
 def load_text(spec: LoadSpec, report: LoadReport, pool: WorkerPool) -> ModelText:
-    """Reads the report's tokenizer directory. Raises ``TextError``."""
+    """Raises ``TextError``."""
     directory = Path(report.tokenizer_dir)
     tokenizer = Tokenizer.load(directory, is_decoded=report.kind == "generation")
     templates = find_templates(directory, spec.chat_template)
@@ -261,8 +253,6 @@ def load_text(spec: LoadSpec, report: LoadReport, pool: WorkerPool) -> ModelText
 
 
 def _template_problem(text: ModelText) -> str | None:
-    """Describes what the model's template cannot render even in a short conversation; ``None``:
-    nothing."""
     if text.templates.default is None:
         return "the model has no chat template; conversations are written as ChatML"
     trials = {"": SHORT_CHAT, "with a system turn ": SYSTEM_CHAT}
@@ -284,7 +274,6 @@ def _template_problem(text: ModelText) -> str | None:
 
 
 def _fingerprint(spec: LoadSpec, report: LoadReport) -> str:
-    """Differs where the same request with the same seed may get other tokens."""
     decisive = (
         VERSION,
         spec_digest(spec),
@@ -298,9 +287,7 @@ MARKER = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]{2,}\]")
 
 
 def _with_turn_end(report: LoadReport, text: ModelText) -> LoadReport:
-    """The report, with the token with which the chat template ends an answer added to its ends:
-    without it an answer would run on into the next turn. Unchanged where the files declare that
-    token, or the template writes no marker there."""
+    """Without its template's turn end an answer would run on into the next turn."""
     try:
         rendered = text.rendering(SHORT_CHAT).text
     except (RequestRefusedError, WorkerLostError):

@@ -2,9 +2,7 @@
 
 The longest answer is the client's, the operator's, or the rest of the context, by OpenAI's and
 vLLM's rules: a request that does not fit is refused with both numbers, not truncated. In dialects
-whose clients must send a number, and send a large one (``ends_at_context``), it runs, and the
-answer reports that it ended at the operator's limit or with the context. A request of a caller with
-a budget has what the gateway reserved for it, too.
+whose clients must send a number, and send a large one (``ends_at_context``), it runs.
 """
 
 from __future__ import annotations
@@ -60,9 +58,8 @@ def answer_limit(
     max_output_tokens: int | None,
     cap_output_tokens: int | None = None,
 ) -> AnswerLimit:
-    """``max_output_tokens`` is the operator's bound. ``cap_output_tokens`` is what the budget of
-    who asks still buys; it counts where they named no number, and the gateway has reserved what
-    they named otherwise. Raises ``RequestRefusedError``."""
+    """``cap_output_tokens``: what the caller's budget still buys, where they named no number: a
+    named one is reserved. Raises ``RequestRefusedError``."""
     left = context_tokens - num_prompt_tokens
     if left < 1:
         advertised = model_limit(context_tokens, max_output_tokens)
@@ -103,9 +100,9 @@ def prompt_param(given: ChatInput | TextInput | TokensInput) -> str:
 @dataclass(frozen=True, slots=True)
 class TokenBudget:
     prompt_tokens: int | None = None
-    """Tokens of all prompts together; ``None``: any number."""
+    """Of all prompts together; ``None``: any number."""
     output_tokens: int | None = None
-    """Tokens of each choice for which the client named no number."""
+    """Of each choice for which the client named no number."""
 
     @classmethod
     def of(cls, submit: Submit) -> TokenBudget:
@@ -124,13 +121,13 @@ UNBOUNDED = TokenBudget()
 class OutputRules:
     grammar: Grammar | None = None
     not_enforced: Sequence[str] = ()
-    """The places in schemas of the client's body that the grammar leaves out."""
+    """Places in the client's schemas that the grammar leaves out."""
 
 
 def output_rules(
     request: GenerationRequest, text: ModelText, *, starts_thinking: bool = False
 ) -> OutputRules:
-    """Raises ``RequestRefusedError`` for schemas and tools that cannot be enforced."""
+    """Raises ``RequestRefusedError``."""
     job = BuildGrammar(output_format=request.output_format, end_token_ids=text.report.eos_token_ids)
     if isinstance(request.input, ChatInput):
         job = _with_calls(job, request.input, text)
@@ -146,7 +143,6 @@ def output_rules(
 
 
 def _with_calls(job: BuildGrammar, chat: ChatInput, text: ModelText) -> BuildGrammar:
-    """The job with the calls that the answer must or may be."""
     tools, choice = chat.rendered_tools, chat.tool_choice
     if choice.mode == "required":
         _check_choice(choice, tools)
@@ -173,8 +169,7 @@ def _with_calls(job: BuildGrammar, chat: ChatInput, text: ModelText) -> BuildGra
 
 
 def _thinking(chat: ChatInput, text: ModelText, starts_thinking: bool) -> Thinking:
-    """A model with thinking disabled is held to it, unless its template opens the block or has no
-    switch."""
+    """A model with thinking disabled is held to that, unless its template opens the block."""
     if starts_thinking:
         return Thinking.OPENED
     if text.markers is not None and text.markers.channels is not None:

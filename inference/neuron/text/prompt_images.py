@@ -36,8 +36,8 @@ def check_sees(images: Sequence[ImageRef], vision: VisionInput | None) -> None:
 
 
 def written(prompt: str, images: Sequence[ImageRef], vision: VisionInput | None) -> str:
-    """``prompt`` as the template has it. What it writes for an image is replaced by what the model
-    reads there. Raises ``RequestRefusedError``."""
+    """Replaces the template's placeholders by what the model reads for each image. Raises
+    ``RequestRefusedError``."""
     if vision is None or not images or not vision.placeholder:
         return prompt
     num_placeholders = prompt.count(vision.placeholder)
@@ -51,8 +51,8 @@ def written(prompt: str, images: Sequence[ImageRef], vision: VisionInput | None)
 def placed(
     token_ids: list[int], images: Sequence[ImageRef], vision: VisionInput | None
 ) -> tuple[list[int], list[PlacedImage]]:
-    """``token_ids`` as the template has them. The pad of each run of an image is repeated once for
-    each of its tokens. Raises ``RequestRefusedError``."""
+    """Repeats the pad of each run of an image once for each of its tokens. Raises
+    ``RequestRefusedError``."""
     if vision is None or not images:
         return token_ids, []
     layouts = [_layout(image, vision) for image in images]
@@ -86,7 +86,7 @@ def _layout(image: ImageRef, vision: VisionInput) -> ImageLayout:
 
 
 def _wrong_number(num_pads: int, num_images: int) -> RequestRefusedError:
-    """A text that holds the placeholder would move every image after it to another place."""
+    """A text that contains the placeholder would shift every image after it."""
     if num_pads > num_images:
         message = "a text holds the words that stand for an image in this model's prompts"
         return refused("invalid_value", message)
@@ -100,8 +100,7 @@ def _wrong_number(num_pads: int, num_images: int) -> RequestRefusedError:
 def sequence_images(
     found: Iterable[PlacedImage], data_of: Mapping[str, bytes]
 ) -> list[SequenceImage]:
-    """Raises ``RequestRefusedError``: an image that is not there was kept too short, or Redis has
-    lost it."""
+    """Raises ``RequestRefusedError`` for an image that Redis has lost."""
     made = []
     for one in found:
         data = data_of.get(one.image.digest)

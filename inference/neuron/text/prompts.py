@@ -6,10 +6,6 @@
     TextInput ──────────────────────▶ size ─▶ tokenize
     TokensInput ──────────────────────────────────────────────────▶ bounds
 
-It is sampled by the client's choice, else by the model's own defaults. ``Thinking`` is decided for
-a chat: the markers to look for, whether its prompt has opened the block, and how long it may be.
-Pure but for the tokenizer's files. Knows no Redis, no process, no other request.
-
 Clients may ask that a conversation's oldest turns are left out until its prompt fits.
 
 turns  | 0 | 1 | 2 | 3 |        may_lose [2, 4, 6]: how many messages the first 1, 2, 3 turns are
@@ -55,21 +51,17 @@ from inference.text.phrases import PhraseMarkers, opens_phrase
 from inference.text.reasoning import ANSWER_HEAD, ReasoningMarkers, opens_block
 
 NUM_LAST_TOKENS = 32
-"""Tokens checked at a prompt's end: a phrase and the white space behind it have no more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thinking:
-    """How thinking is recognised: between ``markers`` or ``phrases``. Without both, it is not
-    looked for."""
-
     markers: ReasoningMarkers | None = None
     phrases: PhraseMarkers | None = None
     is_open: bool = False
 
     @classmethod
     def of(cls, chat: ChatInput, prompt: Sequence[int], text: ModelText) -> Thinking:
-        """Raises ``RequestRefusedError`` for a limit that nothing could hold."""
+        """Raises ``RequestRefusedError`` for a limit that cannot be enforced."""
         if text.phrases is None:
             is_open = opens_block(prompt, text.markers, text.tokenizer)
             return cls(markers=text.markers, is_open=is_open)
@@ -82,7 +74,7 @@ class Thinking:
         return cls(phrases=text.phrases, is_open=is_open)
 
     def check(self, grammar: Grammar | None) -> None:
-        """Raises ``RequestRefusedError`` where the grammar would be the thought's."""
+        """Raises ``RequestRefusedError`` where the grammar would apply to the thought."""
         if grammar is not None and self.phrases is not None and self.is_open:
             raise _unsupported(
                 "no single token ends the thinking that this model's template begins, so what "
@@ -106,14 +98,13 @@ def _unsupported(message: str) -> RequestRefusedError:
 
 
 MAX_ARGUMENTS_CHARACTERS = 2**20
-"""The longest arguments of one tool call. They are parsed and written again, each in one go for
-which every other thread waits; all else that is done with a long conversation lets others pass."""
+"""Every other thread waits while the arguments of one tool call are parsed and written again."""
 
 
 def prompt_tokens(
     given: ChatInput | TextInput | TokensInput, text: ModelText, max_tokens: int | None
 ) -> tuple[list[list[int]], list[PlacedImage]]:
-    """``max_tokens`` of each; ``None``: any number. Only a chat has images."""
+    """``max_tokens``: of each prompt; ``None``: any number."""
     match given:
         case ChatInput():
             prompt, images = _chat_tokens(given, text, max_tokens)
@@ -141,7 +132,7 @@ def _chat_tokens(
 
 
 def chat_prompt(chat: ChatInput, text: ModelText, max_tokens: int | None) -> str:
-    """A thinking block that the template opens is closed before the answer's own first words."""
+    """Closes a thinking block that the template opens before the answer's own first words."""
     prompt = _render(chat, text)
     if not chat.answer_start:
         return prompt
@@ -206,14 +197,11 @@ def _not_empty(token_ids: list[int], param: str = "prompt") -> list[int]:
 
 
 MAX_SCORES = 2**18
-"""The most log probabilities of one request's prompts: they become one body, which has some 70
-bytes for each."""
+"""Of one request's prompts: they become one body, with some 70 bytes for each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """Input of the engine, and facts that the text layer needs for the answer."""
-
     prompts: list[list[int]]
     params: SamplingParams
     limit: AnswerLimit
@@ -222,12 +210,11 @@ class Prepared:
     thinking: Thinking
     tools: Sequence[ToolDefinition]
     num_lost_turns: int
-    """The number of oldest turns that were left out: the prompt did not fit with them."""
     images: Sequence[PlacedImage]
-    """The images of the prompt; there is one prompt then."""
+    """With images there is one prompt."""
     prediction: Sequence[int]
     not_enforced: Sequence[str]
-    """The places in schemas of the client's body that the grammar leaves out."""
+    """Places in the client's schemas that the grammar leaves out."""
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -237,7 +224,7 @@ class Prepared:
 def prepare(
     request: GenerationRequest, text: ModelText, budget: TokenBudget = UNBOUNDED
 ) -> Prepared:
-    """Raises ``RequestRefusedError`` with the failure for the client."""
+    """Raises ``RequestRefusedError``."""
     request, num_lost_turns = _fitting(request, text)
     prompts, images = prompt_tokens(request.input, text, text.report.context_tokens - 1)
     budget.check_prompt(sum(map(len, prompts)))
@@ -277,8 +264,6 @@ def prepare(
 
 
 def _num_scored(request: GenerationRequest) -> int | None:
-    """The number of most likely tokens to report for each prompt token: the maximum of its echo's
-    and ``prompt_logprobs``."""
     asked = [request.sampling.prompt_logprobs]
     if request.echo:
         asked.append(request.sampling.top_logprobs)
@@ -286,7 +271,6 @@ def _num_scored(request: GenerationRequest) -> int | None:
 
 
 def _check_scores(request: GenerationRequest, num_prompt_tokens: int) -> None:
-    """Raises ``RequestRefusedError`` for more of them than one answer holds."""
     num_top = request.sampling.prompt_logprobs
     if num_top is None or (num_scores := num_prompt_tokens * (num_top + 1)) <= MAX_SCORES:
         return
@@ -298,8 +282,6 @@ def _check_scores(request: GenerationRequest, num_prompt_tokens: int) -> None:
 
 
 def _prediction(request: GenerationRequest, text: ModelText) -> list[int]:
-    """The token ids of the predicted answer, truncated to the longest answer; empty where the
-    engine cannot use it."""
     if not request.prediction or not text.report.takes_predictions:
         return []
     token_ids = text.tokenizer.encode(request.prediction, add_special_tokens=False)
@@ -308,8 +290,6 @@ def _prediction(request: GenerationRequest, text: ModelText) -> list[int]:
 
 
 def _fitting(request: GenerationRequest, text: ModelText) -> tuple[GenerationRequest, int]:
-    """Returns the request without as many of its oldest turns as have to go and may, and how many
-    those are."""
     if not isinstance(request.input, ChatInput) or not request.input.may_lose:
         return request, 0
     room = text.report.context_tokens - (request.sampling.max_tokens or 1)
@@ -328,9 +308,8 @@ def _fitting(request: GenerationRequest, text: ModelText) -> tuple[GenerationReq
 
 
 def shortened(chat: ChatInput, fits: Callable[[ChatInput], bool]) -> tuple[ChatInput, int]:
-    """The conversation without its oldest turns, as many as needed to fit, or without all removable
-    turns if even that is not enough, and how many those are. ``fits`` is called a few times; it
-    must be monotonic: true stays true if more is left out."""
+    """Loses as few turns as needed, or all removable ones. ``fits`` must be monotonic: true stays
+    true if more is left out."""
     if not chat.may_lose or fits(chat):
         return chat, 0
     most = len(chat.may_lose)

@@ -1,9 +1,5 @@
-"""Describes a request: its rendered prompt, and the parsed parts of its answer. One line each, in
-the log at debug level by the request's id, and in the trace of a captured request.
-
-    prompt           what the model gets, special tokens written out
-    reasoning        a block of thinking that opens and closes, and by which marker
-    tool calls       each block that a parser took for calls: its calls, or why it is text
+"""Lines about a request's rendered prompt and the parsed parts of its answer, for the debug log and
+for the trace of a captured request.
 
 Texts are in the log only of accounts that ``HELEXA_LOG_BODIES`` names, masked and bounded
 (``inference.redaction``); of others their lengths and digests are, and names of tools only where
@@ -29,18 +25,15 @@ logger = logging.getLogger(__name__)
 
 MAX_NAME_CHARACTERS = 64
 LEAST_RUN = 8
-"""The length from which a run of one special token (an image's places) is written as the token and
-their number."""
+"""From this length, a run of one special token (an image's places) is written as ``[xN]``."""
 
 
 class RequestDetails:
-    """The details of one request as lines of the log, for the thread that prepares it and then for
-    the one that applies its outputs."""
+    """Used by the thread that prepares the request, then by the one that applies its outputs."""
 
     def __init__(
         self, request_id: str, *, shows_bodies: bool, max_characters: int = MAX_BODY_CHARACTERS
     ) -> None:
-        """``max_characters``: of one text."""
         self.request_id = request_id
         self._shows_bodies = shows_bodies
         self._max_characters = max_characters
@@ -48,7 +41,6 @@ class RequestDetails:
         self._tool_names: frozenset[str] = frozenset()
 
     def write(self, index: int | None, words: str) -> None:
-        """``index``: the choice that they are about; ``None``: the whole request."""
         request_id = self.request_id
         logger.debug("%s %s", request_id if index is None else f"{request_id}/{index}", words)
 
@@ -64,7 +56,6 @@ class RequestDetails:
             )
 
     def output(self, index: int, token_ids: Sequence[int], pieces: Sequence[Piece]) -> None:
-        """What a step gave a choice, and the parts of its answer that were complete with it."""
         for piece in pieces:
             if not isinstance(piece, ThoughtPart):
                 continue
@@ -101,7 +92,6 @@ class RequestDetails:
 
 
 def written_out(token_ids: Sequence[int], tokenizer: Tokenizer) -> str:
-    """The tokens as text, special ones included."""
     pieces: list[bytes] = []
     for token_id, run in groupby(token_ids):
         number = len(list(run))
@@ -117,8 +107,7 @@ CUT = "\n[the rest is left out]"
 
 
 class RequestTrace(RequestDetails):
-    """The trace of a captured request: its details and the raw text of its answer. Bounded while it
-    is collected and once more as a whole."""
+    """Bounded while it is collected and once more as a whole."""
 
     def __init__(self, request_id: str, tokenizer: Tokenizer) -> None:
         super().__init__(request_id, shows_bodies=True, max_characters=MAX_TEXT_CHARACTERS)
