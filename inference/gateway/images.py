@@ -1,5 +1,4 @@
-"""Images of requests: fetched from allowed hosts, read with the operator's bounds, and sent beside
-the inbox.
+"""Images of requests: fetched from allowed hosts, checked, and sent beside the inbox.
 
     parse ─▶ addresses wanted? ─▶ fetch, parse again ─▶ ImageFile in the request
     run_request ─▶ without_files ─┬▶ the request, with ImageRef             through the inbox
@@ -9,9 +8,8 @@ the inbox.
                                                       └─ redirect, to the same host only ─▶ again
 
 A host that matches a pattern must have a public address: the owner of a name can point it into this
-gateway's network. The connection goes to the checked address, so a name that changes in between
-changes nothing. Images in Redis are deleted when the neuron has accepted the request, and expire
-where none does.
+gateway's network. The connection goes to the checked address. Images in Redis are deleted when the
+neuron has accepted the request, and expire where none does.
 """
 
 from __future__ import annotations
@@ -187,8 +185,7 @@ def _is_allowed(host: str, hosts: Sequence[str]) -> bool:
 
 
 def check_resolved(address: ImageAddress, resolved: Sequence[str]) -> None:
-    """``resolved``: all addresses of its name. One that is not public refuses them all. Raises
-    ``ImageFetchError``."""
+    """One address that is not public refuses them all. Raises ``ImageFetchError``."""
     if not resolved:
         raise ImageFetchError("the host of the image is not known")
     if address.is_named:

@@ -53,8 +53,7 @@ logger = logging.getLogger(__name__)
 
 ENDPOINT = "/v1/responses (socket)"
 MAX_WAITING = 16
-"""Messages queued during a turn. A client that sends more does not wait for answers; together they
-may be as large as one."""
+"""A client that sends more during a turn does not wait for answers."""
 TOO_MANY = 1008
 TOO_BIG = 1009
 GOING_AWAY = 1001
@@ -92,7 +91,6 @@ class ResponseSocket(AbortableConsumer):
         super().abort()
 
     def stop_working(self) -> None:
-        """Messages without a turn end with the socket."""
         worker, self._worker = self._worker, None
         if worker is not None:
             worker.cancel()
@@ -195,8 +193,7 @@ class ResponseSocket(AbortableConsumer):
         await self._send_frames(frames)
 
     async def _run_within_bounds(self, turn: Turn, message: bytes) -> None:
-        """The caller is looked up for each turn: a key may have been revoked since the last. Raises
-        ``ApiError``."""
+        """Looks the caller up for each turn: a key may have been revoked since the last."""
         bounds, num_bytes = self.gateway.bounds, 0
         bounds.open_request()
         try:

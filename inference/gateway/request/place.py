@@ -65,8 +65,9 @@ Hint = Callable[[], RoutingHint]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The neuron and model of a request. ``epoch``: the instance of the neuron that was ready. The
-    limits are its replica's; ``None``: it reports none."""
+    """``epoch``: the instance of the neuron that was ready. The replica's limits; ``None``: not
+    reported.
+    """
 
     neuron: str
     epoch: str
@@ -80,7 +81,7 @@ class Place:
 
 @dataclass(slots=True)
 class _Room:
-    """The requests that wait for one model. Its poll ends with the last of them."""
+    """Its poll ends with the last of its requests."""
 
     poll: SharedWork[None]
     since_s: float
@@ -135,8 +136,7 @@ class Placer:
     async def find_place(
         self, entry: CatalogueEntry, *, deadline_s: float, hint: Hint | None = None
     ) -> Place:
-        """``deadline_s`` is on the event loop's clock. Raises ``ApiError`` when placement refuses,
-        the deadline passes, too many wait, or the database or Redis is offline."""
+        """``deadline_s`` is on the event loop's clock. Raises ``ApiError``."""
         try:
             return await self._find_place(entry, deadline_s, hint)
         finally:
@@ -167,8 +167,7 @@ class Placer:
             await self._wait(entry, left_s)
 
     async def _wait(self, entry: CatalogueEntry, timeout_s: float) -> None:
-        """Returns when placement has decided or time is up; one poll serves all requests of a
-        model. Raises ``ApiError``."""
+        """One poll serves all requests of a model."""
         if self.num_waiting >= self._max_waiting:
             raise ServiceUnavailableError(
                 "queue_full",
@@ -204,8 +203,9 @@ class Placer:
     async def _decide(
         self, entry: CatalogueEntry, snapshot: FleetSnapshot, hint: Hint | None
     ) -> tuple[Decision, CatalogueEntry]:
-        """A request with a replica needs no catalogue. Others use the current entry: a load that
-        failed meanwhile may have reported how much memory it needs."""
+        """Uses the current entry: a load that failed meanwhile may have reported how much memory
+        it needs.
+        """
         has_choice = len(snapshot.replicas_of(entry.name)) > 1
         sent = self._sent(entry.name) if has_choice else None
         wanted = hint() if hint is not None and has_choice else None
@@ -228,8 +228,9 @@ class Placer:
         await self._catalogue.start_load(load)
 
     async def _snapshot(self, model: str) -> FleetSnapshot:
-        """Adds events since the last heartbeats: loads this gateway started, and neurons that
-        refused the model."""
+        """Adds what happened since the last heartbeats: loads started here, and neurons that
+        refused.
+        """
         snapshot = await self._read_snapshot()
         now_s = asyncio.get_running_loop().time()
         for key, (asked_s, load, entry) in list(self._loads_asked.items()):
@@ -307,8 +308,7 @@ MAX_HINTS = 4
 
 
 def routing_hint(request: Request, *, model: str, salt: str) -> RoutingHint:
-    """``salt``: the account, which owns its prefix cache. Requests without a prefix to find again
-    have no hints."""
+    """``salt``: the account, which owns its prefix cache."""
     if not isinstance(request, GenerationRequest):
         return RoutingHint()
     running = hashlib.blake2b(f"{len(model)}/{model}/{salt}".encode(), digest_size=DIGEST_BYTES)
@@ -323,8 +323,9 @@ def routing_hint(request: Request, *, model: str, salt: str) -> RoutingHint:
 
 
 def _of_messages(running: hashlib.blake2b, messages: list[ChatMessage]) -> tuple[bytes, ...]:
-    """Returns digests after the first, second, fourth … message of the user, and after the
-    beginning of the first one where that is longer."""
+    """Digests after the user's first, second, fourth … message, and after a long first one's
+    beginning.
+    """
     hints: list[bytes] = []
     num_of_user, next_of_user = 0, 1
     for message in messages:

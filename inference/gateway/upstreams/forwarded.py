@@ -45,8 +45,6 @@ logger = logging.getLogger(__name__)
 
 
 class ForwardedRequest:
-    """A ``RunningRequest``."""
-
     _link: UpstreamLink
     _bounds: TokenBounds
     _most: Usage
@@ -54,7 +52,6 @@ class ForwardedRequest:
     _counter: UsageCounter
 
     def __init__(self, asked: Asked, served: UpstreamModel) -> None:
-        """``served``: of the entry's source or one of its targets."""
         self._asked = asked
         self._gateway, self._call, self._entry = asked.gateway, asked.call, asked.entry
         self._request = asked.request
@@ -201,8 +198,9 @@ class ForwardedRequest:
 async def begin_attempt(
     gateway: Gateway, call: Call, link: UpstreamLink, served: UpstreamModel, *, until_s: float
 ) -> tuple[UsageCounter, dict[str, str]]:
-    """Waits for a place of the upstream, which the caller leaves. Returns the attempt's counter,
-    and headers that its request has. Raises ``ServiceUnavailableError``."""
+    """The caller leaves the place. Returns the counter and the request's headers. Raises
+    ``ServiceUnavailableError``.
+    """
     since_s = asyncio.get_running_loop().time()
     await link.take_place(timeout_s=max(0.0, until_s - since_s))
     call.neuron = f"{UPSTREAM_PREFIX}{link.entry.name}"
@@ -245,7 +243,7 @@ def forwarded_bounds(request: Request, entry: CatalogueEntry) -> TokenBounds:
 
 
 def check_network(entry: CatalogueEntry, upstream: UpstreamEntry, who: Principal) -> None:
-    """Raises ``ForbiddenError`` where the model or the caller may not use that network."""
+    """Raises ``ForbiddenError``."""
     if not upstream.leaves_network:
         return
     whose = "" if who.may_leave_network else "this key"
