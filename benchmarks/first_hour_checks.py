@@ -54,9 +54,7 @@ M = TypeVar("M", bound=EngineMessage)
 
 class EngineUnderTest:
     """Greedy sequences that no token ends. Every method raises ``RuntimeError`` where the process
-    exits or
-    a sequence fails.
-    """
+    exits or a sequence fails."""
 
     report: LoadReport
 

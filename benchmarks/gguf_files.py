@@ -59,9 +59,7 @@ def file_path(name: str, data_dir: Path) -> Path:
 
 def write(shape: Shape, file: Path, matrix_type: GGMLQuantizationType | None = None) -> None:
     """Writes one tensor at a time: a file may be larger than the host's memory. ``matrix_type``
-    ``None``:
-    as in a Q4_K_M file.
-    """
+    ``None``: as in a Q4_K_M file."""
     writer = gguf.GGUFWriter(file, ARCHITECTURES[type(shape)])
     writer.add_context_length(shape.context_tokens)
     writer.add_embedding_length(shape.hidden_size)
@@ -270,9 +268,7 @@ def random_blocks(
     value_size: float,
 ) -> Bytes:
     """Scales keep the values' root mean square at about ``value_size``. ``dimensions``: the
-    features that
-    a product reads last. Returns (..., bytes of a row).
-    """
+    features that a product reads last. Returns (..., bytes of a row)."""
     block_features, block_bytes = GGML_QUANT_SIZES[type]
     *outer, features = dimensions
     num_rows, num_blocks = int(np.prod(outer)), features // block_features

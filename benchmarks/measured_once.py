@@ -1,6 +1,5 @@
 """The rows that are measured once: the error of packed weights and of 8-bit keys and values, and
-the engine's own Python in a decode step.
-"""
+the engine's own Python in a decode step."""
 
 from __future__ import annotations
 

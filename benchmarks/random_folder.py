@@ -2,8 +2,7 @@
 
     python -m benchmarks.random_folder SHAPE FOLDER DEVICE [fp8]
 
-transformers draws the weights, so small that logits stay finite. A card is a hundred times
-faster.
+transformers draws the weights, so small that logits stay finite. A card is a hundred times faster.
 """
 
 from __future__ import annotations
@@ -36,8 +35,7 @@ def main() -> None:
 
 def random_folder(name: str, data_dir: Path, device: str, *, is_fp8: bool = False) -> Path:
     """Made once, in a process of its own, which leaves no memory on the card. Raises
-    ``subprocess.CalledProcessError``.
-    """
+    ``subprocess.CalledProcessError``."""
     folder = folder_path(name, data_dir, is_fp8=is_fp8)
     if not (folder / "config.json").exists():
         shutil.rmtree(folder, ignore_errors=True)

@@ -93,9 +93,7 @@ def run(
     on_reading: Callable[[str, str, float], None],
 ) -> None:
     """Round 0 warms up and is discarded. Each (measurement, round) has its own prompts, the same
-    for all
-    subjects.
-    """
+    for all subjects."""
     for round_number in range(num_rounds + 1):
         for index, measurement in enumerate(measurements):
             for subject in subjects[:: 1 if round_number % 2 else -1]:

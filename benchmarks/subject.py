@@ -38,8 +38,7 @@ class Subject(Protocol):
     """Prompts are token ids; none has been sent before, unless it is sent twice in a row.
 
     Its module's ``LIBRARIES`` are imported only once it is opened; ``None``: the process is a
-    client,
-    whose memory is irrelevant.
+    client, whose memory is irrelevant.
     """
 
     keeps_prefixes: bool
@@ -64,8 +63,7 @@ class SubjectError(Exception):
 
 class SubjectProcess:
     """``kind``: of a module of ``benchmarks.subjects``, whose ``open_subject`` gets the
-    ``options``.
-    """
+    ``options``."""
 
     def __init__(
         self,
@@ -143,8 +141,7 @@ def answer(
     subject: Subject, question: dict[str, Any], interpreter_mib: float | None = None
 ) -> object:
     """Rates are tokens per second, times seconds, ``None`` is not measured. ``question`` is
-    consumed.
-    """
+    consumed."""
     measure = question.pop("measure")
     if measure == INTERPRETER_MEMORY:
         return interpreter_mib

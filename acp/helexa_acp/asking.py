@@ -304,9 +304,7 @@ def _called(call: ToolCall) -> str:
 
 class Splitter:
     """A thought is only recognised at the beginning: prose about ``<think>`` stays prose. A call's
-    text is
-    its arguments, and always whole.
-    """
+    text is its arguments, and always whole."""
 
     def __init__(self) -> None:
         self._held = ""

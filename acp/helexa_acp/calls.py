@@ -73,9 +73,7 @@ class NotUnderstood(ValueError):  # noqa: N818 - a finding, and its text a reaso
 
 def understand(name: str, written: str, specs: Sequence[ToolSpec]) -> Call:
     """``written``: JSON text of the arguments, possibly malformed; of the whole call where ``name``
-    is
-    empty. Raises NotUnderstood.
-    """
+    is empty. Raises NotUnderstood."""
     arguments, is_trimmed = _arguments(written)
     if any(spec.name == name for spec in specs):
         return name, arguments
@@ -162,8 +160,7 @@ def understood(
     made: list[CallMade], tools: dict[str, Tool], history: list[Turn]
 ) -> tuple[list[ToolCall], dict[str, ToolResult]]:
     """The calls, each under an id of its own; and by id the messages about those that did not
-    parse.
-    """
+    parse."""
     taken = {turn.call_id for turn in history if isinstance(turn, ToolResult)}
     calls: list[ToolCall] = []
     misread: dict[str, ToolResult] = {}

@@ -184,9 +184,7 @@ def project(
     elided_before: int = 0,
 ) -> Projection:
     """``fixed_tokens``: the estimate of system prompt and tools. ``scale``: the endpoint's tokens
-    per
-    estimated one. Turns before ``elided_before`` are shortened for any budget.
-    """
+    per estimated one. Turns before ``elided_before`` are shortened for any budget."""
     prompts = [index for index, turn in enumerate(turns) if isinstance(turn, UserTurn)]
     protected = max([len(turns) - NUM_PROTECTED_LAST, *prompts[-1:], 0])
     projected = list(turns)

@@ -42,8 +42,7 @@ class MalformedError(Exception):
 
 class LineTransport:
     """``receive`` is for one task; ``send`` for any. MCP servers print their logs among the
-    messages.
-    """
+    messages."""
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, answers: bool = True
@@ -55,9 +54,7 @@ class LineTransport:
 
     async def send(self, message: dict[str, Any]) -> None:
         """Sends after earlier calls' messages. It is written before this first waits, unless
-        another is still
-        being sent. Raises ConnectionError.
-        """
+        another is still being sent. Raises ConnectionError."""
         line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
         async with self._sending:
             try:

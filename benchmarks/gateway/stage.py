@@ -1,7 +1,5 @@
 """A gateway's private environment: Redis, a database, a key, and a neuron without a model.
-Everything
-is under one temporary folder and ends with the ``with``.
-"""
+Everything is under one temporary folder and ends with the ``with``."""
 
 from __future__ import annotations
 

@@ -93,8 +93,7 @@ def open_subject(
     gguf: str, num_threads: str, data_dir: str, device: str = "cpu", quantization: str = "auto"
 ) -> HelexaEngine:
     """``gguf``: the file, or a folder of dense weights, quantised by ``quantization`` while they
-    load.
-    """
+    load."""
     spec = LoadSpec(
         job_id="bench",
         model="bench",

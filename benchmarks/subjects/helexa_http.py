@@ -1,6 +1,5 @@
 """helexa through the HTTP API of a running server. A client library's objects for each event would
-cost as much as the event cost the server.
-"""
+cost as much as the event cost the server."""
 
 from __future__ import annotations
 

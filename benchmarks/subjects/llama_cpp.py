@@ -60,8 +60,7 @@ class LlamaCpp:
 
     def first_token_s(self, prompt: list[int]) -> float:
         """A repeated prompt is warm as in its server's slot: all but the last token's cells are
-        kept.
-        """
+        kept."""
         rows = [(token, i, 0) for i, token in enumerate(prompt)]
         is_warm, self._last_prompt = prompt == self._last_prompt, prompt
         if not is_warm:

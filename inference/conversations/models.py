@@ -31,10 +31,8 @@ _RESPONSE_ID = re.compile(r"resp_[0-9a-f]{32}")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseRecord:
     """Only its ``account`` finds it. ``previous_id`` may have been deleted since.
-    ``last_event_number`` is
-    the closing event's; ``None``: unknown. ``presumed_lost_by``: the gateway whose lease on it has
-    expired; such a response reads as failed.
-    """
+    ``last_event_number`` is the closing event's; ``None``: unknown. ``presumed_lost_by``: the
+    gateway whose lease on it has expired; such a response reads as failed."""
 
     account: str
     response: dict[str, Any]
@@ -77,9 +75,7 @@ class PreviousResponseMissingError(ConversationError):
 
 class StoredResponse(models.Model):
     """The running gateway renews ``lease_until``. An expired lease of a gateway that is gone reads
-    as
-    failed.
-    """
+    as failed."""
 
     id = models.CharField(max_length=MAX_ID_CHARS, primary_key=True)
     account = models.CharField(

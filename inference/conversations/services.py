@@ -1,6 +1,5 @@
 """Stored responses, each account's own. A conditional update ends a response, once. A chain is read
-back to its beginning in one query.
-"""
+back to its beginning in one query."""
 
 from __future__ import annotations
 
@@ -54,9 +53,7 @@ def response_find(
     response_id: str, *, account: str, alive_gateway: str | None = None
 ) -> ResponseRecord | None:
     """A response of ``alive_gateway`` is not lost, even where its lease has expired because the
-    database
-    was offline.
-    """
+    database was offline."""
     if not is_response_id(response_id):
         return None
     row = StoredResponse.objects.filter(pk=response_id, account=account).first()
@@ -89,8 +86,7 @@ def history_items(response_id: str, *, account: str) -> list[dict[str, Any]]:
 
 def _chain(response_id: str, account: str) -> list[StoredResponse]:
     """Newest first, one more than is allowed. All are of one account: a request can only continue a
-    response that it can read.
-    """
+    response that it can read."""
     if not is_response_id(response_id):
         return []
     return list(StoredResponse.objects.raw(CHAIN, [response_id, account, account, MAX_CHAIN]))
@@ -179,8 +175,7 @@ def response_progress(*, response: dict[str, Any], last_event_number: int | None
 
 def response_lost(*, response_id: str) -> bool:
     """``False``: it has ended or its lease was renewed meanwhile. A gateway that only hung stops
-    its run.
-    """
+    its run."""
     lapsed = StoredResponse.objects.filter(
         pk=response_id, status__in=ACTIVE, lease_until__lt=timezone.now()
     )
@@ -229,8 +224,7 @@ def leases_renew(*, response_ids: Collection[str]) -> set[str]:
 
 def responses_forget(*, actor: Actor, older_than: timedelta) -> int:
     """The next call continues. Deletes in batches, so that no transaction holds the database for
-    long.
-    """
+    long."""
     old = StoredResponse.objects.filter(created_at__lt=timezone.now() - older_than).exclude(
         status__in=ACTIVE, lease_until__gte=timezone.now()
     )

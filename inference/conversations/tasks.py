@@ -1,6 +1,5 @@
 """Deletes responses older than the retention time. Name and period are in
-``helexa_site.celery``.
-"""
+``helexa_site.celery``."""
 
 from __future__ import annotations
 

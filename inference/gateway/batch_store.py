@@ -1,6 +1,5 @@
 """Files and batches of accounts: rows in the database, contents in a directory that gateways may
-share.
-"""
+share."""
 
 from __future__ import annotations
 
@@ -53,8 +52,7 @@ class BatchStore:
         lasts: timedelta | None = None,
     ) -> FileRecord:
         """Raises ``InsufficientQuotaError``, also after writing: others may take the room
-        meanwhile.
-        """
+        meanwhile."""
         file_id = _file_id()
         try:
             self._quota.check(await self.query(services.account_usage, account), size_bytes)

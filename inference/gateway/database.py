@@ -76,8 +76,7 @@ FIRST_WAIT_S = 4.5
 
 class DatabaseCatalogue:
     """While the database is offline, cached models are served; all else raises 503
-    database_unavailable.
-    """
+    database_unavailable."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -45,8 +45,7 @@ def refusals(environment: Mapping[str, str]) -> Iterator[SettingError]:
 
 def check_settings(environment: Mapping[str, str]) -> None:
     """Checks all settings, also other processes': one environment often serves them all. Raises
-    ``SettingError``.
-    """
+    ``SettingError``."""
     for error in refusals(environment):
         raise error
 

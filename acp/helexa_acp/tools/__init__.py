@@ -126,9 +126,7 @@ Run = Callable[[], Awaitable[Outcome]]
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """``remembers`` names the permission for the whole session; ``remembered_as`` is its text for
-    the
-    person. ``run`` raises ToolError.
-    """
+    the person. ``run`` raises ToolError."""
 
     title: str
     run: Run

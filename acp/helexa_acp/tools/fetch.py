@@ -39,9 +39,7 @@ def _check_host(host: str, allowed: Sequence[str]) -> None:
 
 def is_allowed_address(address: Address, *, is_named: bool) -> bool:
     """``is_named``: the very host is configured, so it may be private. Link-local addresses are
-    never
-    allowed: clouds hand out credentials there.
-    """
+    never allowed: clouds hand out credentials there."""
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:
             return is_allowed_address(address.ipv4_mapped, is_named=is_named)
@@ -145,9 +143,7 @@ async def prepare(context: ToolContext, given: Parameters) -> Prepared:
 
 async def _get(url: httpx2.URL, allowed: tuple[str, ...]) -> Page:
     """Connects to the checked address, whatever the name resolves to a moment later. A proxy is not
-    used:
-    it would resolve the name itself.
-    """
+    used: it would resolve the name itself."""
     port = url.port or (443 if url.scheme == "https" else 80)
     address = await checked_address(url.host, port, allowed)
     headers = {

@@ -117,9 +117,7 @@ class Answer(wire.AnswerState):
 
 def _begins_another(call: wire.CallMade, call_id: str, name: str, arguments: str) -> bool:
     """Some servers give every call the same index, and some every piece an id of its own: only a
-    piece
-    with a name begins a call.
-    """
+    piece with a name begins a call."""
     if not name:
         return False
     if call_id and call.call_id:

@@ -287,9 +287,7 @@ class Endpoints:
 
     async def context_window_of_loaded(self, selector: Selector) -> int | None:
         """helexa reports a model's limit once it is loaded, so while it is unknown the endpoint is
-        listed
-        again, once.
-        """
+        listed again, once."""
         learnt = self.learnt(selector)
         if self.context_window(selector) is None and not learnt.is_listed_again:
             learnt.is_listed_again = True
@@ -305,9 +303,7 @@ class Endpoints:
 
     async def count(self, endpoint: Endpoint, request: ModelRequest) -> int | None:
         """``None`` where the endpoint does not count. The request is in the messages dialect for
-        every
-        endpoint: helexa and Anthropic count in that one.
-        """
+        every endpoint: helexa and Anthropic count in that one."""
         known = self._known[endpoint.name]
         if not known.counts:
             return None

@@ -1,8 +1,8 @@
 """GET /health: 200 while this gateway can answer some request, else 503. Needs no key.
 
-One offline model does not take a gateway out of a balancer's rotation: it is unhealthy when
-Redis does not answer, no neuron is online, or no model could be served. The causes, with their
-hosts, are shown to keys that may read the fleet; others see only whether it is healthy.
+One offline model does not take a gateway out of a balancer's rotation: it is unhealthy when Redis
+does not answer, no neuron is online, or no model could be served. The causes, with their hosts, are
+shown to keys that may read the fleet; others see only whether it is healthy.
 """
 
 from __future__ import annotations
@@ -91,9 +91,8 @@ def can_serve(
     snapshot: FleetSnapshot,
     left_out: Collection[str] = (),
 ) -> bool:
-    """Judges upstreams by their last requests; none is sent for this.
-    ``entries`` ``None``: the catalogue is unknown. An empty one is no failure.
-    """
+    """Judges upstreams by their last requests; none is sent for this. ``entries`` ``None``: the
+    catalogue is unknown. An empty one is no failure."""
     if any(_upstreams_of(entry) - set(left_out) for entry in entries or ()):
         return True
     if not snapshot.neurons:

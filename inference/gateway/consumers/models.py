@@ -140,8 +140,7 @@ def _forwarded_card(
     entry: CatalogueEntry, upstreams: Sequence[str], shared: dict[str, Any]
 ) -> ModelCard:
     """A model of another task than text has it as its only capability: clients offer it for no
-    chat.
-    """
+    chat."""
     return ModelCard(
         status=ReplicaStatus.READY.value,
         locations=tuple(

@@ -7,10 +7,10 @@
 Frames pushed while others are on their way go with the next ones: a burst costs two round trips.
 Frames of one neuron keep their order. Unacknowledged ones are resent; neurons drop duplicates.
 
-The ring is the Celery message for ``drain_inbox``, built by hand.
-``apply_async`` takes 600 µs and blocks; this takes a few and goes out through redis.asyncio. The
-shape is Celery's message protocol 2 inside kombu's Redis envelope, and a test holds it against
-what Celery itself writes. Source: https://docs.celeryq.dev/en/stable/internals/protocol.html.
+The ring is the Celery message for ``drain_inbox``, built by hand. ``apply_async`` takes 600 µs and
+blocks; this takes a few and goes out through redis.asyncio. The shape is Celery's message protocol
+2 inside kombu's Redis envelope, and a test holds it against what Celery itself writes. Source:
+https://docs.celeryq.dev/en/stable/internals/protocol.html.
 """
 
 from __future__ import annotations

@@ -95,8 +95,7 @@ class Limiting:
     async def acquire(self, call: Call, bounds: TokenBounds | None, model: str) -> None:
         """``bounds`` ``None``: no limit counts tokens. ``model``: whose tokenizer counts. An answer
         of no named length is charged, and capped, at half of the rest of the minute, so that others
-        run beside it. Raises ``ApiError``.
-        """
+        run beside it. Raises ``ApiError``."""
         least = most = prompt = 0
         if bounds is not None:
             prompt = bounds.near(self.ratios, model)

@@ -38,8 +38,7 @@ MAX_LOGPROB = 0.01
 """The logprob of a certain token, with rounding. NaN is not below it."""
 BYTES_A_TOKEN = 1024
 """Text, token id and the message around them. A token alone in its message takes some 270 bytes
-beside its text.
-"""
+beside its text."""
 LOGPROB_BYTES_A_TOKEN = 4096
 BYTES_A_PROMPT_TOKEN = 16
 BYTES_OF_NO_TOKEN = 1024 * 1024
@@ -75,9 +74,7 @@ class AnswerCheck:
         is_traced: bool = False,
     ) -> None:
         """``most``: the most usage over all prompts and choices. ``is_captured``: ``Traced`` was
-        requested;
-        ``is_traced``: ``StageTimes`` were.
-        """
+        requested; ``is_traced``: ``StageTimes`` were."""
         self._request = request
         self._most = most
         self._max_output_tokens = most.completion_tokens

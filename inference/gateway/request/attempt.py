@@ -49,9 +49,7 @@ FINAL_USAGE_TIMEOUT_S = 30.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """``deadline_s`` is for the first token, on the event loop's clock like the others. ``abort``
-    is
-    called when the events are not read as fast as they come.
-    """
+    is called when the events are not read as fast as they come."""
 
     gateway: Gateway
     call: Call

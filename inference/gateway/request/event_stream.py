@@ -106,9 +106,7 @@ class RequestStream:
 
     def put(self, event: Event, num_bytes: int = 0) -> None:
         """``num_bytes``: the event's share of its entry. Raises ``AnswerFaultError`` for an
-        impossible
-        answer: then the stream has failed, and nothing of the event counts.
-        """
+        impossible answer: then the stream has failed, and nothing of the event counts."""
         try:
             if isinstance(event, Fragment):
                 self._put_fragment(event)
@@ -160,9 +158,8 @@ class RequestStream:
             self._submission.cancel()
 
     async def next_events(self) -> list[Event]:
-        """At least one event, and as many as may be encoded in one turn of the loop.
-        Raises the ``ApiError`` it failed with, once.
-        """
+        """At least one event, and as many as may be encoded in one turn of the loop. Raises the
+        ``ApiError`` it failed with, once."""
         if self._events:  # more than the last call could return
             await asyncio.sleep(0)
         while not self._events:
@@ -282,8 +279,7 @@ class RequestStreams:
 
     async def check_standstill(self) -> None:
         """A process that was stopped, swapped out or starved let its key lapse: neurons took it for
-        dead and cancelled its requests. The error of these names the gateway.
-        """
+        dead and cancelled its requests. The error of these names the gateway."""
         before_s, self._checked_s = self._checked_s, self._clock()
         paused_s = self._checked_s - before_s
         if paused_s <= GATEWAY_ALIVE_EXPIRY_S:

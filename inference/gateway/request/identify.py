@@ -112,9 +112,7 @@ def allows_anonymous(config: Config) -> bool:
 
 def origin_is_allowed(config: Config, origin: str) -> bool:
     """Other sites' pages never count as local, whichever address their reader's browser has: else
-    any
-    web site could use its visitors' engines.
-    """
+    any web site could use its visitors' engines."""
     if ANY_ORIGIN in config.allowed_origins or origin in config.allowed_origins:
         return True
     return LOCAL_ORIGIN.fullmatch(origin) is not None
@@ -139,8 +137,7 @@ class Identifier:
 
     async def still(self, account: str, key: str) -> Principal:
         """The present state of an earlier caller; ``key`` is its public prefix. Raises
-        ``ApiError``.
-        """
+        ``ApiError``."""
         with _refusals():
             if key:
                 principal = await self._directory.find_by_prefix(key)

@@ -152,9 +152,7 @@ class Call:
     limit_state: LimitState = NO_LIMITS
     charged: TokenBounds | None = None
     """``prompt_tokens``, and ``default_output_tokens`` for the answer, as charged to the limit.
-    ``None``:
-    no limit counts its tokens.
-    """
+    ``None``: no limit counts its tokens."""
     _refused_sender: tuple[str, str] = ("", "")
     _started_s: float = field(default_factory=time.monotonic)
     _is_closed: bool = False

@@ -66,8 +66,7 @@ Hint = Callable[[], RoutingHint]
 @dataclass(frozen=True, slots=True)
 class Place:
     """``epoch``: the instance of the neuron that was ready. The replica's limits; ``None``: not
-    reported.
-    """
+    reported."""
 
     neuron: str
     epoch: str
@@ -203,9 +202,8 @@ class Placer:
     async def _decide(
         self, entry: CatalogueEntry, snapshot: FleetSnapshot, hint: Hint | None
     ) -> tuple[Decision, CatalogueEntry]:
-        """Uses the current entry: a load that failed meanwhile may have reported how much memory
-        it needs.
-        """
+        """Uses the current entry: a load that failed meanwhile may have reported how much memory it
+        needs."""
         has_choice = len(snapshot.replicas_of(entry.name)) > 1
         sent = self._sent(entry.name) if has_choice else None
         wanted = hint() if hint is not None and has_choice else None
@@ -229,8 +227,7 @@ class Placer:
 
     async def _snapshot(self, model: str) -> FleetSnapshot:
         """Adds what happened since the last heartbeats: loads started here, and neurons that
-        refused.
-        """
+        refused."""
         snapshot = await self._read_snapshot()
         now_s = asyncio.get_running_loop().time()
         for key, (asked_s, load, entry) in list(self._loads_asked.items()):
@@ -324,8 +321,7 @@ def routing_hint(request: Request, *, model: str, salt: str) -> RoutingHint:
 
 def _of_messages(running: hashlib.blake2b, messages: list[ChatMessage]) -> tuple[bytes, ...]:
     """Digests after the user's first, second, fourth … message, and after a long first one's
-    beginning.
-    """
+    beginning."""
     hints: list[bytes] = []
     num_of_user, next_of_user = 0, 1
     for message in messages:

@@ -162,10 +162,8 @@ class TokenBudget:
 
     def most_usage(self, *, num_prompts: int, context_tokens: int | None) -> Usage:
         """Where nothing is reserved, the neuron refuses no prompt that its template makes longer,
-        by up to
-        ``MAX_TEMPLATE_TOKENS``. A token that stops a choice counts, and may follow the last
-        requested one.
-        """
+        by up to ``MAX_TEMPLATE_TOKENS``. A token that stops a choice counts, and may follow the
+        last requested one."""
         reserved = self._reserved
         assert reserved is not None, "a request that reserved nothing"
         prompt_tokens = self.max_prompt_tokens
@@ -191,8 +189,7 @@ class Accounting:
 
     async def reserve(self, call: Call, bounds: TokenBounds) -> Granted | None:
         """Replaces the call's earlier reservation. ``None``: no cap applies. Raises
-        ``ApiError``.
-        """
+        ``ApiError``."""
         if self._ledger.is_full:
             raise _ledger_unavailable()
         principal = call.who
@@ -243,8 +240,7 @@ class Accounting:
 
     def submitted(self, call: Call, counter: UsageCounter) -> None:
         """A call is billed for its last attempt, also where this process dies before it has
-        ended.
-        """
+        ended."""
         call.usage_counter = counter
         if call.is_billed:
             counter.when_counted(self._ledger.begin(bill_of(call.outcome_if_lost())))

@@ -62,10 +62,8 @@ async def run_request(
     abort: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[RunningRequest]:
     """While Redis hangs nothing comes. Leaving the block early cancels the request; its usage by
-    then is
-    charged. ``abort`` is called when the events are not read as fast as they come. Raises
-    ``ApiError``.
-    """
+    then is charged. ``abort`` is called when the events are not read as fast as they come. Raises
+    ``ApiError``."""
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + gateway.config.request_timeout_s
     call.model_asked = request.model
@@ -149,9 +147,7 @@ class Failover:
         deadline_s: float,
     ) -> None:
         """``targets`` can all answer such a request. ``deadline_s``, on the loop's clock, is for
-        the first
-        token.
-        """
+        the first token."""
         self._gateway = gateway
         self._call = call
         self._entry = entry
@@ -167,8 +163,7 @@ class Failover:
     @property
     def place_deadline_s(self) -> float | None:
         """The end of the wait for a place, on the event loop's clock; ``None``: no limit of its
-        own.
-        """
+        own."""
         wait_s = self._chosen.wait_s
         return None if wait_s is None else self._began_s + wait_s
 

@@ -64,14 +64,11 @@ FORGETTING = 1 / 64
 
 class PromptRatios:
     """Tokens per byte of prompt, learned by model and by size in powers of two: short prompts are
-    mostly
-    template.
+    mostly template.
 
     A prompt's sure bound is its bytes, some four times the tokens of most texts. The reservation
-    uses
-    the largest share that prompts of this size had, and a margin. The neuron refuses a longer
-    prompt
-    before computing, with its length; then that is reserved.
+    uses the largest share that prompts of this size had, and a margin. The neuron refuses a longer
+    prompt before computing, with its length; then that is reserved.
     """
 
     def __init__(self) -> None:
@@ -95,8 +92,7 @@ class PromptRatios:
 class TokenBounds:
     """``output_tokens`` is over all choices, ``None`` where the client set no limit; then
     ``default_output_tokens`` is the bound. ``exact_tokens`` of the prompt are known (images, token
-    ids); ``text_bound`` is the sure bound of the rest, which has ``text_bytes``.
-    """
+    ids); ``text_bound`` is the sure bound of the rest, which has ``text_bytes``."""
 
     prompt_tokens: int
     output_tokens: int | None
@@ -133,9 +129,7 @@ def token_bounds(
     vision: VisionInput | None = None,
 ) -> TokenBounds:
     """The replica's limits; ``None``: not reported. An answer of no named length is also bounded by
-    the
-    catalogue's context and ``DEFAULT_OUTPUT_TOKENS``, whatever its neuron claims.
-    """
+    the catalogue's context and ``DEFAULT_OUTPUT_TOKENS``, whatever its neuron claims."""
     prompts = num_prompts(request)
     exact, text_bytes, text = _prompt_bounds(request, vision or UNKNOWN_VISION)
     prompt = exact + text
@@ -241,9 +235,7 @@ class UsageCounter:
         self.first_token_s: float | None = None
         self.begun_s: float | None = None
         """``time.monotonic`` when its engine began, else when its neuron had prepared it; ``None``:
-        it was
-        not accepted.
-        """
+        it was not accepted."""
         self.trace = ""
         self.stage_times: events.StageTimes | None = None
         self.settled_s: float | None = None
@@ -303,8 +295,7 @@ class UsageCounter:
 
     def when_counted(self, callback: Callable[[int, int, int, int], None]) -> None:
         """``callback`` gets the tokens used, in the order of ``entries.TOKENS``, whenever they
-        grow.
-        """
+        grow."""
         self._when_counted = callback
 
     def when_settled(self, callback: Callable[[], None]) -> None:

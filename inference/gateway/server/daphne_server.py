@@ -185,10 +185,8 @@ class StreamFactory(HTTPFactory):  # type: ignore[misc]
 
 class DaphneServer(daphne.server.Server):  # type: ignore[misc]
     """``check_headers`` raises the ``ApiError`` of a large body that is refused by its path and
-    headers.
-    ``on_refused`` gets each refusal that the application does not see, and returns the request's
-    id.
-    """
+    headers. ``on_refused`` gets each refusal that the application does not see, and returns the
+    request's id."""
 
     def __init__(
         self,

@@ -44,8 +44,7 @@ MAX_ERROR_BYTES = 64 * 1024
 @contextmanager
 def faults(link: UpstreamLink, has_begun: Callable[[], bool]) -> Iterator[None]:
     """Before the first token the upstream is unavailable: the same request may succeed a little
-    later.
-    """
+    later."""
     import httpx2
 
     name = link.entry.name
@@ -176,9 +175,8 @@ class UpstreamAnswer:
         return response
 
     async def _streamed(self, response: UpstreamConnection) -> list[Event]:
-        """Comments do not count as tokens. Only waiting for the upstream counts, not the
-        client's time.
-        """
+        """Comments do not count as tokens. Only waiting for the upstream counts, not the client's
+        time."""
         while not self._answer.is_ended:
             part = await self._next_part(response)
             if part is None:

@@ -139,8 +139,7 @@ OK = 200
 
 class UpstreamConnection(asyncio.Protocol):
     """One request at a time, on one event loop. After ``until_s`` of its clock a wait raises
-    ``TimeoutError``; ``None``: no limit.
-    """
+    ``TimeoutError``; ``None``: no limit."""
 
     transport: asyncio.Transport
     status: int
@@ -238,8 +237,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     async def read_head(self, until_s: float | None = None, *, with_part: bool = False) -> None:
         """``with_part``: waits for some of a success's body too, which saves a wake-up. Raises
-        ``httpx2.TransportError``, ``TimeoutError``.
-        """
+        ``httpx2.TransportError``, ``TimeoutError``."""
         self._awaits_part = with_part
         answer = self._answer
         while not answer.has_head or self._has_head_alone:

@@ -199,8 +199,7 @@ async def begin_attempt(
     gateway: Gateway, call: Call, link: UpstreamLink, served: UpstreamModel, *, until_s: float
 ) -> tuple[UsageCounter, dict[str, str]]:
     """The caller leaves the place. Returns the counter and the request's headers. Raises
-    ``ServiceUnavailableError``.
-    """
+    ``ServiceUnavailableError``."""
     since_s = asyncio.get_running_loop().time()
     await link.take_place(timeout_s=max(0.0, until_s - since_s))
     call.neuron = f"{UPSTREAM_PREFIX}{link.entry.name}"

@@ -87,9 +87,7 @@ class UpstreamLink:
         until_s: float,
     ) -> UpstreamConnection:
         """The caller frees the answer. ``url`` is of the upstream's origin; ``headers`` have the
-        length of a
-        streamed body. Raises ``httpx2.TransportError``, ``TimeoutError``.
-        """
+        length of a streamed body. Raises ``httpx2.TransportError``, ``TimeoutError``."""
         sent = [
             *self._headers,
             *((name.encode(), value.encode("latin-1")) for name, value in headers.items()),

@@ -48,10 +48,8 @@ class UpstreamTransport:
         with_part: bool = False,
     ) -> UpstreamConnection:
         """``headers`` are all that are sent, ``host`` and the body's length among them. The caller
-        frees the
-        connection. ``until_s`` is on the event loop's clock. Raises ``httpx2.TransportError``,
-        ``TimeoutError``.
-        """
+        frees the connection. ``until_s`` is on the event loop's clock. Raises
+        ``httpx2.TransportError``, ``TimeoutError``."""
         connection = self._taken()
         if connection is None:
             async with asyncio.timeout_at(until_s):
