@@ -205,7 +205,6 @@ def _measure(arguments: argparse.Namespace, selection: Selection, console: Conso
 def _open_subject(
     kind: str, arguments: argparse.Namespace, *, url: str = "", checkout: Path | None = None
 ) -> SubjectProcess:
-    """``url``: of helexa's server."""
     if kind == "helexa_http":
         return SubjectProcess(kind, {"url": url, "model": SERVED_MODEL})
     weights = _weights(arguments)

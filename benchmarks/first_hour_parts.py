@@ -129,7 +129,7 @@ def _bench(host: Host) -> Iterator[Part]:
 
 
 def chosen(kind: Kind, host: Host) -> tuple[str, str]:
-    """``""``, or why the shape is not loaded."""
+    """The shape, and why it is not loaded; empty: it is."""
     if not host.has_card:
         return TINY_SIZES[kind], ""
     for size in SIZES[kind]:

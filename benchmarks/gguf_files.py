@@ -348,5 +348,5 @@ def _part(number: int, cache_dir: Path) -> Path:
 
 
 def _package(part: Path, cache_dir: Path) -> Path:
-    """The joined file needs the wheel's space."""
+    """The folder of the wheel of ``part``, whose space the joined file needs."""
     return cache_dir / "pypi" / part.relative_to(cache_dir / "pypi").parts[0]

@@ -57,7 +57,6 @@ class Results:
     units: dict[str, str] = field(default_factory=dict)
     readings: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     ended: dict[str, str] = field(default_factory=dict)
-    """Why subjects did not last."""
 
     def add(self, name: str, unit: str, subject: str, value: float) -> None:
         self.units[name] = unit
@@ -121,7 +120,7 @@ def _named(measurement: Measurement, answer: object) -> Iterator[tuple[str, floa
 
 
 MEMORY_BOUND = 1.5
-"""The engine's memory over its interpreter's, in multiples of all of llama.cpp's."""
+"""The most memory of the engine over its interpreter's, in multiples of llama.cpp's."""
 LESS_IS_BETTER = ("s", "MiB")
 
 

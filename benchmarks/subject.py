@@ -42,7 +42,6 @@ class Subject(Protocol):
     """
 
     keeps_prefixes: bool
-    """A prompt's second time to its first token is measured too."""
 
     def describe(self) -> str: ...
 

@@ -39,7 +39,6 @@ from helexa_acp.wire.endpoints import Endpoints
 SESSIONS_PER_PAGE = 100
 SHOWN_MODELS = 10
 LIST_WAIT_S = 0.25
-"""The list of models also comes later, as an update."""
 LATE_LIST_WAIT_S = 60.0
 INVALID_PARAMS, INTERNAL_ERROR = -32602, -32603
 Opener = Callable[[Home, Editor, str, Sequence[ServerSpec]], Awaitable[Session]]
@@ -96,8 +95,6 @@ class HelexaAgent:
         """Keys are in the configuration; the editor has nothing to do."""
         return {}
 
-    # Sessions.
-
     async def new_session(
         self, cwd: str, mcp_servers: Sequence[Any] | None = None, **_: Any
     ) -> dict[str, Any]:
@@ -146,8 +143,6 @@ class HelexaAgent:
         await session.close()
         return {}
 
-    # A session's settings and prompts.
-
     async def set_session_mode(self, session_id: str, mode_id: str, **_: Any) -> dict[str, Any]:
         with _rpc_errors():
             await choose_mode(self._session(session_id), mode_id)
@@ -184,8 +179,6 @@ class HelexaAgent:
     async def cancel(self, session_id: str, **_: Any) -> None:
         if session := self._sessions.get(session_id):
             session.cancel()
-
-    # Shared.
 
     def _session(self, session_id: str) -> Session:
         if session := self._sessions.get(session_id):

@@ -55,7 +55,6 @@ ARGUMENTS_KEYS = ("arguments", "parameters")
 LABELS = frozenset({"type", "id"})
 CALL_KEYS = frozenset({"name", "function", *ARGUMENTS_KEYS, *LABELS})
 AMBIGUOUS_KEYS = frozenset({"path"})
-"""They identify no tool alone."""
 Call = tuple[str, Json]
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,6 @@ ToolCalling = Literal["auto", "native", "prompt"]
 Count = Annotated[int, Meta(ge=1)]
 DEFAULT_BASE_URL = "http://127.0.0.1:31313/v1"
 USUAL_MODEL = "helexa/large"
-"""Where the user named none, if the endpoint has it."""
 
 
 class Endpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

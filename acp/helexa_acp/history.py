@@ -135,7 +135,7 @@ IMAGE_TOKENS = 512
 UNBOUNDED_ANSWER_TOKENS = 2048
 RESERVE_TOKENS = 512
 SMALLEST_SHARE = 4
-"""A prompt may use at least this part of the context, however long answers may be."""
+"""A prompt may use at least one part in so many of the context, however long answers may be."""
 NUM_PROTECTED_LAST = 4
 SHORTEST_ELIDED = 256
 IMAGE_MARK = Text("[An image was left out: this model reads none.]")
@@ -217,7 +217,7 @@ def can_shrink(projection: Projection) -> bool:
 
 
 def without_images(turns: Sequence[Turn]) -> tuple[Turn, ...]:
-    """The latest prompt keeps its images: the endpoint refuses them."""
+    """The latest prompt keeps its images, so that the endpoint refuses it."""
     prompts = [index for index, turn in enumerate(turns) if isinstance(turn, UserTurn)]
     return tuple(
         replace(turn, parts=tuple(IMAGE_MARK if isinstance(p, Image) else p for p in turn.parts))

@@ -156,7 +156,7 @@ class SteppingNeuron:
         return events
 
     def _publish(self, events: list[tuple[str, Event]]) -> list[bytes]:
-        """Returns the frames that have come meanwhile."""
+        """Returns the frames that came meanwhile. Call it when the earlier ones are handled."""
         by_gateway: defaultdict[str, list[Event]] = defaultdict(list)
         for gateway_id, event in events:
             by_gateway[gateway_id].append(event)

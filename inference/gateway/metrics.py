@@ -2,8 +2,8 @@
 and the models that requests wait for.
 
 Metrics with the prefix ``cortex_`` have the original's names, labels and buckets; ours begin with
-``helexa_``. No label, log or ledger row holds a client's text: models are the catalogue's names,
-accounts and keys exist, codes are our own, and the kind of client is one of a fixed set of words.
+``helexa_``. No label holds a client's text: models are the catalogue's names, accounts and keys
+exist, codes are our own. Ledger, logs and metrics name the kind of client by a fixed set of words.
 """
 
 from __future__ import annotations
@@ -121,7 +121,6 @@ class Metrics(Collector):
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self._families: defaultdict[tuple[str, ...], dict[str, Any]] = defaultdict(dict)
-        """By the names of their labels."""
         for key, (name, words, labels) in COUNTERS.items():
             self._families[labels][key] = Counter(name, words, labels, registry=self.registry)
         for key, (name, words, buckets) in HISTOGRAMS.items():

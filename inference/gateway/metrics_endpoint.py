@@ -1,8 +1,8 @@
 """The port on which Prometheus scrapes one gateway: threads of its own, apart from the API.
 
-It shows who uses how much and needs no key, so it listens on loopback by default.
-
-Each gateway reports the same of the fleet; sum over gateways only what counts requests.
+It shows who uses how much and needs no key. It listens on the gateway's address unless configured
+otherwise, on loopback by default. Each gateway reports the same of the fleet; sum over gateways
+only what counts requests.
 """
 
 from __future__ import annotations

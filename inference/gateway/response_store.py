@@ -51,7 +51,6 @@ class ResponseStore:
         # Room for one byte: a response whose bytes pass the rest is kept, the next one is not.
         self._quota = Quota(max_responses, max_bytes - 1)
         self._kept: dict[str, tuple[float, Used]] = {}
-        """What accounts keep, and when that was read."""
 
     async def ensure_room(self, principal: Principal) -> None:
         """Raises ``InsufficientQuotaError``."""

@@ -162,4 +162,4 @@ METRICS_LISTEN = Setting(
 SERVE_KEY: Setting[str | None] = Setting(
     "HELEXA_SERVE_KEY", text(), is_secret=True, is_internal=True
 )
-"""New at each start."""
+"""``serve`` makes a new one at each start."""

@@ -85,7 +85,6 @@ def fed(answer: Any, data: str) -> list[WireEvent]:
 async def _answered(
     http: httpx2.AsyncClient, posting: httpx2.Request
 ) -> AsyncIterator[httpx2.Response]:
-    """The successful response. Busy and unreachable servers are asked again."""
     for tries_left in range(MAX_RETRIES, -1, -1):
         delay_s = RETRY_DELAY_S * 2 ** (MAX_RETRIES - tries_left)
         try:
@@ -228,8 +227,6 @@ class Endpoints:
             known.http = open_http(endpoint.base_url)
         return known.http
 
-    # Its models.
-
     def begin_listing(self, endpoint: Endpoint) -> asyncio.Task[None]:
         known = self._known[endpoint.name]
         if known.listing is None or (known.listing.done() and not known.offers):
@@ -267,8 +264,6 @@ class Endpoints:
         status, body = await self._request("GET", endpoint, "/models", LIST_TIMEOUT_S)
         if status == 200:
             self._known[endpoint.name].offers = read_offers(body)
-
-    # Facts about a model.
 
     def learnt(self, selector: Selector) -> Learnt:
         return self._known[selector.endpoint.name].learnt.setdefault(selector.model, Learnt())

@@ -1,10 +1,7 @@
 """Responses over HTTP: made, kept, read back, watched, cancelled and deleted.
 
-    parse ─▶ continued ─┬▶ generate ─▶ keep ─▶ last event         with its client
-                        └▶ keep as queued ─▶ BackgroundRun        without it; a stream watches
-
-A response is stored before its client reads that it is complete: a client that has its id can
-build on it.
+parse ─▶ continued ─┬▶ generate ─▶ keep ─▶ last event         with its client
+                    └▶ keep as queued ─▶ BackgroundRun        without it; a stream watches
 """
 
 from __future__ import annotations

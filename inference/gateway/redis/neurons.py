@@ -221,7 +221,7 @@ class Liveness:
         self._announcing = SharedWork(self._announce)
 
     async def ensure_announced(self) -> None:
-        """Neurons drop a dead gateway's requests. Raises ``ServiceUnavailableError``."""
+        """Call first: neurons drop dead gateways' requests. Raises ``ServiceUnavailableError``."""
         if not self._announced:
             await self.announce()
 

@@ -65,7 +65,6 @@ class Asked:
     queue_deadline_s: float | None = None
     """For the replica's queue; ``None``: the model's limit."""
     floor: TokenBounds | None = None
-    """See ``TokenBudget``."""
 
     @property
     def place_until_s(self) -> float:

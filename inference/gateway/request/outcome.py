@@ -127,7 +127,6 @@ class Call:
     capture: Capture | None = None
     neuron: str = ""
     targets_tried: list[str] = field(default_factory=list)
-    """Each with its error's code."""
     may_move: bool = False
     placed_model: str = ""
     """An adapter's base; empty before it is placed."""

@@ -10,11 +10,8 @@
 gateway's requests, so that a burst spreads over replicas; its loads, so that two models do not get
 the same memory; and replicas that have just refused.
 
-Requests that wait for a model share a waiting room: one polls placement, all are woken.
-
-    join ─▶ Room of the model ── every 250 ms: placement decides once ──▶ still waiting
-                              └─▶ a place, a refusal or an error: all are woken and each
-                                  asks placement for itself, in the order of arrival
+Requests that wait for a model share a waiting room: one polls placement every 250 ms. On a place, a
+refusal or an error all are woken, and each asks placement for itself, in the order of arrival.
 """
 
 from __future__ import annotations
@@ -166,7 +163,6 @@ class Placer:
             await self._wait(entry, left_s)
 
     async def _wait(self, entry: CatalogueEntry, timeout_s: float) -> None:
-        """One poll serves all requests of a model."""
         if self.num_waiting >= self._max_waiting:
             raise ServiceUnavailableError(
                 "queue_full",
@@ -202,8 +198,8 @@ class Placer:
     async def _decide(
         self, entry: CatalogueEntry, snapshot: FleetSnapshot, hint: Hint | None
     ) -> tuple[Decision, CatalogueEntry]:
-        """Uses the current entry: a load that failed meanwhile may have reported how much memory it
-        needs."""
+        """Without a replica the current entry counts: a load that failed meanwhile may have
+        reported how much memory it needs."""
         has_choice = len(snapshot.replicas_of(entry.name)) > 1
         sent = self._sent(entry.name) if has_choice else None
         wanted = hint() if hint is not None and has_choice else None

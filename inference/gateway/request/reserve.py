@@ -45,10 +45,10 @@ if TYPE_CHECKING:
 
 OVER_BUDGET = "insufficient_quota"
 MAX_TEMPLATE_TOKENS = 65_536
-"""Where nothing is reserved: the neuron reports the context."""
+"""The most tokens that a template may add to a prompt where nothing is reserved."""
 WAIT_S = 10.0
 POLL_INTERVAL_S = 0.25
-"""Other gateways settle too."""
+"""How often the first of a line polls for what other gateways settle."""
 
 
 class TokenBudget:
@@ -94,8 +94,7 @@ class TokenBudget:
         self._sure, self._reserved = sure, reserved
 
     async def extends(self, error: ApiError) -> bool:
-        """Whether the neuron refused the prompt as longer than reserved, and now its length is
-        reserved. Raises ``ApiError`` where it cannot be."""
+        """``True``: a prompt refused as too long is now reserved. Raises ``ApiError``."""
         sure, reserved = self._sure, self._reserved
         if sure is None or reserved is None or self._is_extended or error.code != OVER_BUDGET:
             return False
@@ -120,7 +119,6 @@ class TokenBudget:
             self._on_caps_tokens = most.prompt_tokens
 
     def accepted(self, prompt_tokens: int) -> None:
-        """Releases the excess over the counted prompt, unless another target may still need it."""
         sure = self._sure
         assert sure is not None, "a request that reserved nothing"
         self._limits.ratios.observe(self._model, sure.text_bound, prompt_tokens - sure.exact_tokens)
@@ -129,8 +127,7 @@ class TokenBudget:
             self.keep()
 
     def keep(self) -> None:
-        """No other target will serve it: releases the reservation beyond the counted prompt at this
-        target's price."""
+        """No other target will serve the request: releases what was reserved for them."""
         reserved, granted, counted = self._reserved, self._granted, self._counted_tokens
         if reserved is None or granted is None or counted is None:
             return

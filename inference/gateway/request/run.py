@@ -357,7 +357,7 @@ class TargetedRequest:
         return PlacedRequest(asked, num_attempts=self._num_placed)
 
     def _floor_of_others(self) -> TokenBounds | None:
-        """An upstream's context is not known, so no target's bounds are above its bounds."""
+        """No target's bounds exceed an upstream's, whose context is not known."""
         if all(target.is_own for target in self._failover.others()):
             return None
         if self._floor is None:

@@ -1,12 +1,7 @@
 """Counts the tokens of a request: upper bounds before its prompt is counted, its usage after.
 
 The gateway has no tokenizer, so a prompt's sure bound is its bytes: no token is less than one byte
-of text. A template adds its own words around the turns. The reservation is nearer to usual texts
-(``PromptRatios``). The neuron refuses a longer prompt before computing
-(``Submit.max_prompt_tokens``), so a reservation is never exceeded.
-
-A ``UsageCounter`` counts one attempt, for its bill. It ends nothing: the ``RequestStream`` passes
-it every event and ends the attempt.
+of text. A ``UsageCounter`` counts one attempt, for its bill:
 
     Accepted ─▶ prompt counted     tokens ─▶ counted     terminal event ─▶ settled, once
                                      its stream expects no more events ─▶ settle_as_counted
@@ -128,8 +123,8 @@ def token_bounds(
     catalogue_context_tokens: int | None = None,
     vision: VisionInput | None = None,
 ) -> TokenBounds:
-    """The replica's limits; ``None``: not reported. An answer of no named length is also bounded by
-    the catalogue's context and ``DEFAULT_OUTPUT_TOKENS``, whatever its neuron claims."""
+    """The limits are the replica's; ``None``: not reported. An answer of no named length is also
+    bounded by the catalogue's context and ``DEFAULT_OUTPUT_TOKENS``, whatever its neuron claims."""
     prompts = num_prompts(request)
     exact, text_bytes, text = _prompt_bounds(request, vision or UNKNOWN_VISION)
     prompt = exact + text

@@ -3,11 +3,6 @@
 ``X-Helexa-Advice``: what to set in a client that hit the context limit, by its family
 (``metrics.client_family``), for readers of logs. ``X-Helexa-Ignored``: the fields that were
 ignored.
-
-Small bodies are parsed on the event loop, forms lie in a file. An answer's body is sent in pieces
-of bounded size:
-
-    parts ─▶ | up to PIECE_BYTES | ─▶ socket, when it has room ─▶ other tasks run ─▶ …
 """
 
 from __future__ import annotations

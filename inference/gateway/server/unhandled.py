@@ -137,7 +137,6 @@ class UnhandledRequests:
 
 class _Cors(CORSMiddleware):
     on_refused: Callable[[Any, ApiError, int], str]
-    """Takes the scope, the error and the status; returns the refused request's id."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         headers = RequestHeaders(scope=scope)
