@@ -114,7 +114,6 @@ def main() -> None:
 
 
 def select(arguments: argparse.Namespace) -> Selection:
-    """Raises ``ValueError``."""
     beginnings = tuple(arguments.only)
     rows = [row for row in measurements() if row.name.startswith(beginnings)]
     own_rows = [row for row in (BOOKKEEPING, QUALITY) if row.startswith(beginnings)]

@@ -149,7 +149,6 @@ def check_host(device: str) -> bool:
 
 
 def device_facts(name: str) -> dict[str, object]:
-    """Raises ``RuntimeError`` where torch has no such device."""
     import torch
 
     facts: dict[str, object] = {"torch": torch.__version__}
@@ -220,7 +219,6 @@ def batch() -> list[list[int]]:
 
 
 def check_wake(spec: LoadSpec) -> bool:
-    """Raises ``RuntimeError`` where it answers otherwise or runs decode steps uncaptured."""
     prompt = prompt_of(1, PROMPT_TOKENS)
     began_s = time.perf_counter()
     with EngineUnderTest(spec) as engine:

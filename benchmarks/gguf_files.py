@@ -318,7 +318,6 @@ def model_file(name: str, data_dir: Path) -> Path:
 
 
 def fetch_gemma(cache_dir: Path) -> Path:
-    """Raises ``LoadError``, ``OSError``."""
     file = cache_dir / "gemma" / FILE
     if file.exists():
         return file

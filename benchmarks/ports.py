@@ -12,8 +12,7 @@ PORTS = range(20_000, 32_768)
 
 
 def free_port() -> int:
-    """Not an ephemeral port, which another process's connection might get before the server
-    listens."""
+    """Not ephemeral: another connection might get such a port before the server listens."""
     choice = random.SystemRandom()  # processes may have equal seeds
     while True:
         port = choice.choice(PORTS)

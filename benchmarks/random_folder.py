@@ -34,8 +34,7 @@ def main() -> None:
 
 
 def random_folder(name: str, data_dir: Path, device: str, *, is_fp8: bool = False) -> Path:
-    """Made once, in a process of its own, which leaves no memory on the card. Raises
-    ``subprocess.CalledProcessError``."""
+    """Made once, in a process of its own, which leaves no memory on the card."""
     folder = folder_path(name, data_dir, is_fp8=is_fp8)
     if not (folder / "config.json").exists():
         shutil.rmtree(folder, ignore_errors=True)

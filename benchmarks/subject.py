@@ -61,8 +61,7 @@ class SubjectError(Exception):
 
 
 class SubjectProcess:
-    """``kind``: of a module of ``benchmarks.subjects``, whose ``open_subject`` gets the
-    ``options``."""
+    """``kind``: a module of ``benchmarks.subjects``; its ``open_subject`` gets the ``options``."""
 
     def __init__(
         self,
@@ -86,7 +85,6 @@ class SubjectProcess:
         self.description = str(self._read()["description"])
 
     def ask(self, **question: Any) -> Any:
-        """Raises ``SubjectError``."""
         assert self._process.stdin is not None
         # An exited process reports it when it is read from.
         with contextlib.suppress(BrokenPipeError):

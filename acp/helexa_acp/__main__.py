@@ -37,7 +37,6 @@ The README has an editor's settings and every other setting.
 
 
 def set_up_logging(environ: Mapping[str, str]) -> None:
-    """Raises ``ConfigError`` for an unknown level."""
     levels = read_levels(environ.get("HELEXA_LOG_LEVEL", ""))
     level = levels.pop("", logging.INFO)
     handler: logging.Handler = logging.StreamHandler(sys.stderr)

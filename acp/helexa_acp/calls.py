@@ -158,8 +158,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> Json:
 def understood(
     made: list[CallMade], tools: dict[str, Tool], history: list[Turn]
 ) -> tuple[list[ToolCall], dict[str, ToolResult]]:
-    """The calls, each under an id of its own; and by id the messages about those that did not
-    parse."""
+    """Each call has an id of its own; those that did not parse have a message by id."""
     taken = {turn.call_id for turn in history if isinstance(turn, ToolResult)}
     calls: list[ToolCall] = []
     misread: dict[str, ToolResult] = {}

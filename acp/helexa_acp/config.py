@@ -143,7 +143,6 @@ def from_environment(environ: Mapping[str, str]) -> Config:
 
 
 def from_table(table: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
-    """Raises ConfigError, naming the key."""
     try:
         read = msgspec.convert(table, Config)
     except msgspec.ValidationError as error:

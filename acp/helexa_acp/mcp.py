@@ -55,7 +55,6 @@ def reply_to(asked: Json) -> Json | None:
 
 
 def result_of(response: Json) -> Json:
-    """Raises McpError."""
     error = response.get("error")
     if error is not None:
         message = error.get("message") if isinstance(error, dict) else error
@@ -152,7 +151,6 @@ class StdioTransport:
 
 class HttpTransport:
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
-        """Raises McpError."""
         self._url = url
         try:
             self._client = open_http(url, headers=dict(headers))

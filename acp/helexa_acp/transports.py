@@ -41,8 +41,7 @@ class MalformedError(Exception):
 
 
 class LineTransport:
-    """``receive`` is for one task; ``send`` for any. MCP servers print their logs among the
-    messages."""
+    """``receive`` is for one task; ``send`` for any."""
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, answers: bool = True

@@ -79,7 +79,6 @@ def percentile(values: list[float], percent: float) -> float:
 
 
 async def run(load: Load, cpu_s: Callable[[], float]) -> Reading:
-    """Raises ``UnexpectedAnswerError``."""
     latencies_s: list[float] = []
     try:
         async with asyncio.TaskGroup() as group:

@@ -45,7 +45,6 @@ class RunningProcess:
         self._log = log
 
     def wait_until_listening(self) -> None:
-        """Raises ``ProcessFailedError``."""
         give_up_s = time.monotonic() + START_TIMEOUT_S
         while True:
             try:
@@ -58,7 +57,6 @@ class RunningProcess:
                 time.sleep(0.05)
 
     def check(self) -> None:
-        """Raises ``ProcessFailedError`` when it has exited."""
         if (code := self._process.poll()) is not None:
             raise self._failed(f"ended with exit code {code}")
 

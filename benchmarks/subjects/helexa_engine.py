@@ -92,8 +92,7 @@ def _greedy(max_tokens: int) -> SamplingParams:
 def open_subject(
     gguf: str, num_threads: str, data_dir: str, device: str = "cpu", quantization: str = "auto"
 ) -> HelexaEngine:
-    """``gguf``: the file, or a folder of dense weights, quantised by ``quantization`` while they
-    load."""
+    """``gguf``: the file, or a folder of dense weights, which are quantised while they load."""
     spec = LoadSpec(
         job_id="bench",
         model="bench",

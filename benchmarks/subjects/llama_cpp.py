@@ -59,8 +59,7 @@ class LlamaCpp:
         return len(prompts) * DECODE_OUTPUT_TOKENS / (time.perf_counter() - started)
 
     def first_token_s(self, prompt: list[int]) -> float:
-        """A repeated prompt is warm as in its server's slot: all but the last token's cells are
-        kept."""
+        """All but the last token's cells of a repeated prompt are kept, as in its server's slot."""
         rows = [(token, i, 0) for i, token in enumerate(prompt)]
         is_warm, self._last_prompt = prompt == self._last_prompt, prompt
         if not is_warm:

@@ -123,7 +123,6 @@ def default_interpreter() -> Path | None:
 
 
 def make_interpreter(environment_dir: Path) -> Path:
-    """Raises ``subprocess.CalledProcessError`` where pip finds no wheel for this machine."""
     venv.create(environment_dir, with_pip=True)
     pip = [str(_python(environment_dir)), "-m", "pip"]
     subprocess.run([*pip, "install", REQUIREMENT], check=True)

@@ -74,8 +74,7 @@ class PreviousResponseMissingError(ConversationError):
 
 
 class StoredResponse(models.Model):
-    """The running gateway renews ``lease_until``. An expired lease of a gateway that is gone reads
-    as failed."""
+    """A response whose lease has expired and whose gateway is gone reads as failed."""
 
     id = models.CharField(max_length=MAX_ID_CHARS, primary_key=True)
     account = models.CharField(

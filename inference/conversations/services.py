@@ -52,8 +52,7 @@ GATEWAY_LOST = "The gateway that worked on this response went away."
 def response_find(
     response_id: str, *, account: str, alive_gateway: str | None = None
 ) -> ResponseRecord | None:
-    """A response of ``alive_gateway`` is not lost, even where its lease has expired because the
-    database was offline."""
+    """Responses of ``alive_gateway`` are not lost when their lease expires (database offline)."""
     if not is_response_id(response_id):
         return None
     row = StoredResponse.objects.filter(pk=response_id, account=account).first()
@@ -174,8 +173,7 @@ def response_progress(*, response: dict[str, Any], last_event_number: int | None
 
 
 def response_lost(*, response_id: str) -> bool:
-    """``False``: it has ended or its lease was renewed meanwhile. A gateway that only hung stops
-    its run."""
+    """``False``: it has ended or its lease was renewed meanwhile."""
     lapsed = StoredResponse.objects.filter(
         pk=response_id, status__in=ACTIVE, lease_until__lt=timezone.now()
     )
@@ -223,8 +221,7 @@ def leases_renew(*, response_ids: Collection[str]) -> set[str]:
 
 
 def responses_forget(*, actor: Actor, older_than: timedelta) -> int:
-    """The next call continues. Deletes in batches, so that no transaction holds the database for
-    long."""
+    """Deletes in batches, so that no transaction is long; the next call continues."""
     old = StoredResponse.objects.filter(created_at__lt=timezone.now() - older_than).exclude(
         status__in=ACTIVE, lease_until__gte=timezone.now()
     )

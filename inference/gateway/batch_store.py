@@ -51,8 +51,7 @@ class BatchStore:
         *,
         lasts: timedelta | None = None,
     ) -> FileRecord:
-        """Raises ``InsufficientQuotaError``, also after writing: others may take the room
-        meanwhile."""
+        """Raises ``InsufficientQuotaError``, also after the content is written."""
         file_id = _file_id()
         try:
             self._quota.check(await self.query(services.account_usage, account), size_bytes)

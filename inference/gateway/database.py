@@ -75,8 +75,7 @@ FIRST_WAIT_S = 4.5
 
 
 class DatabaseCatalogue:
-    """While the database is offline, cached models are served; all else raises 503
-    database_unavailable."""
+    """While the database is offline, cached models are served; else 503 database_unavailable."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -62,7 +62,6 @@ class ImageFetchError(Exception):
 async def fetch_image(
     url: str, hosts: Sequence[str], *, max_bytes: int, resolvers: Executor
 ) -> bytes:
-    """Raises ``ImageFetchError``."""
     import httpx2
 
     try:

@@ -41,8 +41,7 @@ USAGE_AGE_S = 30.0
 
 
 class ResponseStore:
-    """Raises 503 database_unavailable when the database is offline. Each account finds only its
-    own."""
+    """Each account finds only its own. Raises 503 database_unavailable."""
 
     def __init__(self, gateway: Gateway, *, max_responses: int, max_bytes: int) -> None:
         self._gateway = gateway
@@ -135,8 +134,7 @@ class ResponseStore:
         event: Finished,
         call: Call,
     ) -> None:
-        """Call before the client reads that it is complete: a client that has its id can build on
-        it."""
+        """Call before the client reads the end: it can build on the id from then on."""
         if request.store:
             response, number = encoder.response_after(event), encoder.next_number
             await self.save(record_of(request, response, call=call, last_event_number=number))
@@ -215,7 +213,6 @@ def record_of(
 
 
 def read_back(stored: list[dict[str, Any]]) -> list[InputItem]:
-    """Stored items were accepted once, perhaps while unknown fields were ignored or images were
-    larger."""
+    """Stored items may have ignored fields, or images larger than are allowed now."""
     with unknown_fields_ignored(), images_read(ImageReading(is_stored=True)):
         return [items([item], "stored")[0] for item in stored]

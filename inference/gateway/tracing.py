@@ -138,8 +138,7 @@ class RequestSpans:
         self._span("placement", since_s, time.monotonic(), attributes)
 
     def begin_neuron(self, neuron: str, counter: UsageCounter) -> str:
-        """Returns the attempt's ``traceparent``; empty: it is not sampled, and the neuron reports
-        no times."""
+        """Returns the ``traceparent``; empty: not sampled, and the neuron reports no times."""
         attributes: Attributes = {"helexa.target": neuron}
         span = self._begin_attempt(f"neuron {neuron}", counter, attributes, has_stages=True)
         return traceparent_of(span) if span.is_recording() else ""

@@ -49,8 +49,7 @@ class CommandOutput:
 async def run_locally(
     command: list[str], cwd: Path, timeout_s: float
 ) -> tuple[CommandOutput, bool]:
-    """The output, and whether it timed out. A cancellation ends the program's children too. Raises
-    ToolError."""
+    """Returns whether it timed out. A cancellation ends its children too. Raises ToolError."""
     reader, writer = os.pipe()
     try:
         process = await asyncio.create_subprocess_exec(
@@ -91,8 +90,7 @@ async def run_locally(
 
 
 async def _read(descriptor: int, data: bytearray) -> None:
-    """Keeps the end of the output. The pipe is ours: asyncio's ``wait`` would wait for the pipes'
-    end."""
+    """asyncio's ``wait`` would wait for the end of its own pipes, so this pipe is ours."""
     stream = asyncio.StreamReader()
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(descriptor, "rb", 0)

@@ -189,7 +189,6 @@ class VectorsConsumer(ApiConsumer):
 
 
 async def all_vectors(stream: RunningRequest) -> Embedded:
-    """Raises the ``ApiError`` that the stream failed with."""
     vectors: list[bytes] = []
     async for events in until_ended(stream):
         for event in events:

@@ -139,8 +139,7 @@ def model_card(
 def _forwarded_card(
     entry: CatalogueEntry, upstreams: Sequence[str], shared: dict[str, Any]
 ) -> ModelCard:
-    """A model of another task than text has it as its only capability: clients offer it for no
-    chat."""
+    """A model of another task has it as its only capability: clients offer it for no chat."""
     return ModelCard(
         status=ReplicaStatus.READY.value,
         locations=tuple(

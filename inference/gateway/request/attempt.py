@@ -122,7 +122,6 @@ class PlacedRequest:
         self._budget = asked.budget()
 
     async def begin(self) -> None:
-        """Raises ``ApiError``."""
         self.is_sent = False
         self._call.placed_model = self._entry.name
         place = await self._find_place()

@@ -136,8 +136,7 @@ class Identifier:
             return await self._principal(dict(headers))
 
     async def still(self, account: str, key: str) -> Principal:
-        """The present state of an earlier caller; ``key`` is its public prefix. Raises
-        ``ApiError``."""
+        """An earlier caller's present state; ``key`` is the public prefix. Raises ``ApiError``."""
         with _refusals():
             if key:
                 principal = await self._directory.find_by_prefix(key)

@@ -62,8 +62,8 @@ Hint = Callable[[], RoutingHint]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """``epoch``: the instance of the neuron that was ready. The replica's limits; ``None``: not
-    reported."""
+    """``epoch``: the neuron's instance that was ready. Limits are the replica's; ``None``:
+    unknown."""
 
     neuron: str
     epoch: str
@@ -222,8 +222,7 @@ class Placer:
         await self._catalogue.start_load(load)
 
     async def _snapshot(self, model: str) -> FleetSnapshot:
-        """Adds what happened since the last heartbeats: loads started here, and neurons that
-        refused."""
+        """Adds loads started here and neurons that refused since the last heartbeats."""
         snapshot = await self._read_snapshot()
         now_s = asyncio.get_running_loop().time()
         for key, (asked_s, load, entry) in list(self._loads_asked.items()):
@@ -316,8 +315,7 @@ def routing_hint(request: Request, *, model: str, salt: str) -> RoutingHint:
 
 
 def _of_messages(running: hashlib.blake2b, messages: list[ChatMessage]) -> tuple[bytes, ...]:
-    """Digests after the user's first, second, fourth … message, and after a long first one's
-    beginning."""
+    """Digests after the user's messages 1, 2, 4 …, and after a long first one's beginning."""
     hints: list[bytes] = []
     num_of_user, next_of_user = 0, 1
     for message in messages:

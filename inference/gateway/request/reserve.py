@@ -185,8 +185,7 @@ class Accounting:
         return self._ledger.spool_problem
 
     async def reserve(self, call: Call, bounds: TokenBounds) -> Granted | None:
-        """Replaces the call's earlier reservation. ``None``: no cap applies. Raises
-        ``ApiError``."""
+        """Replaces an earlier reservation. ``None``: no cap applies. Raises ``ApiError``."""
         if self._ledger.is_full:
             raise _ledger_unavailable()
         principal = call.who
@@ -236,8 +235,7 @@ class Accounting:
             self.queue.freed(call.who.budgets)
 
     def submitted(self, call: Call, counter: UsageCounter) -> None:
-        """A call is billed for its last attempt, also where this process dies before it has
-        ended."""
+        """A call is billed for its last attempt, also where this process dies first."""
         call.usage_counter = counter
         if call.is_billed:
             counter.when_counted(self._ledger.begin(bill_of(call.outcome_if_lost())))

@@ -146,8 +146,7 @@ class Failover:
         *,
         deadline_s: float,
     ) -> None:
-        """``targets`` can all answer such a request. ``deadline_s``, on the loop's clock, is for
-        the first token."""
+        """``deadline_s`` is for the first token, on the event loop's clock."""
         self._gateway = gateway
         self._call = call
         self._entry = entry
@@ -162,8 +161,7 @@ class Failover:
 
     @property
     def place_deadline_s(self) -> float | None:
-        """The end of the wait for a place, on the event loop's clock; ``None``: no limit of its
-        own."""
+        """On the event loop's clock; ``None``: no limit of its own."""
         wait_s = self._chosen.wait_s
         return None if wait_s is None else self._began_s + wait_s
 

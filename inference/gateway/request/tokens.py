@@ -229,8 +229,8 @@ class UsageCounter:
         self.usage: events.Usage = NOTHING
         self.first_token_s: float | None = None
         self.begun_s: float | None = None
-        """``time.monotonic`` when its engine began, else when its neuron had prepared it; ``None``:
-        it was not accepted."""
+        """``time.monotonic`` at the engine's begin, else at its neuron's; ``None``: not
+        accepted."""
         self.trace = ""
         self.stage_times: events.StageTimes | None = None
         self.settled_s: float | None = None
@@ -289,8 +289,7 @@ class UsageCounter:
             self._when_counted(self._prompt_tokens, 0, self._completion_tokens, 0)
 
     def when_counted(self, callback: Callable[[int, int, int, int], None]) -> None:
-        """``callback`` gets the tokens used, in the order of ``entries.TOKENS``, whenever they
-        grow."""
+        """``callback`` gets the tokens whenever they grow, in the order of ``entries.TOKENS``."""
         self._when_counted = callback
 
     def when_settled(self, callback: Callable[[], None]) -> None:

@@ -220,8 +220,7 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
 
 
 def write_at_once(transport: Any, data: bytes) -> None:
-    """Twisted buffers first and sends in the next round of its loop: a streamed token costs 10 to
-    20 % more."""
+    """Twisted sends in its loop's next round, which costs a streamed token 10 to 20 % more."""
     num_sent = transport.writeSomeData(data) if _can_send_now(transport) else 0
     if not isinstance(num_sent, int):
         num_sent = 0  # The connection is lost: Twisted sees that when it sends the buffer.

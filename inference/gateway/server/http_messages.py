@@ -56,8 +56,7 @@ def advice_headers(client: str, error: ApiError) -> list[tuple[bytes, bytes]]:
 
 
 def ignored_headers(paths: Sequence[str]) -> list[tuple[bytes, bytes]]:
-    """Names are the client's own text: characters that a header cannot carry are
-    percent-encoded."""
+    """Names are the client's own text: what a header cannot carry is percent-encoded."""
     if not paths:
         return []
     named = [quote(one[:MAX_NAME_CHARS], safe="[]", errors="replace") for one in paths[:MAX_NAMED]]

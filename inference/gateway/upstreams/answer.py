@@ -43,8 +43,7 @@ MAX_ERROR_BYTES = 64 * 1024
 
 @contextmanager
 def faults(link: UpstreamLink, has_begun: Callable[[], bool]) -> Iterator[None]:
-    """Before the first token the upstream is unavailable: the same request may succeed a little
-    later."""
+    """Before the first token the upstream is unavailable: a retry may succeed."""
     import httpx2
 
     name = link.entry.name
@@ -131,7 +130,6 @@ class UpstreamAnswer:
         self._fault: Exception | None = None
 
     async def next_events(self) -> list[Event]:
-        """Raises ``RequestFailedError``."""
         with faults(self._link, lambda: self._answer.is_accepted):
             if self._fault is not None:
                 raise self._fault
@@ -175,8 +173,7 @@ class UpstreamAnswer:
         return response
 
     async def _streamed(self, response: UpstreamConnection) -> list[Event]:
-        """Comments do not count as tokens. Only waiting for the upstream counts, not the client's
-        time."""
+        """Comments are no tokens. Only waiting for the upstream counts, not the client's time."""
         while not self._answer.is_ended:
             part = await self._next_part(response)
             if part is None:

@@ -63,7 +63,6 @@ class ForwardedRequest:
         self._answer: UpstreamAnswer | None = None
 
     async def begin(self) -> None:
-        """Raises ``ApiError``."""
         gateway, call, entry = self._gateway, self._call, self._entry
         call.placed_model = entry.name
         upstream = permitted_upstream(gateway.pseudonym, call, entry, self._served)

@@ -242,7 +242,6 @@ class _PassedAnswer:
         *,
         deadline_s: float,
     ) -> None:
-        """Raises ``RequestFailedError``."""
         with faults(self._link, lambda: self.has_begun):
             entry = self._link.entry
             until_s = min(
