@@ -4,9 +4,6 @@
     run_request ─▶ without_files ─┬▶ the request, with ImageRef             through the inbox
                                   └▶ bytes ─▶ ImageSender ─▶ Redis, the request's own key
 
-    address ─▶ resolve once ─▶ check ─▶ connect to the checked one ─▶ GET ─▶ bounded bytes
-                                                      └─ redirect, to the same host only ─▶ again
-
 A host that matches a pattern must have a public address: the owner of a name can point it into this
 gateway's network. The connection goes to the checked address. Images in Redis are deleted when the
 neuron has accepted the request, and expire where none does.

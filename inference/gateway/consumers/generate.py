@@ -1,7 +1,5 @@
 """Answers requests for text, vectors, scores, ranks and tokens.
 
-    parse ─▶ catalogue ─▶ placer ─▶ Submit ─▶ events ─▶ encoder ─▶ frames
-
 A stream that has to wait starts after ``STREAM_GRACE_S``: early refusals keep their status, later
 ones become the stream's last event. The neuron tokenizes and counts with the model's own template
 and tokenizer; the engine takes no part in that.

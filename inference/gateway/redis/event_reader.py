@@ -1,7 +1,5 @@
 """Reads the events of one neuron for this gateway and puts them into request streams.
 
-    XREAD BLOCK helexa:neuron:<name>:events:<gateway> ─▶ EventBatch ─▶ RequestStream.put
-
 Each neuron has a stream, a reader and a connection of its own: a faulty neuron delays and fails its
 own requests alone. Batches are numbered within each epoch of the neuron: a duplicate is dropped,
 and a missing one fails that neuron's requests instead of continuing with a gap.

@@ -1,9 +1,5 @@
 """One answer of an upstream as events: sends the request, reads and ends the answer.
 
-    send ─▶ status ─┬▶ a stream ─▶ FrameReader ─▶ AnswerReader ─▶ AnswerEvents
-                    ├▶ one JSON body ───────────▶ AnswerReader ─▶ AnswerEvents
-                    └▶ an error, or a redirect ─▶ Failure
-
 Time is bounded until the first token and between two, bytes by the answer's tokens. Nothing is read
 ahead: a slow client slows its upstream.
 """

@@ -1,8 +1,5 @@
 """One request that an upstream answers: reserved, forwarded and counted like any other.
 
-    begin: may it leave? ─▶ translate ─▶ reserve ─▶ place      next_events: answer ─▶ events
-                                                                               └▶ usage, once
-
 No tokenizer of ours counts the prompt and nothing refuses a longer one, so a cap reserves its sure
 bound. The upstream's report is charged; where it reports nothing, or more than was reserved, the
 estimate is, and the request is marked. It is sent once.

@@ -1,7 +1,5 @@
 """The connections to one upstream: the idle one used last is reused first.
 
-    new: addresses ─▶ the proxy's CONNECT, where there is one ─▶ TLS ─▶ UpstreamConnection
-
 httpx2's own pool asks the kernel about each idle connection for each request: with 64 requests at
 once that took more than the rest of a forwarded request. The caller bounds the number of
 connections. Errors are httpx2's.
