@@ -1,7 +1,5 @@
 """A neuron without a model, as a process: like a real one to the gateway, at a known pace.
 
-    inbox ─▶ Accepted at once ─▶ one token per request and step ─▶ ChoiceFinished, Finished
-
 It speaks the real protocol over the real Redis, with one event batch per gateway and step.
 
     REDIS_URL=... python -m benchmarks.gateway.neuron --model NAME

@@ -1,8 +1,6 @@
 """Contents of files, in a directory that all gateways of a fleet may share: ``<directory>/<id>``;
 and a batch's input and results in it. Knows no database.
 
-    scan ─▶ offsets of the lines that are to be run, 8 bytes each ─▶ next_line ─▶ one request
-
     adopt ─▶ renames the parts of earlier lease holders, so that they are this gateway's
     append ─▶ that part grows, line by line
     finish ─▶ the part becomes the file; the adopted parts are deleted

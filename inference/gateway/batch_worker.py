@@ -1,8 +1,5 @@
 """Claims batches without a worker and runs them, a few at once.
 
-    lines ─▶ rows, a few at once ─▶ result files, line by line ─▶ ended
-    every second: the lease renewed, counts published, a cancellation read
-
 A gateway claims batches whose input it can read and those whose input was deleted, and adopts the
 answers written so far. One that stops releases its batches; one that dies leaves leases that
 expire.

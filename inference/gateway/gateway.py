@@ -1,12 +1,5 @@
 """One gateway: its Redis connections, its background tasks, and the requests it has open.
 
-    Gateway ─┬─ EventReaders        events in
-             ├─ Liveness            alive key out, heartbeats in
-             ├─ Dispatcher          frames out
-             ├─ HeldRequestsWatch   open here and held there are the same
-             ├─ Placer              where to
-             └─ UpstreamLinks       connections to endpoints of others
-
 Starts on the first request (or an ASGI lifespan), on that event loop. Must not know HTTP.
 """
 

@@ -11,9 +11,7 @@ one. Only then is this module imported, and OpenTelemetry with it.
     └─ chat gpt-5                  an attempt at an upstream, which is sent its ``traceparent``
 
 The gateway makes all of them. Neurons report durations and no times, so their clocks may differ.
-
-    RequestSpans ─▶ queue (bounded) ─▶ thread: batches ─▶ collector, by OTLP over HTTP
-                    full: dropped              └▶ does not answer: dropped, and logged
+Spans are dropped while the queue is full or the collector does not answer.
 
 OpenTelemetry's library reads its other variables itself (headers, timeouts, sampling, sizes of
 queue and batch). ``RequestSpans`` belongs to one event loop; it has one attempt open at a time.

@@ -1,9 +1,5 @@
 """Responses over one WebSocket: turns in sequence, each continuing the one before.
 
-    message ─▶ queue ─▶ parse ─▶ continued ─▶ run_request ─▶ events ─▶ messages
-                                    ▲                           │
-                                    └──── last turn's items ◀───┘
-
 The last turn's items are kept with the connection, so a chain needs nothing stored. A turn that
 fails forgets the turn that it continued: its client sends the whole conversation again.
 """

@@ -1,10 +1,5 @@
 """Tries one request at a replica, and retries it at another one where no engine accepted it.
 
-    begin: find place ─▶ reserve ─▶ Submit ─▶ RequestStream ─▶ Accepted ─▶ events
-                ▲                                   │
-                └── before it is accepted: the neuron went away or leaves, the replica is gone,
-                   or the prompt is longer than reserved
-
 ``fleet.placement.targets`` decides which failures are retried, and how often. A request that its
 neuron was preparing when it died is not: the marks in Redis show it
 (``inference.protocol.delivery``). Each attempt has its own id, so that no late event of an earlier

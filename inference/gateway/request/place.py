@@ -1,11 +1,5 @@
 """Carries out placement's decisions, until a request has a replica.
 
-    find ─▶ snapshot ─▶ place ─┬▶ Route   done
-              ▲                ├▶ Reject  refuse
-              │                ├▶ Load    start the job ─┐
-              │                └▶ Wait ──────────────────┤
-              └─────────────────────────── a room ◀─────┘
-
 ``fleet.placement`` decides. Here are the effects, and state newer than any heartbeat: this
 gateway's requests, so that a burst spreads over replicas; its loads, so that two models do not get
 the same memory; and replicas that have just refused.

@@ -1,10 +1,5 @@
 """Runs one request: finds its model, permits, places, reserves, submits.
 
-    find model ─▶ permit ─▶ PlacedRequest: find place ─▶ reserve ─▶ Submit ─▶ events ─▶ settle
-                  403/429                  may load it   429        narrowed when accepted
-    a model that an upstream serves: ForwardedRequest ─▶ reserve ─▶ answer ─▶ events ─▶ settle
-    one with several targets: TargetedRequest ─▶ either of them, and the next where that fails
-
 Several targets, until one of them has begun its answer:
 
     run ─▶ choose ─▶ attempt ─▶ kept, once its answer begins

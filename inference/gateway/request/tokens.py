@@ -1,10 +1,7 @@
 """Counts the tokens of a request: upper bounds before its prompt is counted, its usage after.
 
 The gateway has no tokenizer, so a prompt's sure bound is its bytes: no token is less than one byte
-of text. A ``UsageCounter`` counts one attempt, for its bill:
-
-    Accepted ─▶ prompt counted     tokens ─▶ counted     terminal event ─▶ settled, once
-                                     its stream expects no more events ─▶ settle_as_counted
+of text.
 """
 
 from __future__ import annotations

@@ -1,9 +1,5 @@
 """The HTTP connections of clients: one, and all that are open. Belongs to Twisted's reactor.
 
-    Port ─accept─▶ StreamChannel ─opened─▶ OpenClients    served or refused
-                        ▲                     │ every second
-                        └──── close_overdue ──┘
-
 Twisted closes a connection without a word when a line is too long, and answers other bad requests
 with an empty 400. Here the client gets an error in the dialect of the path, and one that is too
 slow to send its request a 408.

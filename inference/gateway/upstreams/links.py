@@ -1,10 +1,5 @@
 """This gateway's connections to upstreams: a pool for each, as large as its row allows.
 
-    UpstreamEntry ─▶ UpstreamLink ─┬▶ take_place()  waits while all are taken; refuses while it is
-                                   │                left out
-                                   └▶ post()        over its UpstreamTransport
-    another entry ─▶ another link; the old one's requests end
-
 An upstream that was unavailable for ``MAX_FAILURES`` requests in a row is left out:
 
     asked ── MAX_FAILURES ──▶ left out ── a probe is answered ──▶ asked ── one failure ──▶ left out

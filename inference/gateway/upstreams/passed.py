@@ -1,9 +1,5 @@
 """One request that is passed through to an upstream: audio, images, moderation.
 
-    find ─▶ permit ─▶ reserve the most ─▶ Failover ─▶ _PassedAnswer ─▶ bytes ─▶ settle
-                                            ▲            │
-                                            └── leave ───┘ before the first byte
-
     send ─▶ status ─▶ a type that an answer has ─▶ first part ─▶ parts ─▶ end
                                                      │ from here on it is charged
                                                      └ a small JSON body is read whole before
