@@ -45,15 +45,11 @@ IMPORTABLE_PEERS = {
     "transformers_generate": READING_A_GGUF,
     "transformers_continuous": READING_A_GGUF,
 }
-"""Subject kind -> the modules that must be importable for it."""
 PACKAGES = {"llama_cpp": "llama-cpp-python"}
-"""Module -> its pip package, where that differs."""
 KINDS = ("helexa_engine", "helexa_http", *IMPORTABLE_PEERS, "vllm")
-"""The kinds of subjects in the order of the report's columns; ratios are to the first one."""
+"""In the order of the report's columns; ratios are to the first one."""
 BOOKKEEPING, QUALITY = "bookkeeping", "quality"
-"""The rows that are measured once, after the rounds."""
 OF_QUALITY = ("helexa_engine", "llama_cpp")
-"""The kinds of subjects that tell a prompt's log-probabilities."""
 FILE = "file"
 WEIGHTS = (FILE, "bf16", "q8", "q4")
 CPU = "cpu"
@@ -71,13 +67,11 @@ class Selection:
     rows: list[Measurement]
     own_rows: list[str]
     beside: list[Path]
-    """Other checkouts, whose engines are measured too."""
 
 
 @contextmanager
 def served(console: Console) -> Iterator[str]:
-    """The URL of a whole ``manage.py serve`` of the default model. Raises ``SubjectError`` where it
-    exits before it is ready; its own output has the reason."""
+    """Its own output has the reason where it exits. Raises ``SubjectError``."""
     command = [sys.executable, str(REPOSITORY_DIR / "manage.py"), "serve"]
     command += ["--port", str(free_port()), "--data-dir", str(DATA_DIR)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -120,8 +114,6 @@ def main() -> None:
 
 
 def select(arguments: argparse.Namespace) -> Selection:
-    """Raises ``ValueError`` where ``--only`` names no row, ``--beside`` no checkouts that the
-    report can tell apart, or ``--device`` and ``--weights`` what is not there."""
     beginnings = tuple(arguments.only)
     rows = [row for row in measurements() if row.name.startswith(beginnings)]
     own_rows = [row for row in (BOOKKEEPING, QUALITY) if row.startswith(beginnings)]
@@ -212,7 +204,6 @@ def _measure(arguments: argparse.Namespace, selection: Selection, console: Conso
 def _open_subject(
     kind: str, arguments: argparse.Namespace, *, url: str = "", checkout: Path | None = None
 ) -> SubjectProcess:
-    """``url``: of helexa's server. ``checkout``: another one, whose engine it is."""
     if kind == "helexa_http":
         return SubjectProcess(kind, {"url": url, "model": SERVED_MODEL})
     weights = _weights(arguments)
@@ -236,12 +227,11 @@ def _open_subject(
 
 
 def _card(arguments: argparse.Namespace) -> dict[str, str]:
-    """Without it where it is the default, which checkouts from before it have."""
+    """Checkouts from before the option lack it, so the default is left out."""
     return {} if arguments.device == CPU else {"device": arguments.device}
 
 
 def _weights(arguments: argparse.Namespace) -> Path:
-    """The GGUF, or the folder of dense weights."""
     if arguments.weights != FILE:
         return random_folder(arguments.model, DATA_DIR, arguments.device)
     file: Path = arguments.gguf or model_file(arguments.model, DATA_DIR)
@@ -249,7 +239,6 @@ def _weights(arguments: argparse.Namespace) -> Path:
 
 
 def _own_costs(arguments: argparse.Namespace, selection: Selection) -> dict[str, Any]:
-    """Measures the chosen rows of those that are measured once."""
     costs: dict[str, Any] = {}
     if QUALITY in selection.own_rows:
         kinds = [kind for kind in OF_QUALITY if kind in selection.kinds]
@@ -260,7 +249,7 @@ def _own_costs(arguments: argparse.Namespace, selection: Selection) -> dict[str,
 
 
 def _quality(arguments: argparse.Namespace, kinds: list[str]) -> dict[str, dict[str, float]]:
-    """The mean error in nats by subject and text (``benchmarks/measured_once.py``)."""
+    """In nats."""
     with open_on_cpu(_weights(arguments), DATA_DIR) as opened:
         token_ids = prompts(opened)
         exact = {name: exact_log_probabilities(opened, ids) for name, ids in token_ids.items()}

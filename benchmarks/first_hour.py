@@ -37,7 +37,6 @@ from inference.version import build_of_checkout
 
 Outcome = Literal["passed", "failed", "timed out"]
 END_TIMEOUT_S = 10.0
-"""The time for an overdue part to end its own processes, before all are killed."""
 TABLE_WIDTH = 160
 INTERRUPTED = 130
 
@@ -48,13 +47,11 @@ class Result:
     seconds: float
     summary: str
     log: str
-    """The log's name in the folder, without its ending."""
     commit: str = ""
-    """The commit of the checkout that ran it."""
 
 
 def read_state(folder: Path) -> dict[str, Result]:
-    """Results by the parts' names; the latest counts. Raises ``ValueError`` that names the file."""
+    """Raises ``ValueError`` that names the file."""
     file = folder / "state.json"
     try:
         return {name: Result(**one) for name, one in json.loads(file.read_bytes()).items()}
@@ -70,7 +67,6 @@ def keep_state(folder: Path, results: Mapping[str, Result]) -> None:
 
 
 def next_log(folder: Path, part: Part) -> Path:
-    """The path of the part's next log, without its extension, unused by earlier runs."""
     logs = folder / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     name = re.sub(r"[^A-Za-z0-9.]+", "-", part.name)
@@ -78,7 +74,6 @@ def next_log(folder: Path, part: Part) -> Path:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 0 where every part that this host has room for has passed."""
     import torch
 
     arguments = _parser().parse_args(words)
@@ -107,8 +102,7 @@ def open_parts(
     only: Collection[str],
     again: Collection[str],
 ) -> list[Part]:
-    """The parts to run: those without a result or in ``again``, where ``failed`` names all that
-    have not passed; of ``only``, if any. Raises ``ValueError`` for a part that is none."""
+    """``again`` may hold ``failed``: all that have not passed. Raises ``ValueError``."""
     repeated = {*again} - {"failed"}
     if unknown := {*only, *repeated} - {part.name for part in parts}:
         raise ValueError(f"no part is called {', '.join(sorted(unknown))}: --list names them")
@@ -153,8 +147,7 @@ def _run(
 
 
 def run_part(part: Part, log: Path, environment: Mapping[str, str], commit: str) -> Result:
-    """Writes ``log`` with the endings .out and .err. An interruption of the run ends the part's
-    processes as well."""
+    """An interruption of the run ends the part's processes as well."""
     began_s = time.monotonic()
     out, err = log.with_name(f"{log.name}.out"), log.with_name(f"{log.name}.err")
     with out.open("wb") as out_file, err.open("wb") as err_file:
@@ -184,8 +177,7 @@ def run_part(part: Part, log: Path, environment: Mapping[str, str], commit: str)
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """Ends the process group, with the part's remaining processes. Engines are in sessions of their
-    own and exit with the process that holds their socket."""
+    """Engines are in sessions of their own and exit with the process that holds their socket."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
@@ -196,7 +188,6 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def summary_of(output: str, errors: str, *, has_passed: bool) -> str:
-    """Facts that a check printed, the medians of a bench, or the last line of any other output."""
     if output.startswith("{"):
         with contextlib.suppress(ValueError):
             return _bench_in_words(json.loads(output))

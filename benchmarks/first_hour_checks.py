@@ -3,11 +3,9 @@
     python -m benchmarks.first_hour_checks doctor DEVICE
     python -m benchmarks.first_hour_checks load|wake|kill DEVICE MODEL
 
-``doctor``: the doctor's checks of packages and cards, then torch, Triton and the card in numbers.
-``load``: the model loads and answers; the same prompt has the same answer with a prefix hit, in a
-batch and after a long prompt. ``wake``: it sleeps and wakes, its decode steps are captured again,
-and it answers the same. ``kill``: the process is killed in mid-step; the card's memory comes back
-and a new process answers the same.
+``load``: the same prompt has the same answer with a prefix hit, in a batch and after a long prompt.
+``wake``: it sleeps, wakes, and captures its decode steps again. ``kill``: killed in mid-step, the
+card's memory comes back and a new process answers the same.
 """
 
 from __future__ import annotations
@@ -41,24 +39,22 @@ from inference.protocol.load import LoadSpec
 from inference.protocol.load_report import LoadReport
 
 FACTS = "FACTS "
-"""Begins the line of JSON in which a check reports."""
 BATCH_SIZE, BATCH_TOKENS = 8, 64
 PROMPT_TOKENS, LONG_PROMPT_TOKENS = 64, 1024
 KV_BYTES = 2 * 10**9
 CPU_KV_BYTES = 64 * 10**6
 KILLED_TOKENS = 256
-"""The answers still running when the process is killed."""
 FREED_TIMEOUT_S = 30.0
 FREED_SLACK_BYTES = 256 * 10**6
-"""Memory that other processes of the host may have allocated meanwhile."""
+"""Other processes of the host may have allocated as much meanwhile."""
 
 
 M = TypeVar("M", bound=EngineMessage)
 
 
 class EngineUnderTest:
-    """An engine process as a neuron starts it, which runs greedy sequences that no token ends.
-    Every method raises ``RuntimeError`` where the process exits or a sequence fails."""
+    """Greedy sequences that no token ends. Every method raises ``RuntimeError`` where the process
+    exits or a sequence fails."""
 
     report: LoadReport
 
@@ -73,7 +69,6 @@ class EngineUnderTest:
             raise
 
     def generate(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
-        """``num_tokens`` after each prompt, all at once."""
         names = self.submit(prompts, num_tokens)
         found: dict[str, list[int]] = {name: [] for name in names}
         while any(len(tokens) < num_tokens for tokens in found.values()):
@@ -82,7 +77,6 @@ class EngineUnderTest:
         return [found[name] for name in names]
 
     def submit(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[str]:
-        """Returns the sequences' ids."""
         params = SamplingParams(max_tokens=num_tokens, temperature=0.0)
         names = []
         for prompt in prompts:
@@ -94,7 +88,6 @@ class EngineUnderTest:
         return names
 
     def next_tokens(self) -> Mapping[str, list[int]]:
-        """The tokens of the next message with any, by the sequences' ids."""
         found: dict[str, list[int]] = {}
         while not found:
             for output in self._next(StepOutputs).outputs:
@@ -156,7 +149,6 @@ def check_host(device: str) -> bool:
 
 
 def device_facts(name: str) -> dict[str, object]:
-    """Raises ``RuntimeError`` where torch has no such device."""
     import torch
 
     facts: dict[str, object] = {"torch": torch.__version__}
@@ -195,7 +187,6 @@ def prompt_of(seed: int, num_tokens: int) -> list[int]:
 
 
 def check_load(spec: LoadSpec) -> bool:
-    """``False`` where the same prompt has two answers, with and without a prefix hit."""
     with EngineUnderTest(spec) as engine:
         report = engine.report
         print(f"quantization: {report.quantization}\ncompiled: {report.compiled}")
@@ -228,8 +219,6 @@ def batch() -> list[list[int]]:
 
 
 def check_wake(spec: LoadSpec) -> bool:
-    """Raises ``RuntimeError`` where the model answers otherwise after it woke, or runs decode steps
-    uncaptured that the load had captured."""
     prompt = prompt_of(1, PROMPT_TOKENS)
     began_s = time.perf_counter()
     with EngineUnderTest(spec) as engine:
@@ -256,7 +245,6 @@ def check_wake(spec: LoadSpec) -> bool:
 
 
 def check_kill(spec: LoadSpec) -> bool:
-    """``False`` where memory is not freed, or a new process answers otherwise."""
     (device,) = spec.devices
     free_before_bytes = 0 if device == "cpu" else free_bytes(device)
     with EngineUnderTest(spec) as engine:
@@ -278,8 +266,7 @@ def check_kill(spec: LoadSpec) -> bool:
 
 
 def _wait_freed(device: str, free_before_bytes: int) -> float | None:
-    """Seconds until the device has as much free as before; ``None``: not in ``FREED_TIMEOUT_S``.
-    The host's memory is shared with other processes, so it is not compared."""
+    """In seconds; ``None``: not in time. The host's memory is shared, so it is not compared."""
     if device == "cpu":
         return 0.0
     began_s = time.perf_counter()

@@ -24,7 +24,6 @@ PART_LIMIT_S = 480
 Kind = Literal["dense", "fp8", "packed", "mixture", "hybrid"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 FOLDERS: tuple[Kind, ...] = ("dense", "fp8")
-"""Kinds that are folders of safetensors; others are GGUF files."""
 SIZES: Mapping[Kind, Sequence[str]] = {
     "dense": ("qwen3-1.7b",),
     "fp8": ("qwen3-8b", "qwen3-1.7b"),
@@ -32,7 +31,6 @@ SIZES: Mapping[Kind, Sequence[str]] = {
     "mixture": ("qwen3-30b-a3b", "qwen3-30b-a3b-16-layers"),
     "hybrid": ("qwen3.5-0.8b",),
 }
-"""The shapes of each kind, the largest first."""
 TINY_SIZES: Mapping[Kind, str] = {
     "dense": "tiny-dense",
     "fp8": "tiny-dense",
@@ -41,8 +39,7 @@ TINY_SIZES: Mapping[Kind, str] = {
     "hybrid": "tiny-hybrid",
 }
 WORKING_BYTES = 6 * 10**9
-"""A process's memory beside weights: the driver's own, keys and values, captured steps, the largest
-step's activations."""
+"""The driver's own, keys and values, captured steps, the largest step's activations."""
 SPARE_DISK_BYTES = 10**9
 BENCHED = "qwen3-1.7b"
 BENCHED_WEIGHTS = ("file", "bf16", "q8", "q4")
@@ -56,10 +53,9 @@ CUDA_TESTS_DIR = TESTS_DIR / "models" / "cuda"
 class Part:
     name: str
     command: tuple[str, ...]
-    """The interpreter's arguments."""
     limit_s: int = PART_LIMIT_S
     left_out: str = ""
-    """Why it cannot run on this host; empty: it can."""
+    """Empty: it can run on this host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,8 +129,7 @@ def _bench(host: Host) -> Iterator[Part]:
 
 
 def chosen(kind: Kind, host: Host) -> tuple[str, str]:
-    """The kind's largest shape that the free bytes of card and disk have room for, and ``""``; or
-    its smallest, and why it is not loaded."""
+    """The shape, and why it is not loaded; empty: it is."""
     if not host.has_card:
         return TINY_SIZES[kind], ""
     for size in SIZES[kind]:
@@ -151,7 +146,7 @@ def chosen(kind: Kind, host: Host) -> tuple[str, str]:
 
 
 def weight_bytes(kind: Kind, size: str) -> int:
-    """Bytes of its files, and on a card."""
+    """Of its files, and on a card."""
     if kind in FOLDERS:
         return random_folder.folder_bytes(size, is_fp8=kind == "fp8")
     return gguf_files.file_bytes(SHAPES[size])
@@ -164,7 +159,6 @@ def weights_path(kind: Kind, size: str, data_dir: Path) -> Path:
 
 
 def make(kind: Kind, size: str, data_dir: Path, device: str) -> Path:
-    """Made once. Raises ``subprocess.CalledProcessError``."""
     if kind in FOLDERS:
         return random_folder.random_folder(size, data_dir, device, is_fp8=kind == "fp8")
     return gguf_files.random_file(size, data_dir)

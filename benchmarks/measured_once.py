@@ -1,7 +1,5 @@
-"""The rows that are measured once: the quality that packed weights, and keys and values in 8 bits,
-cost, by how much the log-probability of each token that follows differs from that of the same file
-in float32; and the engine's own Python in a decode step, with an executor that does nothing.
-"""
+"""The rows that are measured once: the error of packed weights and of 8-bit keys and values, and
+the engine's own Python in a decode step."""
 
 from __future__ import annotations
 
@@ -31,7 +29,6 @@ from inference.protocol.engine import SamplingParams, SubmitSequence
 from inference.protocol.load import LoadSpec
 
 MAX_TOKENS = 192
-"""The longest part of each text that is read."""
 LANGUAGES = """Der Fluss, der durch die Stadt fließt, war im Winter zugefroren, und die
 Kinder liefen auf ihm bis zur Mühle. La boulangère ouvrait sa porte avant l'aube et saluait
 chacun par son nom. El tren salió con media hora de retraso, pero nadie en el andén parecía
@@ -40,7 +37,6 @@ tener prisa. 春になると、川沿いの桜が一斉に咲き、遠くから�
 
 
 def texts() -> dict[str, str]:
-    """Prose, a page for people, source text and six languages."""
     return {
         "prose": QUALITY_TEXT,
         "page": (REPOSITORY_DIR / "docs" / "operating" / "models.md").read_text(encoding="utf-8"),
@@ -62,7 +58,6 @@ def open_on_cpu(gguf: Path, cache_dir: Path) -> Iterator[OpenedModel]:
 
 
 def prompts(opened: OpenedModel) -> dict[str, list[int]]:
-    """The token ids of each text, ``MAX_TOKENS`` at most."""
     import transformers
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(opened.tokenizer_dir)
@@ -79,14 +74,13 @@ def exact_logits(opened: OpenedModel, ids: torch.Tensor) -> torch.Tensor:
 
 
 def exact_log_probabilities(opened: OpenedModel, token_ids: Sequence[int]) -> list[float]:
-    """The log-probability of each token but the first."""
+    """Of each token but the first."""
     ids = torch.tensor(token_ids, dtype=torch.int32)
     return following(exact_logits(opened, ids), ids)
 
 
 def following(logits: torch.Tensor, ids: torch.Tensor) -> list[float]:
-    """The log-probability of each token that follows another. ``logits`` (num_tokens,
-    vocab_size), ``ids`` (num_tokens,)."""
+    """``logits`` (num_tokens, vocab_size), ``ids`` (num_tokens,)."""
     chosen = logits[:-1].float().log_softmax(-1)
     found: list[float] = chosen.gather(1, ids[1:].long().unsqueeze(1)).squeeze(1).tolist()
     return found
@@ -102,8 +96,6 @@ VOCAB_SIZE = 50_000
 
 
 class FreeExecutor:
-    """Answers every row with a token at no cost."""
-
     def execute(self, schedule: Schedule) -> Sampled:
         return Sampled([7] * len(schedule.sampled), {}, {})
 
@@ -115,7 +107,6 @@ class FreeExecutor:
 
 
 def bookkeeping_ms_per_step(num_sequences: int = 256, num_steps: int = 200) -> float:
-    """Median milliseconds of a step in which ``num_sequences`` decode, one token each."""
     num_blocks = num_sequences * 16
     engine = Engine(
         FreeExecutor(),

@@ -12,8 +12,7 @@ PORTS = range(20_000, 32_768)
 
 
 def free_port() -> int:
-    """A free loopback port. A server may need seconds until it listens there: meanwhile no
-    connection of another process gets this port, as it might get an ephemeral one."""
+    """Not ephemeral: another connection might get such a port before the server listens."""
     choice = random.SystemRandom()  # processes may have equal seeds
     while True:
         port = choice.choice(PORTS)

@@ -1,10 +1,8 @@
-"""A folder of random weights at a dense shape, as a hub would publish it: config, safetensors, a
-tokenizer.
+"""A folder of random weights at a dense shape, as a hub would publish it.
 
     python -m benchmarks.random_folder SHAPE FOLDER DEVICE [fp8]
 
-makes one. transformers draws the weights, on DEVICE, where a card is a hundred times faster than a
-core, and so small that logits stay finite.
+transformers draws the weights, so small that logits stay finite. A card is a hundred times faster.
 """
 
 from __future__ import annotations
@@ -36,8 +34,7 @@ def main() -> None:
 
 
 def random_folder(name: str, data_dir: Path, device: str, *, is_fp8: bool = False) -> Path:
-    """The shape's folder under ``data_dir``; made once, in a process of its own, which leaves no
-    memory on the card. Raises ``subprocess.CalledProcessError``."""
+    """Made once, in a process of its own, which leaves no memory on the card."""
     folder = folder_path(name, data_dir, is_fp8=is_fp8)
     if not (folder / "config.json").exists():
         shutil.rmtree(folder, ignore_errors=True)
@@ -60,8 +57,7 @@ def folder_bytes(name: str, *, is_fp8: bool = False) -> int:
 
 
 def write(name: str, folder: Path, device: str, *, is_fp8: bool = False) -> None:
-    """``name``: of a dense shape. ``is_fp8``: projections in float8_e4m3fn with a scale for each
-    block."""
+    """``is_fp8``: projections in float8_e4m3fn with a scale for each block."""
     weights = _weights(name, device)
     config = _config(name).to_dict() | {"architectures": ["Qwen3ForCausalLM"]}
     if is_fp8:

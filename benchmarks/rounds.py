@@ -1,8 +1,7 @@
-"""Runs every measurement on all subjects in alternation, keeps all readings, and reports them as a
-table for people and as JSON for machines.
+"""Runs every measurement on all subjects in alternation, and reports it.
 
-Rounds whose order turns each time (a, b, c, c, b, a, …) spread the machine's variations, and what
-comes first, over all subjects; the report has medians, and the medians of the rounds' ratios.
+Rounds whose order turns each time (a, b, c, c, b, a, …) spread the machine's variations over all
+subjects; the report has medians, and the medians of the rounds' ratios.
 """
 
 from __future__ import annotations
@@ -27,8 +26,6 @@ INTERPRETER_ROW = "memory, interpreter"
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """``name`` is for the report; ``question`` is sent to a subject."""
-
     name: str
     unit: str
     question: dict[str, object]
@@ -60,7 +57,6 @@ class Results:
     units: dict[str, str] = field(default_factory=dict)
     readings: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     ended: dict[str, str] = field(default_factory=dict)
-    """Why subjects did not last, by their kinds."""
 
     def add(self, name: str, unit: str, subject: str, value: float) -> None:
         self.units[name] = unit
@@ -71,8 +67,7 @@ class Results:
         return statistics.median(values) if values else None
 
     def median_ratio(self, name: str, subject: str, other: str) -> float | None:
-        """The median of the rounds' ratios of ``subject``'s reading to ``other``'s, which a slow
-        moment changes least."""
+        """A slow moment changes it least."""
         found = self.readings.get(name, {})
         pairs = zip(found.get(subject, []), found.get(other, []), strict=False)
         ratios = [one / two for one, two in pairs if one and two]
@@ -80,8 +75,6 @@ class Results:
 
 
 class Process(Protocol):
-    """The used part of ``SubjectProcess``."""
-
     kind: str
     description: str
 
@@ -99,7 +92,7 @@ def run(
     on_reading: Callable[[str, str, float], None],
 ) -> None:
     """Round 0 warms up and is discarded. Each (measurement, round) has its own prompts, the same
-    for all subjects. Where a subject ends, the others go on."""
+    for all subjects."""
     for round_number in range(num_rounds + 1):
         for index, measurement in enumerate(measurements):
             for subject in subjects[:: 1 if round_number % 2 else -1]:
@@ -127,12 +120,11 @@ def _named(measurement: Measurement, answer: object) -> Iterator[tuple[str, floa
 
 
 MEMORY_BOUND = 1.5
-"""The engine's largest memory over its interpreter's, in multiples of all of llama.cpp's."""
+"""The most memory of the engine over its interpreter's, in multiples of llama.cpp's."""
 LESS_IS_BETTER = ("s", "MiB")
 
 
 def machine() -> str:
-    """The machine in words: without it a number means nothing."""
     gib = psutil.virtual_memory().total / 2**30
     cores = psutil.cpu_count(logical=False) or psutil.cpu_count()
     return f"{_cpu_name()}, {cores} cores, {gib:.0f} GiB, Python {platform.python_version()}"
@@ -165,8 +157,7 @@ def as_json(results: Results) -> dict[str, Any]:
 
 
 def memory_over_llama_cpp(results: Results) -> float | None:
-    """The engine's resident memory without its interpreter's, over all of llama.cpp's; ``None``
-    where one of them was not measured."""
+    """Without the interpreter's. ``None`` where one was not measured."""
     ours = results.median(MEMORY_ROW, "helexa_engine")
     interpreter = results.median(INTERPRETER_ROW, "helexa_engine")
     theirs = results.median(MEMORY_ROW, "llama_cpp")
@@ -176,7 +167,6 @@ def memory_over_llama_cpp(results: Results) -> float | None:
 
 
 def print_table(results: Results, console: Console) -> None:
-    """Medians, and beside every peer the first subject's speed-up."""
     first, *peers = results.subjects
     table = Table(title=machine(), title_justify="left")
     table.add_column("median")

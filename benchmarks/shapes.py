@@ -1,5 +1,4 @@
-"""Shapes of real models, whose files of random weights the benchmarks make: the weights' values do
-not affect speed."""
+"""Shapes of real models: the weights' values do not affect speed."""
 
 from __future__ import annotations
 

@@ -24,36 +24,29 @@ import psutil
 from benchmarks.subjects import DECODE_PROMPT_TOKENS, prompts_of
 
 REPOSITORY_DIR = Path(__file__).parents[1]
-"""The checkout's folder, without the site's configuration, because an interpreter without its
-packages imports this too."""
+"""An interpreter without the site's packages imports this too."""
 
 MODULES = {"transformers_generate": "transformers", "transformers_continuous": "transformers"}
-"""The modules of kinds that are named otherwise."""
 READY_LINE = "subject-ready"
 CLOSE_TIMEOUT_S = 60
 MEMORY = "memory"
 INTERPRETER_MEMORY = "interpreter_memory"
-"""Two questions that the child answers itself: its process' memory now, and after importing the
-subject's libraries without a model."""
+"""The child's memory now, and after importing the subject's libraries without a model."""
 
 
 class Subject(Protocol):
     """Prompts are token ids; none has been sent before, unless it is sent twice in a row.
 
-    Its module has ``LIBRARIES`` as well, the modules that it imports only once it is opened;
-    ``None`` where the process is a client, whose memory is irrelevant.
+    Its module's ``LIBRARIES`` are imported only once it is opened; ``None``: the process is a
+    client, whose memory is irrelevant.
     """
 
     keeps_prefixes: bool
-    """Whether it has a prefix cache: a prompt's second time to its first token is measured too."""
 
-    def describe(self) -> str:
-        """Name, version and relevant settings, for the report."""
-        ...
+    def describe(self) -> str: ...
 
     def decode(self, prompts: list[list[int]]) -> float:
-        """Aggregate output tokens per second while all prompts decode, ``DECODE_OUTPUT_TOKENS``
-        each."""
+        """Aggregate output tokens per second, ``DECODE_OUTPUT_TOKENS`` for each prompt."""
         ...
 
     def first_token_s(self, prompt: list[int]) -> float | None:
@@ -64,12 +57,11 @@ class Subject(Protocol):
 
 
 class SubjectError(Exception):
-    """A subject's process exited or answered with an error."""
+    pass
 
 
 class SubjectProcess:
-    """The parent's end. ``kind``: of a module of ``benchmarks.subjects``, whose ``open_subject``
-    gets the ``options``. ``checkout``: another one than this, whose subject it is."""
+    """``kind``: a module of ``benchmarks.subjects``; its ``open_subject`` gets the ``options``."""
 
     def __init__(
         self,
@@ -93,7 +85,6 @@ class SubjectProcess:
         self.description = str(self._read()["description"])
 
     def ask(self, **question: Any) -> Any:
-        """Raises ``SubjectError``."""
         assert self._process.stdin is not None
         # An exited process reports it when it is read from.
         with contextlib.suppress(BrokenPipeError):
@@ -102,7 +93,6 @@ class SubjectProcess:
         return self._read()["answer"]
 
     def close(self) -> None:
-        """Ends the process, which may have exited before; kills it after a timeout."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
@@ -129,7 +119,7 @@ def _how(exit_code: int) -> str:
 
 
 def main() -> None:
-    """The child: opens its subject, then answers a question a line."""
+    """The child answers a question a line."""
     kind = sys.argv[1]
     module = importlib.import_module(f"benchmarks.subjects.{MODULES.get(kind, kind)}")
     for name in module.LIBRARIES or ():

@@ -18,7 +18,7 @@ NAMES = ("debug", "info", "warning", "error")
 LEVELS = {name: logging.getLevelNamesMapping()[name.upper()] for name in NAMES}
 LOGGER_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,199}")
 TALKATIVE = ("asyncio", "httpx2", "httpcore2")
-"""Libraries that log every request, with its address: at level WARNING, unless they are named."""
+"""Libraries that log every request, with its address: at WARNING, unless they are named."""
 HELP = """\
 usage: helexa-acp [--help | --version]
 
@@ -37,7 +37,6 @@ The README has an editor's settings and every other setting.
 
 
 def set_up_logging(environ: Mapping[str, str]) -> None:
-    """Raises ``ConfigError`` for an unknown level."""
     levels = read_levels(environ.get("HELEXA_LOG_LEVEL", ""))
     level = levels.pop("", logging.INFO)
     handler: logging.Handler = logging.StreamHandler(sys.stderr)
@@ -57,8 +56,7 @@ def set_up_logging(environ: Mapping[str, str]) -> None:
 
 
 def read_levels(word: str) -> dict[str, int]:
-    """Levels of the named loggers; the empty name is for all others. Accepts the same as the
-    server's processes. Raises ``ConfigError``."""
+    """The empty name is for all other loggers. Raises ``ConfigError``."""
     found: dict[str, int] = {}
     for part in word.split(",") if word.strip() else ():
         name, equals, level = (piece.strip() for piece in part.rpartition("="))
@@ -74,7 +72,7 @@ def read_levels(word: str) -> dict[str, int]:
 
 
 def main() -> None:
-    """Reports a wrong configuration at once, before the slow import of the SDK."""
+    """Reports a wrong configuration before the slow import of the SDK."""
     if arguments := sys.argv[1:]:
         sys.exit(_print_answer(arguments))
     try:
@@ -92,7 +90,6 @@ def main() -> None:
 
 
 def _print_answer(arguments: list[str]) -> int:
-    """Prints the answer to the arguments; returns the exit code."""
     if arguments in (["--help"], ["-h"]):
         print(HELP, end="")
         return 0

@@ -1,5 +1,4 @@
-"""The methods of ACP, served over standard input and output until the client disconnects. Errors
-become JSON-RPC errors here."""
+"""ACP's methods over standard input and output. Errors become JSON-RPC errors here."""
 
 from __future__ import annotations
 
@@ -40,14 +39,13 @@ from helexa_acp.wire.endpoints import Endpoints
 SESSIONS_PER_PAGE = 100
 SHOWN_MODELS = 10
 LIST_WAIT_S = 0.25
-"""How long a new session waits for the list of models, which also comes later as an update."""
 LATE_LIST_WAIT_S = 60.0
 INVALID_PARAMS, INTERNAL_ERROR = -32602, -32603
 Opener = Callable[[Home, Editor, str, Sequence[ServerSpec]], Awaitable[Session]]
 BUFFER_BYTES = 64 * 1024 * 1024
 """Images are sent in lines."""
 OLD_METHODS = {"session/set_model": "_session/set_model"}
-"""Methods that ACP had and clients still use, as extensions, which the SDK hands through."""
+"""Methods that ACP had and clients still use, as extensions."""
 log = logging.getLogger(__name__)
 
 
@@ -97,8 +95,6 @@ class HelexaAgent:
         """Keys are in the configuration; the editor has nothing to do."""
         return {}
 
-    # Sessions.
-
     async def new_session(
         self, cwd: str, mcp_servers: Sequence[Any] | None = None, **_: Any
     ) -> dict[str, Any]:
@@ -116,8 +112,7 @@ class HelexaAgent:
     async def resume_session(
         self, session_id: str, cwd: str, mcp_servers: Sequence[Any] | None = None, **_: Any
     ) -> dict[str, Any]:
-        """Opens a stored session without replaying it, for a client that still shows the
-        conversation."""
+        """For a client that still shows the conversation: nothing is replayed."""
         session = await self._open(stored_session, session_id, cwd, mcp_servers)
         return updates.opened(session)
 
@@ -148,8 +143,6 @@ class HelexaAgent:
         await session.close()
         return {}
 
-    # A session's settings and prompts.
-
     async def set_session_mode(self, session_id: str, mode_id: str, **_: Any) -> dict[str, Any]:
         with _rpc_errors():
             await choose_mode(self._session(session_id), mode_id)
@@ -166,7 +159,7 @@ class HelexaAgent:
         return {"configOptions": updates.config_options(session)}
 
     async def ext_method(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
-        """``session/set_model``, which ACP had before config options."""
+        """ACP had ``session/set_model`` before config options."""
         session_id, model_id = params.get("sessionId"), params.get("modelId")
         if method != "session/set_model":
             raise RequestError.method_not_found(method)
@@ -187,10 +180,7 @@ class HelexaAgent:
         if session := self._sessions.get(session_id):
             session.cancel()
 
-    # Shared.
-
     def _session(self, session_id: str) -> Session:
-        """Raises StoreError."""
         if session := self._sessions.get(session_id):
             return session
         raise StoreError(f"Session {session_id[:100]!r} is not open.")
@@ -216,7 +206,6 @@ class HelexaAgent:
         return session
 
     async def _introduce(self, session: Session, is_listed: bool) -> None:
-        """Sends the editor updates that need its knowledge of the session."""
         try:
             await session.editor.update(available_commands())
             if not is_listed:
@@ -226,7 +215,6 @@ class HelexaAgent:
             log.info("an update was not sent: %r", error)
 
     async def _choose_model(self, session: Session, model_id: str) -> None:
-        """Raises ``ConfigError``, also for a model that its endpoint neither lists nor accepts."""
         endpoints = self._home.endpoints
         selector = parse_selector(model_id, self._home.config)
         offers = endpoints.offers(selector.endpoint)
@@ -240,7 +228,6 @@ class HelexaAgent:
 
 @contextlib.contextmanager
 def _rpc_errors() -> Iterator[None]:
-    """Our errors as JSON-RPC's, with a message for people."""
     try:
         yield
     except ConfigError as error:
@@ -261,8 +248,7 @@ class EditorTransport(LineTransport):
 
 
 async def serve(config: Config, environ: Mapping[str, str]) -> None:
-    """Serves until the client closes its end, or a signal ends it. Raises ``ConfigError`` where no
-    client can be connected."""
+    """Ends when the client closes its end, or by a signal. Raises ``ConfigError``."""
     transport = await _open_transport()
     serving = asyncio.create_task(serve_over(transport, HelexaAgent(config, data_dir(environ))))
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -285,8 +271,7 @@ async def serve_over(transport: LineTransport, agent: HelexaAgent) -> None:
 
 
 async def _open_transport() -> EditorTransport:
-    """Reserves standard output for the protocol: other output goes to standard error. Raises
-    ``ConfigError``."""
+    """Reserves standard output for the protocol: other output goes to standard error."""
     for stream in (sys.stdin, sys.stdout):
         if not _can_be_waited_for(stream.fileno()):
             raise ConfigError(
@@ -305,6 +290,5 @@ async def _open_transport() -> EditorTransport:
 
 
 def _can_be_waited_for(descriptor: int) -> bool:
-    """Whether the descriptor is a pipe, a socket or a terminal, not a file or ``/dev/null``."""
     mode = os.fstat(descriptor).st_mode
     return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(descriptor)

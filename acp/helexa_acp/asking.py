@@ -1,9 +1,7 @@
-"""One request to the model: sends it, shows parts of its answer as they come, and retries without a
-field that the refusal names.
+"""One request to the model, retried without a field that the refusal names.
 
-An endpoint whose API has no tools gets them as text, in the format of NousResearch's Hermes models,
-which many others were trained on: tools are in the system prompt, calls come as ``<tool_call>``
-JSON, results go back as ``<tool_response>``. ``Splitter`` finds calls, and thoughts, in the text.
+An endpoint whose API has no tools gets them as text, in the format of NousResearch's Hermes models:
+tools in the system prompt, calls as ``<tool_call>`` JSON, results as ``<tool_response>``.
 """
 
 from __future__ import annotations
@@ -100,7 +98,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Draft:
-    """Belongs to one request; has its answer so far, also after a cancellation."""
+    """Has its request's answer so far, also after a cancellation."""
 
     text: str = ""
     thought: str = ""
@@ -146,7 +144,6 @@ async def ask(session: Session, tools: dict[str, Tool], draft: Draft) -> None:
 def _learn(
     session: Session, request: ModelRequest, projection: Projection, error: EndpointError
 ) -> bool:
-    """Whether another request may succeed where this one was refused."""
     learnt = session.home.endpoints.learnt(session.selector)
     if error.refuses("thinking") and request.asks_for_thinking and learnt.thinks_when_asked:
         learnt.thinks_when_asked = False
@@ -170,7 +167,6 @@ def _learn(
 
 
 def _smaller_window(session: Session, projection: Projection) -> int:
-    """The window with which the next prompt is considerably shorter than this one."""
     answer_tokens = session.selector.endpoint.max_tokens
     known = session.home.endpoints.context_window(session.selector)
     prompt_tokens = min(projection.estimated_tokens, budget_tokens(known, answer_tokens))
@@ -278,7 +274,6 @@ def _tools_prompt(tools: Sequence[ToolSpec]) -> str:
 
 
 def _as_text(turns: Sequence[Turn]) -> tuple[Turn, ...]:
-    """The conversation with calls and results written out as text."""
     written: list[Turn] = []
     for turn in turns:
         match turn:
@@ -308,13 +303,13 @@ def _called(call: ToolCall) -> str:
 
 
 class Splitter:
-    """Feed it the text as it comes, then flush. A thought is only recognised at the beginning:
-    prose about ``<think>`` stays prose. A call's text is its arguments, and always whole."""
+    """A thought is only recognised at the beginning: prose about ``<think>`` stays prose. A call's
+    text is its arguments, and always whole."""
 
     def __init__(self) -> None:
         self._held = ""
         self._closes = ""
-        """The marker that ends the thought or call; empty in a text."""
+        """The end marker of the thought or call; empty in a text."""
         self._is_at_start = True
         self._skips_newlines = False
 
@@ -323,7 +318,6 @@ class Splitter:
         return list(self._pieces())
 
     def flush(self) -> list[TextEvent]:
-        """Returns the text held back, as its present kind."""
         return list(self._released(len(self._held)))
 
     def _pieces(self) -> Iterator[TextEvent]:
@@ -345,7 +339,6 @@ class Splitter:
             self._closes = "" if self._closes else CALL_CLOSES
 
     def _starts(self) -> bool:
-        """Whether it is decided if the answer begins with a thought."""
         begun = self._held.lstrip()
         for opens, closes in THOUGHT_MARKERS.items():
             if begun.startswith(opens):
@@ -368,6 +361,5 @@ class Splitter:
 
 
 def _overlap(text: str, marker: str) -> int:
-    """The length of the longest end of ``text`` that ``marker`` begins with."""
     longest = min(len(text), len(marker) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(marker[:n])), 0)

@@ -1,10 +1,9 @@
 """The model's tools, and its calls: which tool each means, the person's permission, and its result.
 
-``understand`` repairs malformed calls. Up to three superfluous closing braces are dropped, where
-none may be of an inner object; a name inside the arguments is moved out; a missing name is inferred
-from the arguments' keys where only one tool fits. Nothing else is left out, and a text that could
-be two calls is none: the server's ``call_repairs`` does the same (``tests/acp/test_repair.py``
-compares them).
+``understand`` repairs malformed calls: up to three superfluous closing braces are dropped, a name
+inside the arguments is moved out, and a missing name is inferred where only one tool has the keys.
+A text that could be two calls is none. The server's ``call_repairs`` does the same
+(``tests/acp/test_repair.py`` compares them).
 """
 
 from __future__ import annotations
@@ -49,7 +48,6 @@ TOOLS: tuple[Tool, ...] = (
     programs.BASH,
     update_plan.UPDATE_PLAN,
 )
-"""The tools that every session has."""
 ALLOW_ONCE, ALLOW_ALWAYS, REJECT_ONCE = "allow_once", "allow_always", "reject_once"
 NOT_ALLOWED = "the user did not allow it; do not try it in another way"
 MAX_SPARE_BRACES = 3
@@ -57,13 +55,11 @@ ARGUMENTS_KEYS = ("arguments", "parameters")
 LABELS = frozenset({"type", "id"})
 CALL_KEYS = frozenset({"name", "function", *ARGUMENTS_KEYS, *LABELS})
 AMBIGUOUS_KEYS = frozenset({"path"})
-"""Keys of several tools, which identify none of them alone."""
 Call = tuple[str, Json]
 log = logging.getLogger(__name__)
 
 
 def tools_for(config: Config, mode: Mode) -> tuple[Tool, ...]:
-    """The model's tools, without those that the mode forbids."""
     tools = (*TOOLS, fetch.FETCH) if config.fetch_hosts else TOOLS
     if mode is Mode.PLAN:
         tools = tuple(tool for tool in tools if tool.action is not Action.EXECUTE)
@@ -75,8 +71,8 @@ class NotUnderstood(ValueError):  # noqa: N818 - a finding, and its text a reaso
 
 
 def understand(name: str, written: str, specs: Sequence[ToolSpec]) -> Call:
-    """The tool's name and the arguments. ``written`` is the JSON text of the arguments, possibly
-    malformed; of the whole call where ``name`` is empty. Raises NotUnderstood."""
+    """``written``: JSON text of the arguments, possibly malformed; of the whole call where ``name``
+    is empty. Raises NotUnderstood."""
     arguments, is_trimmed = _arguments(written)
     if any(spec.name == name for spec in specs):
         return name, arguments
@@ -111,7 +107,6 @@ def _read(members: Json, specs: Sequence[ToolSpec]) -> Call:
 
 
 def _nameless(arguments: Json, specs: Sequence[ToolSpec]) -> Call:
-    """The name may be one of the arguments, or be inferred from them."""
     fitting = [spec.name for spec in specs if _fits(arguments, spec)]
     can_infer = len(fitting) == 1 and not arguments.keys() <= AMBIGUOUS_KEYS
     named = next((spec for spec in specs if spec.name == arguments.get("name")), None)
@@ -137,8 +132,7 @@ def _fits(keys: Iterable[str], spec: ToolSpec) -> bool:
 
 
 def _arguments(written: str) -> tuple[Json, bool]:
-    """The members, and whether braces were dropped. An empty text is a call without arguments.
-    Raises NotUnderstood."""
+    """The members, and whether braces were dropped."""
     text = written.strip() or "{}"
     for num_dropped in range(MAX_SPARE_BRACES + 1):
         try:
@@ -164,8 +158,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> Json:
 def understood(
     made: list[CallMade], tools: dict[str, Tool], history: list[Turn]
 ) -> tuple[list[ToolCall], dict[str, ToolResult]]:
-    """The calls, in order, each under an id of its own; and by their ids the messages to the model
-    about those that could not be parsed."""
+    """Each call has an id of its own; those that did not parse have a message by id."""
     taken = {turn.call_id for turn in history if isinstance(turn, ToolResult)}
     calls: list[ToolCall] = []
     misread: dict[str, ToolResult] = {}
@@ -187,8 +180,7 @@ def understood(
 
 
 async def run_call(session: Session, call: ToolCall, tool: Tool) -> ToolResult:
-    """Always returns a result, except for cancellation and a disconnected editor. The card in the
-    editor ends as completed or failed."""
+    """Always returns a result, except for cancellation and a disconnected editor."""
     update = session.editor.update
 
     async def show(contents: Sequence[Any]) -> None:
@@ -231,7 +223,6 @@ def _ended(call: ToolCall, outcome: Outcome) -> Any:
 
 
 def _must_ask(session: Session, tool: Tool, prepared: Prepared) -> bool:
-    """Raises ToolError where the mode forbids it."""
     is_plan_file = (
         tool.action is Action.WRITE
         and bool(prepared.paths)
@@ -242,7 +233,7 @@ def _must_ask(session: Session, tool: Tool, prepared: Prepared) -> bool:
 
 
 async def _ask(session: Session, call: ToolCall, tool: Tool, prepared: Prepared) -> None:
-    """Raises ToolError unless the person allows it, and the mode still does by then."""
+    """The mode may have changed while the person was asked."""
     asked = ToolCallUpdate(
         tool_call_id=call.call_id,
         title=prepared.title,

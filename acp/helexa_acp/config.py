@@ -23,11 +23,10 @@ ToolCalling = Literal["auto", "native", "prompt"]
 Count = Annotated[int, Meta(ge=1)]
 DEFAULT_BASE_URL = "http://127.0.0.1:31313/v1"
 USUAL_MODEL = "helexa/large"
-"""The model of a prompt where the user named none, if the endpoint has it."""
 
 
 class Endpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A table of the file. ``resolved`` reads ``api_key_env`` into ``api_key``."""
+    """``resolved`` reads ``api_key_env`` into ``api_key``."""
 
     name: Annotated[str, Meta(pattern="^[^:]+$")]
     base_url: Annotated[str, Meta(pattern="^https?://")]
@@ -62,8 +61,6 @@ class Endpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
-    """The file's table, checked by ``from_table``."""
-
     endpoints: Annotated[tuple[Endpoint, ...], Meta(min_length=1)]
     default_endpoint: str | None = None
     system_prompt_path: str | None = None
@@ -95,7 +92,7 @@ class Selector:
     model: str
 
     def picker_id(self, config: Config) -> str:
-        """The id that clients see: prefixed only where there is more than one endpoint."""
+        """Prefixed only where there is more than one endpoint."""
         return f"{self.endpoint.name}:{self.model}" if len(config.endpoints) > 1 else self.model
 
 
@@ -133,7 +130,6 @@ def load_config(environ: Mapping[str, str]) -> Config:
 
 
 def from_environment(environ: Mapping[str, str]) -> Config:
-    """The endpoint ``default``, which speaks openai-chat."""
     endpoint = {
         "name": "default",
         "base_url": environ.get("HELEXA_ACP_BASE_URL") or DEFAULT_BASE_URL,
@@ -147,7 +143,6 @@ def from_environment(environ: Mapping[str, str]) -> Config:
 
 
 def from_table(table: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
-    """Raises ConfigError, naming the key."""
     try:
         read = msgspec.convert(table, Config)
     except msgspec.ValidationError as error:

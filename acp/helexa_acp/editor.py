@@ -25,7 +25,7 @@ class Editor:
         await self.client.session_update(session_id=self.session_id, update=update)
 
     async def ask(self, call: ToolCallUpdate, options: list[PermissionOption]) -> str | None:
-        """The id of the chosen option; ``None``: none. A client that cannot ask has refused."""
+        """A client that cannot ask has refused."""
         try:
             response = await self.client.request_permission(
                 session_id=self.session_id, tool_call=call, options=options
@@ -48,8 +48,7 @@ class Editor:
 
 
 async def expect(answer: Awaitable[Answer], otherwise: str) -> Answer:
-    """Waits for the editor's answer. Its refusal, or an invalid answer, is a ToolError that begins
-    with ``otherwise``."""
+    """A refusal or an invalid answer is a ToolError that begins with ``otherwise``."""
     try:
         return await answer
     except (RequestError, ValueError) as error:

@@ -32,7 +32,7 @@ class McpError(BridgeError):
 
 
 class EndpointError(BridgeError):
-    """``status`` is None where the endpoint did not answer at all."""
+    """``status`` ``None``: the endpoint did not answer."""
 
     def __init__(self, message: str, *, status: int | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -40,7 +40,6 @@ class EndpointError(BridgeError):
         self.code = code
 
     def refuses(self, *words: str) -> bool:
-        """Whether it is a refusal whose message or code has one of the words."""
         text = f"{self.code} {self}".lower()
         return self.status in (400, 404, 422, 501) and any(word in text for word in words)
 

@@ -25,7 +25,6 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 INVALID_CALL = "<invalid>"
-"""The name of a call that could not be parsed."""
 INTERRUPTED = "interrupted before it was done."
 
 
@@ -43,7 +42,7 @@ Part = Text | Image
 
 
 class Thought(Struct, frozen=True):
-    """``sealed`` is sent back to the endpoint unchanged: a signature, or an item."""
+    """``sealed`` is sent back unchanged: a signature, or an item."""
 
     text: str
     sealed: Any = None
@@ -84,7 +83,7 @@ class Usage:
     cached_tokens: int = 0
     thought_tokens: int = 0
     last_total_tokens: int = dataclasses.field(default=0, compare=False)
-    """Prompt and answer of the latest request: the present use of the context."""
+    """Prompt and answer of the latest request."""
 
     def add(self, other: Usage) -> None:
         self.input_tokens += other.input_tokens
@@ -99,7 +98,7 @@ def text_of(parts: tuple[Part, ...]) -> str:
 
 
 def answered(history: list[Turn]) -> list[Turn]:
-    """The history with a result for every call: a process that died may have left some without."""
+    """A process that died may have left calls without a result."""
     results = {turn.call_id for turn in history if isinstance(turn, ToolResult)}
     whole: list[Turn] = []
     missing: list[ToolResult] = []
@@ -120,7 +119,7 @@ def failed(call: ToolCall, why: str) -> ToolResult:
 
 
 def clean(value: Any) -> Any:
-    """JSON without lone surrogates, which UTF-8 cannot encode."""
+    """UTF-8 cannot encode lone surrogates."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode("utf-8")
     if isinstance(value, list):
@@ -136,7 +135,7 @@ IMAGE_TOKENS = 512
 UNBOUNDED_ANSWER_TOKENS = 2048
 RESERVE_TOKENS = 512
 SMALLEST_SHARE = 4
-"""A prompt may use one part in so many of the context, however long answers may be."""
+"""A prompt may use at least one part in so many of the context, however long answers may be."""
 NUM_PROTECTED_LAST = 4
 SHORTEST_ELIDED = 256
 IMAGE_MARK = Text("[An image was left out: this model reads none.]")
@@ -150,7 +149,7 @@ class Projection:
 
 
 def budget_tokens(context_window: int | None, max_tokens: int | None) -> int:
-    """The tokens of the context for a prompt. ``None``: its length is unknown."""
+    """``None``: the context's length is unknown."""
     if context_window is None:
         return UNBOUNDED
     return max(context_window - _answer_tokens(max_tokens), context_window // SMALLEST_SHARE)
@@ -184,11 +183,8 @@ def project(
     scale: float = 1.0,
     elided_before: int = 0,
 ) -> Projection:
-    """The conversation in ``budget`` tokens, or as near to it as possible.
-
-    ``fixed_tokens`` is the estimate of system prompt and tools; ``scale`` is the endpoint's tokens
-    per estimated one. Turns before ``elided_before`` are shortened for any budget.
-    """
+    """``fixed_tokens``: the estimate of system prompt and tools. ``scale``: the endpoint's tokens
+    per estimated one. Turns before ``elided_before`` are shortened for any budget."""
     prompts = [index for index, turn in enumerate(turns) if isinstance(turn, UserTurn)]
     protected = max([len(turns) - NUM_PROTECTED_LAST, *prompts[-1:], 0])
     projected = list(turns)
@@ -217,13 +213,11 @@ def project(
 
 
 def can_shrink(projection: Projection) -> bool:
-    """Whether more could be left out."""
     return project(projection.turns, budget=0, fixed_tokens=0).turns != projection.turns
 
 
 def without_images(turns: Sequence[Turn]) -> tuple[Turn, ...]:
-    """For a model without vision. The latest prompt keeps its images, which the endpoint
-    refuses."""
+    """The latest prompt keeps its images, so that the endpoint refuses it."""
     prompts = [index for index, turn in enumerate(turns) if isinstance(turn, UserTurn)]
     return tuple(
         replace(turn, parts=tuple(IMAGE_MARK if isinstance(p, Image) else p for p in turn.parts))

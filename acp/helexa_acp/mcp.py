@@ -1,9 +1,8 @@
 """The MCP servers of one session: their connections, tools and calls.
 
-A server is a child process with one JSON message a line, or is reached over HTTP, where every
-message is a POST, answered with JSON or with a stream of events. The ``mcp`` package is not used:
-it brings 17 packages more (22 MB), its import takes two seconds, and it refuses all tools of a
-server for one that is malformed.
+A server is a child process with one JSON message a line, or is reached over HTTP. The ``mcp``
+package is not used: it brings 17 packages (22 MB), its import takes two seconds, and it refuses all
+tools of a server for one that is malformed.
 """
 
 from __future__ import annotations
@@ -46,8 +45,7 @@ def message_of(method: str, params: Json | None = None) -> Json:
 
 
 def reply_to(asked: Json) -> Json | None:
-    """Our answer to a server's request or notification; ``None``: it needs none. We answer only
-    ping."""
+    """We answer only ping. ``None``: no answer is needed."""
     if "id" not in asked:
         return None
     base = {"jsonrpc": "2.0", "id": asked["id"]}
@@ -57,7 +55,6 @@ def reply_to(asked: Json) -> Json | None:
 
 
 def result_of(response: Json) -> Json:
-    """Raises McpError."""
     error = response.get("error")
     if error is not None:
         message = error.get("message") if isinstance(error, dict) else error
@@ -69,7 +66,7 @@ def result_of(response: Json) -> Json:
 
 
 class StdioTransport:
-    """``open`` starts the process. Waiting callers get an error when it exits."""
+    """Waiting callers get an error when the process exits."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdin is not None and process.stdout is not None
@@ -121,7 +118,7 @@ class StdioTransport:
         await self._send(message_of(method))
 
     async def close(self) -> None:
-        """Gently: its input ends first, then it gets SIGTERM, then SIGKILL."""
+        """Ends its input first, then SIGTERM, then SIGKILL."""
         await self._lines.close()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(1.0):
@@ -154,7 +151,6 @@ class StdioTransport:
 
 class HttpTransport:
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
-        """Raises McpError."""
         self._url = url
         try:
             self._client = open_http(url, headers=dict(headers))
@@ -237,7 +233,7 @@ Transport = StdioTransport | HttpTransport
 
 
 def checked_specs(servers: Sequence[Any]) -> list[ServerSpec]:
-    """The editor's list of servers. Raises ConfigError for a kind that is not announced."""
+    """Raises ConfigError for a kind that is not announced."""
     for server in servers:
         if not isinstance(server, ServerSpec):
             raise ConfigError(
@@ -253,8 +249,7 @@ class McpPool:
         self._connecting = {asyncio.create_task(self._connect(spec)): spec.name for spec in specs}
 
     async def tools(self) -> tuple[dict[str, Tool], dict[str, str]]:
-        """The connected servers' tools by name, once each server is connected or has failed; and
-        the reasons why servers cannot be used, by name."""
+        """Waits until each server is connected or has failed. The reasons are by server."""
         if self._connecting:
             await asyncio.wait(self._connecting)  # a cancelled prompt cancels no connection
         tools: dict[str, Tool] = {}
@@ -274,7 +269,6 @@ class McpPool:
         await asyncio.gather(*(one.close() for one in self._transports), return_exceptions=True)
 
     async def _connect(self, spec: ServerSpec) -> list[Tool]:
-        """Raises McpError."""
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 transport = await _open(spec, self._cwd)
@@ -308,7 +302,7 @@ async def _greeted(server: str, transport: Transport) -> list[Tool]:
 
 
 def tools_of(server: str, transport: Transport, result: Json) -> list[Tool]:
-    """The tools of one page, without invalid entries."""
+    """Leaves invalid entries out."""
     listed = result.get("tools")
     return [
         _tool(server, transport, entry)
@@ -347,7 +341,7 @@ def _tool(server: str, transport: Transport, entry: Json) -> Tool:
 
 
 def tool_name(server: str, tool: str) -> str:
-    """``mcp__server__tool``, like other clients; a name too long ends in a digest."""
+    """``mcp__server__tool``, like other clients; a long name ends in a digest."""
     name = f"mcp__{server}__{tool}"
     if len(name) > MAX_NAME_LENGTH:
         digest = hashlib.sha256(name.encode()).hexdigest()[:8]
@@ -364,7 +358,6 @@ def _object_schema(schema: Any) -> Json:
 
 
 def parts_of(result: Json) -> tuple[Part, ...]:
-    """A tool's answer: texts and images; other parts are named."""
     content = result.get("content")
     parts = [_part(clean(block)) for block in (content if isinstance(content, list) else ())]
     if not parts and "structuredContent" in result:

@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 
 
 async def run_prompt(session: Session, blocks: Sequence[Any]) -> PromptResponse:
-    """Cancels the prompt before it, and waits until its work has ended. Raises BridgeError."""
+    """Waits until the cancelled prompt before it has ended. Raises BridgeError."""
     parts = updates.parts_of(blocks)
     session.cancel()
     asked = session.num_asked
@@ -111,7 +111,7 @@ async def _run(session: Session, parts: tuple[Part, ...], used: Usage) -> StopRe
 
 
 def _has_planned(session: Session, num_before: int) -> bool:
-    """Whether this prompt wrote a plan: nothing else is written in plan mode."""
+    """Nothing else than a plan is written in plan mode."""
     return session.record.mode is Mode.PLAN and any(
         isinstance(turn, ToolResult) and turn.name in PLAN_TOOLS and not turn.is_error
         for turn in session.record.history[num_before:]
@@ -119,8 +119,7 @@ def _has_planned(session: Session, num_before: int) -> bool:
 
 
 async def _run_rounds(session: Session, parts: tuple[Part, ...], used: Usage) -> StopReason:
-    """``used`` counts the prompt's tokens. Cancelled, it leaves a history that can be continued.
-    Raises EndpointError and StoreError."""
+    """Cancelled, it leaves a history that can be continued."""
     session.record.history.append(UserTurn(parts))
     session.save()
     for number in range(1, MAX_ROUNDS + 1):
@@ -140,7 +139,7 @@ async def _run_rounds(session: Session, parts: tuple[Part, ...], used: Usage) ->
 
 
 async def _asked(session: Session, tools: dict[str, Tool], number: int) -> Draft:
-    """An answer that breaks off is kept as far as it came. Raises EndpointError."""
+    """An answer that breaks off is kept as far as it came."""
     draft, endpoint = Draft(), session.selector.endpoint
     log.info(
         "session %s, round %d: asking %s for %s (%s, %s)",
@@ -165,8 +164,7 @@ async def _asked(session: Session, tools: dict[str, Tool], number: int) -> Draft
 
 
 def _withdraw_refused(session: Session, error: EndpointError) -> None:
-    """Removes a prompt that the endpoint refuses from the history: later prompts would be refused
-    for it. Raises EndpointError."""
+    """Else later prompts would be refused for it."""
     if error.refuses_content:
         session.record.history.pop()
         session.save()
@@ -186,15 +184,13 @@ async def _usable_tools(session: Session) -> dict[str, Tool]:
 
 
 async def _tools(session: Session) -> tuple[dict[str, Tool], dict[str, str]]:
-    """Returns tools by name, ours first, and by a server's name why it cannot be used."""
     theirs, failures = await session.mcp.tools()
     ours = tools_for(session.home.config, session.record.mode)
     return {tool.spec.name: tool for tool in ours} | theirs, failures
 
 
 async def _run_calls(session: Session, draft: Draft, tools: dict[str, Tool]) -> bool:
-    """Whether there were any. One after the other; a truncated answer may have truncated a call,
-    so its calls are not run."""
+    """A truncated answer may have truncated a call, so its calls are not run."""
     calls, misread = understood(draft.calls, tools, session.record.history)
     session.record.history.append(draft.turn(calls))
     session.save()
@@ -233,12 +229,10 @@ async def _report_usage(session: Session) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A slash command, which answers without the model."""
-
     name: str
     description: str
     run: Callable[[Session, str], Awaitable[str]]
-    """Takes the text after the name; its result is shown to the user. Raises ConfigError."""
+    """Takes the text after the name; its result is shown to the user."""
     hint: str | None = None
 
 
@@ -301,7 +295,6 @@ COMMANDS = (
 
 
 async def _answer_command(session: Session, parts: tuple[Part, ...]) -> bool:
-    """Whether the prompt is a command; any other goes to the model."""
     match parts:
         case (Text(text),) if text.startswith("/"):
             name, _, argument = text[1:].strip().partition(" ")

@@ -32,13 +32,13 @@ from helexa_acp.tools import Mode, plans_dir
 from helexa_acp.wire.endpoints import Endpoints
 
 SESSION_ID = re.compile(r"hxa-[A-Za-z0-9-]{1,64}")
-"""Clients send ids: none that matches leads out of the folder."""
+"""Clients send ids: none may lead out of the folder."""
 TITLE_CHARACTERS = 60
 StopReason = Literal["end_turn", "max_tokens", "max_turn_requests", "refusal", "cancelled"]
 
 
 class Record(Struct, kw_only=True):
-    """A session's file. Times are ISO 8601, UTC."""
+    """Times are ISO 8601, UTC."""
 
     session_id: str
     cwd: str
@@ -53,7 +53,6 @@ class Record(Struct, kw_only=True):
 
     @property
     def title(self) -> str | None:
-        """The user's first text, on one line."""
         prompts = (turn for turn in self.history if isinstance(turn, UserTurn))
         texts = (" ".join(text_of(prompt.parts).split()) for prompt in prompts)
         text = next(filter(None, texts), None)
@@ -71,8 +70,7 @@ class SessionStore:
         self._folder = folder
 
     def hold(self, session_id: str) -> IO[bytes]:
-        """The locked file, which holds the session until it is closed. Raises StoreError while
-        another process has it, or this one already."""
+        """The file holds the session until closed. Raises StoreError while it is held."""
         lock_path = self._path(session_id).with_suffix(".lock")
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         file = lock_path.open("ab")
@@ -84,8 +82,7 @@ class SessionStore:
         return file
 
     def save(self, session: Record) -> None:
-        """Atomic, and on the disk when it returns. The caller holds the session. Raises
-        StoreError."""
+        """Atomic, and on the disk when it returns. Raises StoreError."""
         path = self._path(session.session_id)
         partial = path.with_suffix(".partial")
         data = json.dumps(msgspec.to_builtins(session)).encode()
@@ -112,7 +109,6 @@ class SessionStore:
         return session
 
     def all(self) -> list[Record]:
-        """The readable sessions, latest change first."""
         found = []
         for path in self._folder.glob("hxa-*.json"):
             with contextlib.suppress(StoreError):
@@ -127,8 +123,6 @@ class SessionStore:
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """What all sessions of the process share."""
-
     config: Config
     endpoints: Endpoints
     store: SessionStore
@@ -143,17 +137,15 @@ class Session:
     selector: Selector
     mcp: McpPool
     hold: IO[bytes] | None = None
-    """The lock on the session's file; ``None`` until there is a file."""
+    """``None`` until there is a file."""
     allowed: set[str] = field(default_factory=set)
-    """The person's permissions for this session; not stored."""
+    """Permissions for this session; not stored."""
     reported_mcp_errors: set[str] = field(default_factory=set)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by the running prompt."""
     turn: asyncio.Task[StopReason] | None = None
-    """The latest prompt's."""
     num_asked: int = 0
-    """Prompts and cancellations so far: a prompt that waits for the lock runs only if it is still
-    the latest."""
+    """A prompt that waits for the lock runs only if it is still the latest."""
 
     @property
     def cwd(self) -> Path:
@@ -178,8 +170,7 @@ class Session:
             self.save()
 
     def cancel(self) -> None:
-        """Ends the running prompt, and those that wait for it. Its task continues until all its
-        work has ended."""
+        """Waiting prompts end too. The task continues until all its work has ended."""
         self.num_asked += 1
         if self.turn is not None and not self.turn.cancelling():
             self.turn.cancel()
@@ -207,7 +198,7 @@ async def new_session(
 async def stored_session(
     home: Home, editor: Editor, cwd: str, servers: Sequence[ServerSpec]
 ) -> Session:
-    """A session as last saved. Raises StoreError, also while another process has it."""
+    """Raises StoreError, also while another process has the session."""
     hold = home.store.hold(editor.session_id)
     try:
         record = home.store.load(editor.session_id)

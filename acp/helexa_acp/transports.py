@@ -1,5 +1,4 @@
-"""The process's two transports: JSON-RPC messages, one a line, with an editor or an MCP server; and
-HTTP, with streams of events, to endpoints and MCP servers.
+"""JSON-RPC messages, one a line, with an editor or an MCP server; and HTTP with streams of events.
 
 Only valid messages get through: some malformed ones would end the SDK's own loop.
 
@@ -34,7 +33,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class MalformedError(Exception):
-    """An invalid line. ``request_id`` is the request that the error answers."""
+    """``request_id`` is the request that the error answers."""
 
     code: int
     why: str
@@ -42,8 +41,7 @@ class MalformedError(Exception):
 
 
 class LineTransport:
-    """The SDK's Transport. ``receive`` is for one task; ``send`` for any. An editor's invalid line
-    is answered with an error; MCP servers print their logs among the messages."""
+    """``receive`` is for one task; ``send`` for any."""
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, answers: bool = True
@@ -54,8 +52,8 @@ class LineTransport:
         self._sending = asyncio.Lock()
 
     async def send(self, message: dict[str, Any]) -> None:
-        """Sends a message, after those of earlier calls. It is written before this first waits,
-        unless another is still being sent. Raises ConnectionError."""
+        """Sends after earlier calls' messages. It is written before this first waits, unless
+        another is still being sent. Raises ConnectionError."""
         line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
         async with self._sending:
             try:
@@ -101,7 +99,7 @@ class LineTransport:
 
 
 def parse(line: bytes) -> dict[str, Any] | None:
-    """A valid message; ``None``: an unusable answer. Raises MalformedError."""
+    """``None``: an unusable answer. Raises MalformedError."""
     try:
         message = json.loads(line)
     except (ValueError, RecursionError):
@@ -132,7 +130,7 @@ def _response(message: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def open_http(url: str, **options: Any) -> httpx2.AsyncClient:
-    """A client for requests to ``url`` and below it. Raises ConfigError."""
+    """Raises ConfigError."""
     client = httpx2.AsyncClient(
         transport=httpx2.AsyncHTTPTransport(proxy=proxy_for(url)), timeout=TIMEOUT, **options
     )
@@ -141,7 +139,6 @@ def open_http(url: str, **options: Any) -> httpx2.AsyncClient:
 
 
 async def event_data(response: httpx2.Response) -> AsyncIterator[str]:
-    """The data of each event of a ``text/event-stream``."""
     data: list[str] = []
     async for line in response.aiter_lines():
         if line.startswith("data:"):
@@ -154,7 +151,7 @@ async def event_data(response: httpx2.Response) -> AsyncIterator[str]:
 
 
 def proxy_for(url: str) -> str | None:
-    """The proxy's URL; ``None``: a direct connection. Raises ConfigError."""
+    """``None``: a direct connection. Raises ConfigError."""
     parts, proxies = urlsplit(url), getproxies()
     host, netloc = parts.hostname or "", parts.netloc.rpartition("@")[2]
     kind = parts.scheme if parts.scheme in proxies else "all"
@@ -182,8 +179,7 @@ def _is_http(proxy: str) -> bool:
 
 
 def _is_direct(host: str, names: Sequence[str]) -> bool:
-    """Whether it is this machine, or matches a pattern or a network in NO_PROXY, which the standard
-    library does not support."""
+    """The standard library does not support patterns and networks in NO_PROXY."""
     if any(fnmatchcase(host, name) for name in ("localhost", "*.localhost", *names)):
         return True
     try:

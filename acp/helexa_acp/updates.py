@@ -1,5 +1,4 @@
-"""Messages of the editor: a prompt's blocks as parts of a turn, updates, and lists of models and
-modes. Pure."""
+"""Prompts' blocks as parts of a turn, updates, and lists of models and modes. Pure."""
 
 from __future__ import annotations
 
@@ -81,7 +80,6 @@ def _resource(resource: Any) -> Part:
 
 
 def _place(uri: str) -> str:
-    """The path of a file's URI, for tools; other URIs unchanged."""
     try:
         split = urlsplit(uri)
     except ValueError:
@@ -132,13 +130,11 @@ def call_started(
 
 
 def call_failed(call: ToolCall, tool: Tool | None, result: ToolResult) -> ToolCallStart:
-    """A call that was not run."""
     shown = contents(result.parts)
     return call_started(call, tool, call.name, status="failed", shown=shown)
 
 
 def replayed(history: Sequence[Turn], tools: Sequence[Tool]) -> Iterator[Any]:
-    """Repeats the whole conversation for an editor that opens it."""
     results = {turn.call_id: turn for turn in history if isinstance(turn, ToolResult)}
     for turn in history:
         if isinstance(turn, ToolResult):
@@ -168,7 +164,6 @@ def _replayed_call(call: ToolCall, tool: Tool | None, result: ToolResult) -> Ite
 
 
 def opened(session: Session) -> dict[str, Any]:
-    """The modes and models in the answer that opens a session."""
     config = session.home.config
     modes = [
         {"id": mode.value, "name": name, "description": description}
@@ -203,7 +198,6 @@ def options_changed(session: Session) -> ConfigOptionUpdate:
 
 
 def _model_ids(session: Session) -> list[str]:
-    """Each once: the endpoints' models, and always the configured and the chosen one."""
     config, endpoints = session.home.config, session.home.endpoints
     found: list[Selector] = []
     for endpoint in config.endpoints:

@@ -41,8 +41,6 @@ ERROR_CHARACTERS = 3000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """The requests of one row of the report."""
-
     streams: bool
     num_clients: int
 
@@ -57,8 +55,6 @@ Results = dict[tuple[str, Cell], list[Reading]]
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """One row of the report: a server, and its clients' model."""
-
     name: str
     server: RunningProcess
     model: str
@@ -84,7 +80,6 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _subjects(kinds: list[str], options: argparse.Namespace, stack: ExitStack) -> list[Subject]:
-    """Starts the servers and all that they need."""
     first = stack.enter_context(stage(database_url=options.database_url))
     stages = [first, *(stack.enter_context(stage(one.resolve())) for one in options.beside)]
     upstream_port = 0
@@ -112,7 +107,7 @@ def _subjects(kinds: list[str], options: argparse.Namespace, stack: ExitStack) -
 def _servers(
     options: argparse.Namespace, parser: argparse.ArgumentParser, console: Console
 ) -> list[str]:
-    """The named servers, else all installed ones: only tests need uvicorn."""
+    """Only tests need uvicorn."""
     missing = {kind for kind in SERVERS if importlib.util.find_spec(kind) is None}
     if options.servers is not None:
         if named := missing & set(options.servers):
@@ -143,7 +138,6 @@ def _run(subjects: list[Subject], options: argparse.Namespace, console: Console)
 
 
 def _measure(subject: Subject, cell: Cell, options: argparse.Namespace) -> Reading:
-    """Raises ``ProcessFailedError`` when a client got an incomplete answer."""
     server = subject.server
     load = Load(
         port=server.port,
@@ -192,7 +186,6 @@ def _as_json(results: Results) -> list[dict[str, Any]]:
 
 
 def _median_of(readings: list[Reading]) -> Reading:
-    """Field by field, over all their requests."""
     rows = [asdict(reading) for reading in readings]
     medians = {name: median(row[name] for row in rows) for name in rows[0]}
     return Reading(**{**medians, "num_requests": sum(row["num_requests"] for row in rows)})

@@ -1,9 +1,7 @@
-"""Clients in a closed loop against one server: each sends its next request when the last answer is
-whole.
+"""Clients in a closed loop against one server, as a process of their own.
 
-They are a process of their own and do as little as possible, because they share the machine with
-the server: answers are read as bytes and their tokens counted. An unexpected answer ends the run.
-The process gets a ``Load`` as JSON, reads the server's CPU time, and prints a ``Reading``.
+They do as little as possible, because they share the machine with the server: answers are read as
+bytes and their tokens counted. The process gets a ``Load`` as JSON and prints a ``Reading``.
 """
 
 from __future__ import annotations
@@ -28,15 +26,14 @@ QUESTION = "What is the capital of France?"
 LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 MAX_ANSWER_BYTES = 1 << 20
 START_APART_S = 0.002
-"""Between the clients' first requests, so that they do not come as one burst."""
+"""Else the clients' first requests would come as one burst."""
 POLL_S = 0.1
 ANSWERS_PER_CLIENT = 3
-"""The least number of answers a client gets, however slow the server is: in a shorter time the
-clients' first answers, which come together, would determine the rate."""
+"""In a shorter time the first answers, which come together, would determine the rate."""
 
 
 class UnexpectedAnswerError(Exception):
-    """A client got another answer than it requested."""
+    pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +79,6 @@ def percentile(values: list[float], percent: float) -> float:
 
 
 async def run(load: Load, cpu_s: Callable[[], float]) -> Reading:
-    """``cpu_s``: the server's CPU time until now. Raises ``UnexpectedAnswerError``."""
     latencies_s: list[float] = []
     try:
         async with asyncio.TaskGroup() as group:
@@ -110,7 +106,6 @@ async def run(load: Load, cpu_s: Callable[[], float]) -> Reading:
 
 
 async def _answered(latencies_s: list[float], num_answers: int, seconds: float) -> None:
-    """Returns after so many seconds, and not before so many answers."""
     await asyncio.sleep(seconds)
     while len(latencies_s) < num_answers:
         await asyncio.sleep(POLL_S)

@@ -1,10 +1,6 @@
 """A neuron without a model, as a process: like a real one to the gateway, at a known pace.
 
-    inbox ─▶ Accepted at once ─▶ one token per request and step ─▶ ChoiceFinished, Finished
-
-It speaks the real protocol over the real Redis: heartbeats with a ready replica, the inbox and its
-doorbell, and one event batch per gateway and step for all requests in flight, as for an engine's
-messages. A request gets as many tokens as it requests.
+It speaks the real protocol over the real Redis, with one event batch per gateway and step.
 
     REDIS_URL=... python -m benchmarks.gateway.neuron --model NAME
 """
@@ -60,7 +56,6 @@ PROMPT_TOKENS = 7
 DEFAULT_ANSWER_TOKENS = 16
 WORD = " word"
 STEP_S = 0.002
-"""Between the tokens of a request."""
 FRAMES_PER_READ = 512
 IDLE_WAIT_S = 0.5
 MEMORY_BYTES = 64 << 30
@@ -86,8 +81,6 @@ REPORT = LoadReport(
 
 @dataclass(slots=True)
 class Answer:
-    """A request in flight."""
-
     gateway_id: str
     num_wanted: int
     num_given: int = 0
@@ -121,7 +114,6 @@ class SteppingNeuron:
                 frames = self._publish(self._take(frames))
 
     def _take(self, frames: list[bytes]) -> list[tuple[str, Event]]:
-        """Starts and ends requests; returns the events to send at once."""
         events: list[tuple[str, Event]] = []
         for data in frames:
             frame: InboxFrame = decode_inbox_frame(data)
@@ -162,8 +154,7 @@ class SteppingNeuron:
         return events
 
     def _publish(self, events: list[tuple[str, Event]]) -> list[bytes]:
-        """Publishes one batch per gateway, and returns the frames that have come meanwhile, when
-        those returned before have been handled."""
+        """Returns the frames that came meanwhile. Call it when the earlier ones are handled."""
         by_gateway: defaultdict[str, list[Event]] = defaultdict(list)
         for gateway_id, event in events:
             by_gateway[gateway_id].append(event)
@@ -205,7 +196,6 @@ class SteppingNeuron:
         pipeline.execute()
 
     def _heartbeat(self, now_s: float) -> NeuronHeartbeat:
-        """One CPU, and one replica that is ready."""
         orders = LoadOrders(os.environ["HELEXA_SECRET_KEY"])
         memory: dict[str, Any] = {
             "total_memory_bytes": MEMORY_BYTES,

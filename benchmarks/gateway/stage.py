@@ -1,7 +1,5 @@
-"""A gateway's real, private environment: Redis, a database, a key, and a neuron without a model.
-Processes are started with a log each, ended together, and killed when we exit. Everything is under
-one temporary folder and ends with the ``with``.
-"""
+"""A gateway's private environment: Redis, a database, a key, and a neuron without a model.
+Everything is under one temporary folder and ends with the ``with``."""
 
 from __future__ import annotations
 
@@ -33,11 +31,11 @@ LOG_TAIL_CHARACTERS = 2000
 
 
 class ProcessFailedError(Exception):
-    """A process of the measurement exited or does not answer; its log's end is in the message."""
+    """The end of the process's log is in the message."""
 
 
 class RunningProcess:
-    """``port``: its listening port, 0 for none."""
+    """``port`` 0: none."""
 
     def __init__(self, name: str, process: subprocess.Popen[bytes], log: Path, port: int) -> None:
         self.name = name
@@ -47,7 +45,6 @@ class RunningProcess:
         self._log = log
 
     def wait_until_listening(self) -> None:
-        """Raises ``ProcessFailedError``."""
         give_up_s = time.monotonic() + START_TIMEOUT_S
         while True:
             try:
@@ -60,7 +57,6 @@ class RunningProcess:
                 time.sleep(0.05)
 
     def check(self) -> None:
-        """Raises ``ProcessFailedError`` when it has exited."""
         if (code := self._process.poll()) is not None:
             raise self._failed(f"ended with exit code {code}")
 
@@ -80,7 +76,7 @@ class RunningProcess:
 
 
 class Processes:
-    """Ends its processes, the last one first. ``folder`` gets a log of each."""
+    """Ends the last one first. ``folder`` gets a log of each."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -96,7 +92,7 @@ class Processes:
         port: int = 0,
         folder: Path = REPOSITORY_DIR,
     ) -> RunningProcess:
-        """``port``: its listening port, ``folder``: its working directory."""
+        """``folder``: the working directory."""
         log = self.folder / f"{name}.log"
         with log.open("ab") as output:
             process = subprocess.Popen(
@@ -139,10 +135,9 @@ class Processes:
 
 MODEL = "smollm2-135m-instruct"
 UPSTREAM_MODEL = "far"
-"""The model that ``offer_upstream`` makes."""
 ACCOUNT = "bench"
 CAP_TOKENS = 10**15
-"""More than any run uses: the benchmark measures counting, not refusing."""
+"""The benchmark measures counting, not refusing."""
 PREPARE = f"""
 import sys
 import django; django.setup()
@@ -152,12 +147,10 @@ call_command("ensure_default_model", stdout=sys.stderr)
 call_command("accounts", "create", "{ACCOUNT}", stdout=sys.stderr)
 call_command("keys", "create", "{ACCOUNT}", "--cap-tokens", "{CAP_TOKENS}", "--json")
 """
-"""The database, and a new account's key with a cap, so that budgets are in use."""
+"""The account's key has a cap, so that budgets are in use."""
 
 
 class Stage:
-    """``authorization`` is the clients' bearer. ``checkout`` has the code of all its processes."""
-
     def __init__(
         self, processes: Processes, env: dict[str, str], authorization: str, checkout: Path
     ) -> None:
@@ -167,7 +160,6 @@ class Stage:
         self._checkout = checkout
 
     def offer_upstream(self, port: int) -> None:
-        """Adds a model of the upstream at ``port`` to the catalogue."""
         url = f"http://{HOST}:{port}/v1"
         code = (
             "import django, sys; django.setup()\n"
@@ -180,7 +172,6 @@ class Stage:
         subprocess.run(command, cwd=self._checkout, env=self._env, check=True)
 
     def start_gateway(self, kind: str) -> RunningProcess:
-        """``kind`` is daphne or uvicorn."""
         port, checkout = free_port(), self._checkout
         env = self._env | {"HELEXA_METRICS_LISTEN": f"{HOST}:{free_port()}"}
         name = kind if checkout == REPOSITORY_DIR else f"{kind} of {checkout.name}"
@@ -190,7 +181,7 @@ class Stage:
 
 @contextmanager
 def stage(checkout: Path = REPOSITORY_DIR, *, database_url: str | None = None) -> Iterator[Stage]:
-    """``database_url``: ``None``: SQLite in the stage's folder."""
+    """``database_url`` ``None``: SQLite in the stage's folder."""
     with tempfile.TemporaryDirectory(prefix="helexa-bench-") as folder:
         root = Path(folder)
         server = configure_private_redis(root / "redis")

@@ -63,7 +63,6 @@ def start_litellm(
 
 
 async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """One connection, kept alive."""
     try:
         while True:
             head = await reader.readuntil(b"\r\n\r\n")

@@ -1,9 +1,7 @@
-"""The subjects: one file each, or one for a library, run in a process of its own. All of them have
-this workload of token ids, and this rate of concurrent streams.
+"""The subjects, each run in a process of its own, and their workload.
 
-Prompts are token ids drawn from the ordinary part of the vocabulary with a fixed seed; nothing here
-depends on a tokenizer. Every prompt is new unless a prefix is meant to be shared, so a prefix cache
-helps only the measurements of a shared prefix.
+Prompts are token ids drawn with a fixed seed from the ordinary part of the vocabulary. Every prompt
+is new unless a prefix is meant to be shared.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ DECODE_OUTPUT_TOKENS = 64
 PREFILL_LENGTHS = (512, 4096)
 PREFIX_TOKENS = 4096
 CARD_KV_BYTES = 2 * 10**9
-"""Keys and values of a subject on a card, whose other memory is for the other subjects."""
+"""A card's other memory is for the other subjects."""
 
 
 def prompts_of(seed: int, num_prompts: int, num_tokens: int) -> list[list[int]]:

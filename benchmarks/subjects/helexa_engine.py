@@ -59,7 +59,6 @@ class HelexaEngine:
         return time.perf_counter() - started
 
     def log_probabilities(self, token_ids: list[int]) -> list[float]:
-        """The log-probability of each token but the first."""
         params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
         self._submit(token_ids, params)
         found: list[TokenLogprob] = []
@@ -93,8 +92,7 @@ def _greedy(max_tokens: int) -> SamplingParams:
 def open_subject(
     gguf: str, num_threads: str, data_dir: str, device: str = "cpu", quantization: str = "auto"
 ) -> HelexaEngine:
-    """``gguf``: the file, or a folder of dense weights, which ``quantization`` quantises while they
-    load."""
+    """``gguf``: the file, or a folder of dense weights, which are quantised while they load."""
     spec = LoadSpec(
         job_id="bench",
         model="bench",

@@ -1,6 +1,5 @@
-"""helexa for its clients: concurrent streams through the HTTP API of a running server, each read by
-a thread of its own. They share the machine with the server, so they do as little as possible: a
-client library's objects for each event cost as much as the event cost the server."""
+"""helexa through the HTTP API of a running server. A client library's objects for each event would
+cost as much as the event cost the server."""
 
 from __future__ import annotations
 
@@ -45,8 +44,7 @@ class HelexaHttp:
         pass
 
     def _stream(self, prompt: list[int], max_tokens: int) -> list[float]:
-        """Clock readings in seconds of each token, in order; one without text comes with the next
-        that has some."""
+        """In seconds; a token without text comes with the next that has some."""
         body = {
             "model": self._model,
             "prompt": prompt,

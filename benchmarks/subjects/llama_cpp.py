@@ -59,8 +59,7 @@ class LlamaCpp:
         return len(prompts) * DECODE_OUTPUT_TOKENS / (time.perf_counter() - started)
 
     def first_token_s(self, prompt: list[int]) -> float:
-        """A repeated prompt is warm as in its server's slot: all but the last token's cells are
-        kept."""
+        """All but the last token's cells of a repeated prompt are kept, as in its server's slot."""
         rows = [(token, i, 0) for i, token in enumerate(prompt)]
         is_warm, self._last_prompt = prompt == self._last_prompt, prompt
         if not is_warm:
@@ -75,7 +74,6 @@ class LlamaCpp:
         return time.perf_counter() - started
 
     def log_probabilities(self, token_ids: list[int]) -> list[float]:
-        """The log-probability of each token but the first."""
         import numpy
 
         self._clear(self._long)
@@ -111,7 +109,7 @@ class LlamaCpp:
         self._lib.llama_memory_clear(self._lib.llama_get_memory(context), True)
 
     def _run(self, context: Any, rows: list[tuple[int, int, int]], num_logits: int) -> None:
-        """Decode (token, position, sequence) rows; logits for the last ``num_logits`` of them."""
+        """``rows``: (token, position, sequence). Logits for the last ``num_logits``."""
         batch = self._batch
         batch.n_tokens = len(rows)
         for i, (token, position, sequence) in enumerate(rows):

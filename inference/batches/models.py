@@ -1,5 +1,4 @@
-"""The tables of files and batches. Rows only: every write goes through ``services``. Contents are
-on disk, in ``files``."""
+"""Tables only: every write goes through ``services``. Contents are on disk, in ``files``."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ class StoredFile(models.Model):
 
 
 class Batch(models.Model):
-    """``lease_until``: its gateway renews it; after that another one can claim the batch."""
+    """After ``lease_until`` another gateway can claim the batch."""
 
     id = models.CharField(max_length=MAX_ID_CHARS, primary_key=True)
     account = models.CharField(max_length=64, db_index=True)

@@ -4,8 +4,7 @@
         │              └──▶ cancelling ─▶ cancelled
         └──▶ cancelled | failed
 
-The working gateway renews the batch's lease; a dead one's expires, and another gateway claims the
-remaining requests. Answers so far are in the output files.
+The working gateway renews the batch's lease; a dead one's expires, and another gateway claims it.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _ID = re.compile(r"(file-|batch_|msgbatch_)[0-9a-f]{32}")
 
 
 def is_id(text: str) -> bool:
-    """Whether it may be the id of a file or a batch: ids become parts of paths."""
+    """Ids become parts of paths."""
     return _ID.fullmatch(text) is not None
 
 
@@ -54,7 +53,7 @@ class BatchRecord:
     input_file: str
     output_file: str
     error_file: str
-    """Both names are set from the beginning; the files exist once they have content."""
+    """The file exists once it has content."""
     num_total: int
     num_completed: int
     num_failed: int

@@ -100,7 +100,6 @@ def _behind(rows: QuerySet[Row], after: str | None) -> QuerySet[Row]:
 
 
 def _record_of(kind: type[Record], row: Model) -> Record:
-    """``kind`` has fields of the row's names."""
     return kind(**{one.name: getattr(row, one.name) for one in fields(kind)})
 
 
@@ -115,8 +114,7 @@ def file_add(
     lasts: timedelta | None = None,
     using: str = "default",
 ) -> FileRecord:
-    """``lasts``: until it expires. Raises ``QuotaFullError`` where the account has as many as it
-    may."""
+    """Raises ``QuotaFullError``."""
     now = timezone.now()
     with quota_locked("files", account, using):
         quota.check(account_usage(account, using), size_bytes)
@@ -133,7 +131,7 @@ def file_add(
 
 
 def result_save(*, file_id: str, account: str, name: str, purpose: str, size_bytes: int) -> None:
-    """Saves the results of a batch, also grown ones, regardless of quotas."""
+    """Regardless of quotas."""
     StoredFile.objects.update_or_create(
         id=file_id,
         defaults={
@@ -168,8 +166,7 @@ def batch_create(
 
 
 def batch_cancel(*, batch_id: str, account: str) -> None:
-    """Requests cancellation. A batch without a lease holder is cancelled by the next gateway that
-    claims it."""
+    """A batch without a lease holder is cancelled by the next gateway that claims it."""
     Batch.objects.filter(pk=batch_id, account=account, status__in=(WAITING, RUNNING)).update(
         status=CANCELLING, cancelled_at=timezone.now()
     )
@@ -183,7 +180,7 @@ def batch_delete(*, batch_id: str, account: str) -> bool:
 
 
 def batch_claim(*, batch_id: str, holder: str) -> BatchRecord | None:
-    """Claims the batch's lease. ``None``: another gateway holds it, or the batch has ended."""
+    """``None``: another gateway holds the lease, or the batch has ended."""
     now = timezone.now()
     open_ = Batch.objects.filter(pk=batch_id, status__in=OPEN)
     claimed = open_.exclude(lease_until__gte=now).update(
@@ -198,7 +195,7 @@ def batch_claim(*, batch_id: str, holder: str) -> BatchRecord | None:
 
 
 def batch_progress(*, batch_id: str, holder: str, counts: Mapping[str, int]) -> str | None:
-    """Renews the lease and records the counts. Returns its status; ``None``: the lease is lost."""
+    """Renews the lease. Returns the batch's status; ``None``: the lease is lost."""
     mine = Batch.objects.filter(pk=batch_id, lease_holder=holder, status__in=OPEN)
     if mine.update(lease_until=_lease_end(timezone.now()), **counts) != 1:
         return None

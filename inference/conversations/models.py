@@ -1,5 +1,4 @@
-"""A stored response: its row, its record for the gateway, its status, and reasons why a request
-cannot continue it. Rows only: every write goes through ``services``.
+"""Stored responses. Tables only: every write goes through ``services``.
 
 queued ─▶ in_progress ─▶ completed | incomplete | failed          a background response
    └──────────┴────────▶ cancelled | failed
@@ -24,18 +23,16 @@ STATUSES = (*ACTIVE, *ENDED)
 CONTINUABLE = ("completed", "incomplete")
 
 MAX_CHAIN = 1000
-"""The most responses of one conversation, whose whole text is read at each turn."""
+"""The whole text of a conversation is read at each turn."""
 
 _RESPONSE_ID = re.compile(r"resp_[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseRecord:
-    """``response`` and ``input_items`` are shown by the API; ``previous_id`` is the response it
-    continues, which may have been deleted since. Only its ``account`` finds it.
-    ``last_event_number``: of the closing event of its stream, once it has ended; ``None`` where
-    unknown. ``presumed_lost_by``: the id of the gateway whose lease on it has expired; such a
-    response reads as failed."""
+    """Only its ``account`` finds it. ``previous_id`` may have been deleted since.
+    ``last_event_number`` is the closing event's; ``None``: unknown. ``presumed_lost_by``: the
+    gateway whose lease on it has expired; such a response reads as failed."""
 
     account: str
     response: dict[str, Any]
@@ -64,7 +61,7 @@ def is_response_id(text: str) -> bool:
 
 
 class ConversationError(Exception):
-    """Raised where a request cannot continue a response; ``message`` is for clients."""
+    """``message`` is for clients."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -72,16 +69,12 @@ class ConversationError(Exception):
 
 
 class PreviousResponseMissingError(ConversationError):
-    """Raised where it, or one that it builds on, is not there."""
-
     def __init__(self, response_id: str) -> None:
         super().__init__(f"Previous response with id '{response_id}' not found.")
 
 
 class StoredResponse(models.Model):
-    """A stored response of an account. While a background response runs its gateway renews
-    ``lease_until``. One whose lease has expired is lost where that gateway is gone, and reads as
-    failed."""
+    """A response whose lease has expired and whose gateway is gone reads as failed."""
 
     id = models.CharField(max_length=MAX_ID_CHARS, primary_key=True)
     account = models.CharField(

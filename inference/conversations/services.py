@@ -1,9 +1,5 @@
-"""Reads of stored responses, each only of one account's; and writes. A conditional update ends a
-response, once.
-
-A chain of responses is read back to its beginning, in one query: each row has only its own
-request's input and the answer.
-"""
+"""Stored responses, each account's own. A conditional update ends a response, once. A chain is read
+back to its beginning in one query."""
 
 from __future__ import annotations
 
@@ -34,7 +30,7 @@ LEASE_S = 30.0
 """Many times the period in which gateways renew it."""
 FORGET_BATCH = 500
 MAX_FORGOTTEN_BATCHES = 200
-"""Batches of one call: the control has other work."""
+"""The control has other work."""
 ITEM_ID = re.compile(r"[a-z]+_([0-9a-f]{32})_i?[0-9]+")
 """Ids that helexa gave to items contain their response's id."""
 
@@ -56,8 +52,7 @@ GATEWAY_LOST = "The gateway that worked on this response went away."
 def response_find(
     response_id: str, *, account: str, alive_gateway: str | None = None
 ) -> ResponseRecord | None:
-    """``None`` for an id that is not this account's. A response of ``alive_gateway`` is not lost,
-    even where its lease has expired because the database was offline."""
+    """Responses of ``alive_gateway`` are not lost when their lease expires (database offline)."""
     if not is_response_id(response_id):
         return None
     row = StoredResponse.objects.filter(pk=response_id, account=account).first()
@@ -65,8 +60,7 @@ def response_find(
 
 
 def history_items(response_id: str, *, account: str) -> list[dict[str, Any]]:
-    """Every input and output item from the beginning of its conversation up to this response.
-    Raises ``ConversationError``."""
+    """From the beginning of the conversation up to this response. Raises ``ConversationError``."""
     chain = _chain(response_id, account)
     if not chain:
         raise PreviousResponseMissingError(response_id)
@@ -90,8 +84,8 @@ def history_items(response_id: str, *, account: str) -> list[dict[str, Any]]:
 
 
 def _chain(response_id: str, account: str) -> list[StoredResponse]:
-    """This response and its predecessors, newest first, up to one more than is allowed. All belong
-    to the same account, since a request can only continue a response that it can read."""
+    """Newest first, one more than is allowed. All are of one account: a request can only continue a
+    response that it can read."""
     if not is_response_id(response_id):
         return []
     return list(StoredResponse.objects.raw(CHAIN, [response_id, account, account, MAX_CHAIN]))
@@ -136,8 +130,7 @@ def _record(row: StoredResponse, now: datetime, alive_gateway: str | None = None
 def response_save(
     *, record: ResponseRecord, quota: Quota, gateway_id: str = "", using: str = "default"
 ) -> int:
-    """Saves a new response; an active one is leased to the caller's gateway. Returns its size in
-    bytes. Raises ``QuotaFullError`` where the account has as many as it may."""
+    """Returns its size in bytes. Raises ``QuotaFullError``."""
     response_json, input_items_json = _json(record.response), _json(record.input_items)
     size_bytes = len(response_json.encode()) + len(input_items_json.encode())
     with quota_locked("responses", record.account, using):
@@ -161,9 +154,7 @@ def response_save(
 
 
 def response_progress(*, response: dict[str, Any], last_event_number: int | None = None) -> bool:
-    """Records an active response's progress, or its end and the number of its stream's closing
-    event; its size counts for its account. ``False``: it had ended already, or was deleted, and
-    nothing was written."""
+    """``False``: it had ended already, or was deleted, and nothing was written."""
     is_active = response["status"] in ACTIVE
     active = StoredResponse.objects.filter(pk=response["id"], status__in=ACTIVE)
     before = active.values_list("size_bytes", "response_json").first()
@@ -182,8 +173,7 @@ def response_progress(*, response: dict[str, Any], last_event_number: int | None
 
 
 def response_lost(*, response_id: str) -> bool:
-    """Ends a response whose gateway is gone, permanently: if that gateway only hung, it stops its
-    run. ``False``: it has ended or its lease was renewed meanwhile."""
+    """``False``: it has ended or its lease was renewed meanwhile."""
     lapsed = StoredResponse.objects.filter(
         pk=response_id, status__in=ACTIVE, lease_until__lt=timezone.now()
     )
@@ -202,8 +192,7 @@ def response_lost(*, response_id: str) -> bool:
 
 
 def response_cancel(*, response_id: str, account: str, alive_gateway: str | None = None) -> bool:
-    """``False``: it had ended already, its gateway is gone, or it is not this account's.
-    ``alive_gateway``: see ``response_find``."""
+    """``False``: it had ended, its gateway is gone, or it is not this account's."""
     if not is_response_id(response_id):
         return False
     worked_on = Q(lease_until__gte=timezone.now())
@@ -225,16 +214,14 @@ def response_delete(*, response_id: str, account: str) -> bool:
 
 
 def leases_renew(*, response_ids: Collection[str]) -> set[str]:
-    """Returns those still active; the others were cancelled or deleted elsewhere."""
+    """Returns those still active."""
     active = StoredResponse.objects.filter(pk__in=response_ids, status__in=ACTIVE)
     active.update(lease_until=_lease_end())
     return set(active.values_list("pk", flat=True))
 
 
 def responses_forget(*, actor: Actor, older_than: timedelta) -> int:
-    """Deletes the responses older than this, except unfinished ones: the oldest ``FORGET_BATCH``
-    times ``MAX_FORGOTTEN_BATCHES`` of them; the next call continues. Returns how many. Deletes in
-    batches, so that no transaction holds the database for long."""
+    """Deletes in batches, so that no transaction is long; the next call continues."""
     old = StoredResponse.objects.filter(created_at__lt=timezone.now() - older_than).exclude(
         status__in=ACTIVE, lease_until__gte=timezone.now()
     )

@@ -1,8 +1,5 @@
-"""The control worker's periodic task: deletes responses older than the retention time.
-
-Its name and period are in ``helexa_site.celery``. When the database is offline, the next tick
-retries.
-"""
+"""Deletes responses older than the retention time. Name and period are in
+``helexa_site.celery``."""
 
 from __future__ import annotations
 

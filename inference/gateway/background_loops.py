@@ -75,8 +75,7 @@ Result = TypeVar("Result")
 
 
 class SharedWork(Generic[Result]):
-    """One task for many waiting callers: a request whose client leaves stops waiting at once,
-    without cutting a Redis reply in two."""
+    """One task for many waiting callers: one that leaves does not cut a Redis reply in two."""
 
     def __init__(self, work: Callable[[], Coroutine[Any, Any, Result]]) -> None:
         self._work = work

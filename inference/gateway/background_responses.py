@@ -43,7 +43,7 @@ FRAME_END = b"\n\n"
 
 
 class FrameLog:
-    """All events of a run, for those who watch it. A run never waits for them."""
+    """A run never waits for its watchers."""
 
     def __init__(self) -> None:
         self._frames: list[bytes] = []
@@ -62,7 +62,6 @@ class FrameLog:
         self._wake()
 
     async def take(self, number: int) -> tuple[bytes, bool]:
-        """The frames from ``number`` on, once there are any, and whether none follows."""
         while number >= len(self._frames) and not self._is_closed:
             await self._changed.wait()
         return b"".join(self._frames[number:]), self._is_closed
@@ -94,8 +93,7 @@ class BackgroundRun:
         self.task: asyncio.Task[None] | None = None
 
     def cancel(self) -> None:
-        """Stops it; the store has recorded that already. Ignored where the store is just recording
-        its end: the store decides which came first."""
+        """Ignored while the store records the run's end: the store decides which came first."""
         if self._is_ending:
             return
         self._is_cancelled = True

@@ -1,8 +1,5 @@
-"""The gateway's access to files and batches: rows in the database, contents in a directory that
-several gateways may share.
-
-Each account finds only its own.
-"""
+"""Files and batches of accounts: rows in the database, contents in a directory that gateways may
+share."""
 
 from __future__ import annotations
 
@@ -54,8 +51,7 @@ class BatchStore:
         *,
         lasts: timedelta | None = None,
     ) -> FileRecord:
-        """``lasts``: until it expires. Raises ``InsufficientQuotaError``, before the content is
-        written or, where others used the room meanwhile, after it."""
+        """Raises ``InsufficientQuotaError``, also after the content is written."""
         file_id = _file_id()
         try:
             self._quota.check(await self.query(services.account_usage, account), size_bytes)
@@ -82,7 +78,7 @@ class BatchStore:
         return found
 
     async def content(self, file_id: str, account: str) -> Path:
-        """Raises ``FileNotStoredError``, and what ``path`` does."""
+        """Raises ``FileNotStoredError``, ``ServiceUnavailableError``."""
         await self.find_file(file_id, account)
         return self.path(file_id)
 

@@ -1,14 +1,10 @@
 """Claims batches without a worker and runs them, a few at once.
 
-    lines ─▶ rows, a few at once ─▶ result files, line by line ─▶ ended
-    every second: the lease renewed, counts published, a cancellation read
+A gateway claims batches whose input it can read and those whose input was deleted, and adopts the
+answers written so far. One that stops releases its batches; one that dies leaves leases that
+expire.
 
-A gateway claims those whose input it can read (all, where gateways share a directory) and those
-whose input was deleted. It adopts the answers written so far, by any gateway. One that stops
-releases its batches; one that dies leaves leases that expire.
-
-Rows are ordinary requests (keys, budgets, limits, ledger) of the lowest priority: no row begins
-while others wait for its model, and every queue serves it last.
+Rows are ordinary requests of the lowest priority: none begins while others wait for its model.
 """
 
 from __future__ import annotations
@@ -74,7 +70,6 @@ class BatchWorker:
         self._loop: asyncio.Task[None] | None = None
 
     def wake(self) -> None:
-        """Checks for a batch or an expired file at once, also one of a previous instance."""
         self._wanted.set()
         if self._loop is None or self._loop.done():
             self._loop = self._gateway.run_beside("batches", self._poll)
@@ -306,8 +301,6 @@ class BatchRow:
         self._batch = batch
 
     async def answer(self) -> IO[bytes]:
-        """The body of its answer, from its beginning. Transient failures are retried. Raises
-        ``ApiError``, ``ExpiredError``."""
         batch, body = self._batch, self._line.body
         parse = partial(PARSERS[batch.endpoint], body, RequestContext())
         parsed = await self._gateway.images.parsed(parse, len(body))
@@ -361,8 +354,7 @@ class BatchRow:
         return RequestFailedError(broke_worker(died)) if self._deaths[died] > most else error
 
     async def _has_room(self, model: str) -> bool:
-        """One place is left to others, where a replica has more than one. A model that is not
-        loaded counts as having room: it is loaded as for any request."""
+        """Leaves one place of a replica to others. A model that is not loaded has room."""
         try:
             entry = await self._gateway.catalogue.find(model)
         except ModelNotFoundError:

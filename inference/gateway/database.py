@@ -1,7 +1,7 @@
 """The gateway's database access, off the event loop: every failure becomes an ``ApiError``.
 
-Each user of ``DatabaseThreads`` has threads of its own, so that a slow page of the admin does not
-hold up requests. ``DatabaseCatalogue`` maps names to entries, and starts loads and pulls.
+Each user of ``DatabaseThreads`` has its own threads, so that a slow admin page does not hold up
+requests.
 """
 
 from __future__ import annotations
@@ -70,26 +70,21 @@ def unavailable() -> ServiceUnavailableError:
 
 
 READ_WAIT_S = 1.5
-"""How long requests wait for a read while an earlier result exists; else FIRST_WAIT_S. A database
-may accept connections and answer nothing."""
+"""The wait where an earlier result exists. A database may accept connections and answer nothing."""
 FIRST_WAIT_S = 4.5
 
 
 class DatabaseCatalogue:
-    """Reads the process' cache first, so that the hot path stays on the event loop. While the
-    database is offline, cached models are still served; all else raises 503
-    database_unavailable."""
+    """While the database is offline, cached models are served; else 503 database_unavailable."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._database = DatabaseThreads("catalogue")
         self._reading = SharedWork(self._read)
-        """A burst of requests may find the cache expired."""
         self._reading_since_s = 0.0
         self._last: OfferedModels | None = None
         self._outage: tuple[float, ServiceUnavailableError] | None = None
-        """Since when the database is offline, with the error; ``None``: it answers. Retried once in
-        ``CACHE_S``."""
+        """Since when the database is offline, with its error. Retried once in ``CACHE_S``."""
 
     async def find(self, name: str) -> CatalogueEntry:
         try:
@@ -108,8 +103,7 @@ class DatabaseCatalogue:
         return (await self._offered()).entries
 
     async def by_name(self) -> Catalogue:
-        """Every enabled model, which placement compares. The same object until the next read; the
-        last one while the database is offline."""
+        """The same object until the next read; the last one while the database is offline."""
         try:
             return (await self._offered()).by_name
         except ServiceUnavailableError:
@@ -172,7 +166,6 @@ class DatabaseCatalogue:
 
 
 def pull_start(request: PullRequest, actor: Actor) -> PullState:
-    """Raises ``ApiError``."""
     asked_at = timezone.now()
     try:
         if request.model is not None:
@@ -210,7 +203,6 @@ def pull_cancel(state: PullState, actor: Actor) -> None:
 
 
 def pull_offer(request: PullRequest, state: PullState, actor: Actor) -> None:
-    """Raises ``ApiError``."""
     assert request.source is not None, "what the catalogue names is offered already"
     try:
         services.pulled_model_offer(

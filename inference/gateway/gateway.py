@@ -1,12 +1,5 @@
 """One gateway: its Redis connections, its background tasks, and the requests it has open.
 
-    Gateway ─┬─ EventReaders        events in
-             ├─ Liveness            alive key out, heartbeats in
-             ├─ Dispatcher          frames out
-             ├─ HeldRequestsWatch   open here and held there are the same
-             ├─ Placer              where to
-             └─ UpstreamLinks       connections to endpoints of others
-
 Starts on the first request (or an ASGI lifespan), on that event loop. Must not know HTTP.
 """
 
@@ -227,21 +220,19 @@ class Gateway:
             return True
 
     async def check_headers(self, path: bytes, headers: Sequence[tuple[bytes, bytes]]) -> None:
-        """Identifies the sender of a large body to ``path`` before the body is read. The admin
-        identifies its users itself. Raises ``ApiError``."""
+        """Checks only API paths: the admin identifies its users itself. Raises ``ApiError``."""
         if api_path_of(path) is not None:
             self.ensure_started()
             await self.identifier.identify(headers, scope=Scope.INFERENCE)
 
     def when_started(self, begin: Callable[[], None]) -> None:
-        """Calls ``begin`` on the event loop that serves, once it runs."""
         self._on_start.append(begin)
 
     def run_beside(self, name: str, work: Loop) -> asyncio.Task[None]:
         return self._loops.begin(name, work)
 
     def spawn(self, handler: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
-        """Runs one request's handler; ``drain`` waits for it."""
+        """``drain`` waits for it."""
         task = asyncio.create_task(handler)
         self._handlers.add(task)
         task.add_done_callback(self._handlers.discard)
@@ -253,8 +244,7 @@ class Gateway:
         )
 
     async def drain(self, grace_s: float) -> None:
-        """Refuses new requests, gives open ones ``grace_s`` to finish, cuts the rest short. Kept
-        connections are answered with refusals until ``close``."""
+        """Kept connections are answered with refusals until ``close``."""
         self.draining = True
         if self._handlers:
             logger.info("draining: %d requests are open", len(self._handlers))
@@ -267,8 +257,7 @@ class Gateway:
         await self._stop()
 
     def close(self) -> None:
-        """Records the refusals until now. Call it after ``drain``, when no client is connected any
-        more. Blocks."""
+        """Call it after ``drain``, when no client is connected any more. Blocks."""
         if self._records is not None:
             self._records.stop(RECORDS_STOP_S)
 
@@ -315,8 +304,7 @@ METRICS_HOST = "127.0.0.1"
 
 
 class LifespanConsumer:
-    """Starts and stops the gateway with its server: by ASGI's lifespan, or as Daphne's ``run``
-    calls it, which does not speak that."""
+    """ASGI's lifespan calls it, or Daphne's ``run``, which does not speak that."""
 
     def __init__(self, gateway: Gateway, metrics: MetricsEndpoint | None = None) -> None:
         self._gateway = gateway

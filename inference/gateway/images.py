@@ -1,17 +1,12 @@
-"""Images of requests: fetched from allowed hosts, read with the operator's bounds, and sent beside
-the inbox.
+"""Images of requests: fetched from allowed hosts, checked, and sent beside the inbox.
 
     parse ─▶ addresses wanted? ─▶ fetch, parse again ─▶ ImageFile in the request
     run_request ─▶ without_files ─┬▶ the request, with ImageRef             through the inbox
                                   └▶ bytes ─▶ ImageSender ─▶ Redis, the request's own key
 
-    address ─▶ resolve once ─▶ check ─▶ connect to the checked one ─▶ GET ─▶ bounded bytes
-                                                      └─ redirect, to the same host only ─▶ again
-
 A host that matches a pattern must have a public address: the owner of a name can point it into this
-gateway's network. The connection goes to the checked address, so a name that changes in between
-changes nothing. Images in Redis are deleted when the neuron has accepted the request, and expire
-where none does.
+gateway's network. The connection goes to the checked address. Images in Redis are deleted when the
+neuron has accepted the request, and expire where none does.
 """
 
 from __future__ import annotations
@@ -64,7 +59,6 @@ class ImageFetchError(Exception):
 async def fetch_image(
     url: str, hosts: Sequence[str], *, max_bytes: int, resolvers: Executor
 ) -> bytes:
-    """Raises ``ImageFetchError``."""
     import httpx2
 
     try:
@@ -187,8 +181,7 @@ def _is_allowed(host: str, hosts: Sequence[str]) -> bool:
 
 
 def check_resolved(address: ImageAddress, resolved: Sequence[str]) -> None:
-    """``resolved``: all addresses of its name. One that is not public refuses them all. Raises
-    ``ImageFetchError``."""
+    """One address that is not public refuses them all. Raises ``ImageFetchError``."""
     if not resolved:
         raise ImageFetchError("the host of the image is not known")
     if address.is_named:

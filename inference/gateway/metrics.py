@@ -1,11 +1,9 @@
-"""Figures of this gateway: outcomes of requests, counted for Prometheus; and in Redis refused
-callers, for pages that list them with reasons, and the models that requests wait for, for the
-control.
+"""Figures of this gateway: outcomes of requests for Prometheus, and in Redis the refused callers
+and the models that requests wait for.
 
-Names, labels and buckets of metrics are the original's; ours begin with ``helexa_``. No label ever
-holds a client's text: models are the catalogue's names, nodes the neurons', accounts and keys those
-that exist, codes our own words. The ledger, the logs and the metrics name the kind of client by one
-of a fixed set of words, because the text of a header must never go there.
+Metrics with the prefix ``cortex_`` have the original's names, labels and buckets; ours begin with
+``helexa_``. No label holds a client's text: models are the catalogue's names, accounts and keys
+exist, codes are our own. Ledger, logs and metrics name the kind of client by a fixed set of words.
 """
 
 from __future__ import annotations
@@ -117,13 +115,12 @@ HISTOGRAMS = {
 
 
 class Metrics(Collector):
-    """One gateway's. Only one thread calls ``observe``; scrapes come in any."""
+    """Only one thread calls ``observe``; scrapes come in any."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self._families: defaultdict[tuple[str, ...], dict[str, Any]] = defaultdict(dict)
-        """Families by the names of their labels."""
         for key, (name, words, labels) in COUNTERS.items():
             self._families[labels][key] = Counter(name, words, labels, registry=self.registry)
         for key, (name, words, buckets) in HISTOGRAMS.items():
@@ -188,8 +185,7 @@ class Metrics(Collector):
             series["tokens_per_s"].observe((settle.completion_tokens - 1) / decoding_s)
 
     def watch(self, name: str, documentation: str, read: Callable[[], float]) -> None:
-        """A gauge that is read at each scrape, in its thread; ``read`` must not wait. Where it
-        raises, the gauge is NaN."""
+        """``read`` runs at each scrape, in its thread, and must not wait. Where it raises: NaN."""
 
         def value() -> float:
             try:

@@ -1,10 +1,8 @@
 """The port on which Prometheus scrapes one gateway: threads of its own, apart from the API.
 
-For operators, not for clients: it shows who uses how much and needs no key. It listens on the
-gateway's address unless configured otherwise, on loopback by default.
-
-Beside the requests' metrics it shows the fleet at the time of the scrape: an offline neuron has no
-gauges. Each gateway reports the same of the fleet; sum over gateways only what counts requests.
+It shows who uses how much and needs no key. It listens on the gateway's address unless configured
+otherwise, on loopback by default. Each gateway reports the same of the fleet; sum over gateways
+only what counts requests.
 """
 
 from __future__ import annotations
@@ -97,7 +95,6 @@ class MetricsEndpoint(Collector):
         return application
 
     def describe(self) -> Iterable[Metric]:
-        """Empty: names are checked when collected."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
@@ -107,8 +104,6 @@ class MetricsEndpoint(Collector):
             yield from fleet_metrics(snapshot)
 
     def _counts(self) -> DatabaseCounts | None:
-        """Runs on the event loop, which has threads for it: a scrape does not wait for a database
-        that is offline."""
         assert self._loop is not None
         asking = asyncio.run_coroutine_threadsafe(self._database.query(_read_counts), self._loop)
         try:
@@ -146,7 +141,7 @@ class _Handler(WSGIRequestHandler):
     timeout = CLIENT_TIMEOUT_S
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Scrapes are not logged."""
+        pass
 
 
 MIB = 1 << 20

@@ -1,7 +1,4 @@
-"""The gateway's access to stored responses.
-
-Every failure becomes an ``ApiError``: nothing is kept or lost silently.
-"""
+"""The gateway's access to stored responses."""
 
 from __future__ import annotations
 
@@ -44,8 +41,7 @@ USAGE_AGE_S = 30.0
 
 
 class ResponseStore:
-    """Each method raises 503 database_unavailable when the database is offline. Each account finds
-    only its own."""
+    """Each account finds only its own. Raises 503 database_unavailable."""
 
     def __init__(self, gateway: Gateway, *, max_responses: int, max_bytes: int) -> None:
         self._gateway = gateway
@@ -54,7 +50,6 @@ class ResponseStore:
         # Room for one byte: a response whose bytes pass the rest is kept, the next one is not.
         self._quota = Quota(max_responses, max_bytes - 1)
         self._kept: dict[str, tuple[float, Used]] = {}
-        """What accounts keep, and when that was read."""
 
     async def ensure_room(self, principal: Principal) -> None:
         """Raises ``InsufficientQuotaError``."""
@@ -105,8 +100,7 @@ class ResponseStore:
         principal: Principal,
         history: Sequence[InputItem] | None = None,
     ) -> ResponsesRequest:
-        """Returns the request with everything it builds on. ``history``: what it continues, where
-        the store is not needed for that. Raises ``ApiError`` where something is not stored."""
+        """``history``: what it continues, where the store is not needed. Raises ``ApiError``."""
         if request.previous_response_id is None and not request.references:
             return request
         if history is None:
@@ -140,8 +134,7 @@ class ResponseStore:
         event: Finished,
         call: Call,
     ) -> None:
-        """Call before the client reads that it is complete: a client that has its id can build on
-        it. Raises as ``save`` does."""
+        """Call before the client reads the end: it can build on the id from then on."""
         if request.store:
             response, number = encoder.response_after(event), encoder.next_number
             await self.save(record_of(request, response, call=call, last_event_number=number))
@@ -149,8 +142,7 @@ class ResponseStore:
     async def save_failed(
         self, request: ResponsesRequest, encoder: ResponseStreamEncoder, call: Call
     ) -> None:
-        """Stores the failure, since a client with its id may ask for it; the client gets the
-        failure either way."""
+        """A client that has its id may ask for it."""
         if not request.store or encoder.response is None:
             return
         response, number = encoder.response, encoder.next_number - 1
@@ -221,7 +213,6 @@ def record_of(
 
 
 def read_back(stored: list[dict[str, Any]]) -> list[InputItem]:
-    """Parses stored items: they were once accepted or answered, perhaps while unknown fields were
-    ignored, or images might be larger."""
+    """Stored items may have ignored fields, or images larger than are allowed now."""
     with unknown_fields_ignored(), images_read(ImageReading(is_stored=True)):
         return [items([item], "stored")[0] for item in stored]

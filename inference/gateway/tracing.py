@@ -11,17 +11,10 @@ one. Only then is this module imported, and OpenTelemetry with it.
     └─ chat gpt-5                  an attempt at an upstream, which is sent its ``traceparent``
 
 The gateway makes all of them. Neurons report durations and no times, so their clocks may differ.
-
-    RequestSpans ─▶ queue (bounded) ─▶ thread: batches ─▶ collector, by OTLP over HTTP
-                    full: dropped              └▶ does not answer: dropped, and logged
+Spans are dropped while the queue is full or the collector does not answer.
 
 OpenTelemetry's library reads its other variables itself (headers, timeouts, sampling, sizes of
-queue and batch). ``RequestSpans`` belongs to one event loop:
-
-    RequestSpans ─┬▶ placed             a span, once the place is known
-                  ├▶ begin_neuron, begin_upstream   an attempt, one open at a time; its counter
-                  │                                 settles it, or leave_attempt ends it
-                  └▶ end                the last attempt with its stages, then the request's own
+queue and batch). ``RequestSpans`` belongs to one event loop; it has one attempt open at a time.
 
 Times are ``time.monotonic``'s. They become unix times by one reading of both clocks at the
 request's beginning, so that a clock set meanwhile does not bend a trace.
@@ -65,7 +58,6 @@ LIBRARY_LOGGERS = (
     "opentelemetry.exporter.otlp.proto.http.trace_exporter",
     "opentelemetry.sdk._shared_internal",
 )
-"""Which report each failed batch and each dropped span."""
 
 
 class Tracing:
@@ -84,7 +76,7 @@ class Tracing:
         return RequestSpans(self._tracer, headers)
 
     def stop(self, timeout_s: float) -> None:
-        """Sends the queued spans, for ``timeout_s`` at most. Blocks."""
+        """Blocks for ``timeout_s`` at most."""
         stopping = threading.Thread(target=self._provider.shutdown, name="spans", daemon=True)
         stopping.start()
         stopping.join(timeout_s)
@@ -93,8 +85,6 @@ class Tracing:
 
 
 class _Failures(logging.Filter):
-    """Logs one of the library's messages a minute, in place of all of them."""
-
     def __init__(self, url: str) -> None:
         super().__init__()
         self._url = url
@@ -146,8 +136,7 @@ class RequestSpans:
         self._span("placement", since_s, time.monotonic(), attributes)
 
     def begin_neuron(self, neuron: str, counter: UsageCounter) -> str:
-        """Begins the next attempt, at a neuron; ``counter`` gets its stages. Returns its
-        ``traceparent``; empty: it is not sampled, and the neuron need not report times."""
+        """Returns the ``traceparent``; empty: not sampled, and the neuron reports no times."""
         attributes: Attributes = {"helexa.target": neuron}
         span = self._begin_attempt(f"neuron {neuron}", counter, attributes, has_stages=True)
         return traceparent_of(span) if span.is_recording() else ""
@@ -314,8 +303,7 @@ OPERATION_OF = {
     "/v1/images/variations": "image_variation",
     "/v1/moderations": "moderation",
 }
-"""The operation of each endpoint; the conventions have no name for those from ``rerank`` on. Other
-endpoints operate no model."""
+"""The conventions have no name for those from ``rerank`` on. Others operate no model."""
 PROVIDER = "helexa"
 MAX_MODEL_CHARACTERS = 128
 masked = Redactor()

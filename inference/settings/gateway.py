@@ -47,7 +47,7 @@ class MetricsListen:
 
 @dataclass(frozen=True, slots=True)
 class MetricsSetting:
-    """The listen address of metrics. ``host`` ``None``: the gateway's."""
+    """``host`` ``None``: the gateway's."""
 
     is_on: bool = True
     host: str | None = None
@@ -162,4 +162,4 @@ METRICS_LISTEN = Setting(
 SERVE_KEY: Setting[str | None] = Setting(
     "HELEXA_SERVE_KEY", text(), is_secret=True, is_internal=True
 )
-"""The key with which ``serve`` asks its own gateway, new at each start."""
+"""``serve`` makes a new one at each start."""

@@ -17,7 +17,6 @@ from inference.settings.setting import (
 )
 
 TORCH_CPU_INDEX_URL = "https://download.pytorch.org/whl/cpu"
-"""The index of torch's own project, which has its builds for CPUs."""
 SERVER = url("http", "https", rule="an address like http://gpu-box:31313")
 
 LOG_FORMAT = Setting("HELEXA_LOG_FORMAT", choice("text", "json"), "text")
@@ -30,5 +29,4 @@ VENV: Setting[Path | None] = Setting("HELEXA_VENV", FILE_PATH)
 ENVIRONMENT_ATTEMPT = Setting(
     "HELEXA_ENVIRONMENT_ATTEMPT", WholeNumber(0, 1000, "attempts"), 0, is_internal=True
 )
-"""How often this start has executed itself again in the environment that it made."""
 URL: Setting[str | None] = Setting("HELEXA_URL", SERVER)

@@ -58,8 +58,7 @@ SCALES = {
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimits:
-    """The most bytes of each device for a neuron's models together. A device without a limit has no
-    entry."""
+    """A device without a limit has no entry."""
 
     by_device: tuple[tuple[str, int], ...] = ()
 
@@ -101,13 +100,12 @@ ADDRESS = re.compile(
 @dataclass(frozen=True, slots=True)
 class StageListen:
     host: str
-    """A name or an address of this host for other hosts."""
     first_port: int | None = None
     last_port: int | None = None
 
     @property
     def ports(self) -> Sequence[int]:
-        """The ports to try, in order; 0 is any free one."""
+        """0 is any free one."""
         if self.first_port is None:
             return [0]
         return range(self.first_port, (self.last_port or self.first_port) + 1)

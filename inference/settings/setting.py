@@ -1,5 +1,4 @@
-"""A setting: one environment variable with its kind and its default. And the kinds that are one
-value or a plain list, with bounds that several settings have.
+"""A setting: one environment variable with its kind and its default.
 
 What it means, who reads it and its default in words are on the operator's page,
 ``docs/operating/settings.md``, which packages contain beside this module.
@@ -24,7 +23,6 @@ Number = TypeVar("Number", int, float)
 PAGE = Path(__file__).with_name("settings.md")
 MARKDOWN_LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 EXIT_MISCONFIGURED = 2
-"""The exit code of a process that refuses its settings."""
 MIB = 1024**2
 GIB = 1024**3
 MAX_COUNT = 2**31 - 1
@@ -49,8 +47,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class SettingError(ValueError):
-    """An environment variable has an invalid value. The message is for the operator and contains no
-    secret."""
+    """The message is for the operator and contains no secret."""
 
 
 class Kind(Protocol[T_co]):
@@ -60,8 +57,7 @@ class Kind(Protocol[T_co]):
         ...
 
     def parse(self, word: str, /) -> T_co:
-        """The value of ``word``. Raises ``ValueError``, whose message names the wrong part if it
-        can."""
+        """Raises ``ValueError``, whose message names the wrong part if it can."""
         ...
 
 
@@ -105,7 +101,6 @@ class Setting(Generic[T]):
 
 @cache
 def page_rows() -> dict[str, PageRow]:
-    """The rows of the page's table by variable, without Markdown."""
     lines = (line for line in PAGE.read_text().splitlines() if line.startswith("| `"))
     cells = (MARKDOWN_LINK.sub(r"\1", line).replace("`", "").strip("| ") for line in lines)
     return {name: PageRow(*row) for name, *row in (line.split(" | ") for line in cells)}
@@ -233,8 +228,6 @@ def _url_or_off(word: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class LogLevel:
-    """A process' log level. ``default`` is ``None`` where only loggers are named."""
-
     default: str | None = None
     by_logger: tuple[tuple[str, str], ...] = ()
 
@@ -273,4 +266,3 @@ LOG_LEVELS = Form(
     "debug, info, warning or error, with ,LOGGER=LEVEL for loggers",
     _log_level,
 )
-"""``info`` or ``info,inference.neuron=debug``: a level, and levels of loggers by their name."""

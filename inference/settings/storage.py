@@ -21,8 +21,7 @@ from inference.settings.setting import (
 
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}")
 OTHERS_KEY = re.compile(rf"(?!(?:{'|'.join(sorted(SECRET_NAMES - API_KEY))})$){VARIABLE.pattern}")
-"""A variable whose key is for another server. None of this one's own secrets is ever sent to one; a
-key of the API may be another helexa's."""
+"""Another server's key. None of this one's secrets is ever sent to one."""
 
 
 HUGGINGFACE = "huggingface"
@@ -36,11 +35,11 @@ DEFAULT_WORD = "default"
 class NamedSource:
     scheme: str
     endpoint: str
-    """An http or https URL without a trailing slash."""
+    """Without a trailing slash."""
     token_variable: str | None = None
-    """The environment variable of its token; ``None``: no token is sent."""
+    """``None``: no token is sent."""
     cache: Path | None = None
-    """Its cache folder; ``None``: in the data directory."""
+    """``None``: in the data directory."""
 
 
 @dataclass(frozen=True, slots=True)

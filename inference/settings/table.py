@@ -23,7 +23,7 @@ OF_TESTS = {
     "HELEXA_MUTATED_CALLS": "how many changed tool calls a campaign tries",
     "HELEXA_MUTATED_FILES": "how many mutated files a campaign tries",
 }
-"""Beginnings of tests' own names: a run keeps them, where it drops all settings."""
+"""A run keeps them, where it drops all settings."""
 OTHERS = {
     "HELEXA_ACP_": "the editor bridge is installed alone and reads its own settings",
     "HELEXA_TEST_": "marks processes that tests start",
@@ -44,14 +44,14 @@ def refusals(environment: Mapping[str, str]) -> Iterator[SettingError]:
 
 
 def check_settings(environment: Mapping[str, str]) -> None:
-    """Raises ``SettingError`` for the first invalid value. Every process checks all settings, also
-    those of other processes: one environment often serves them all."""
+    """Checks all settings, also other processes': one environment often serves them all. Raises
+    ``SettingError``."""
     for error in refusals(environment):
         raise error
 
 
 def unknown_names(environment: Mapping[str, str]) -> Iterator[tuple[str, str | None]]:
-    """Unknown names that look like settings, each with the setting of the nearest name."""
+    """Each with the setting of the nearest name."""
     for name in sorted(environment):
         if name.startswith(PREFIX) and name not in NAMES and not name.startswith(tuple(OTHERS)):
             near = difflib.get_close_matches(name, NAMES, n=1, cutoff=LEAST_LIKENESS)

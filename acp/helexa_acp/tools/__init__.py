@@ -1,7 +1,6 @@
 """A tool: a name and a schema for the model, an action for permissions, and a function.
 
-``prepare`` reads the arguments and finds out what the call would do; the person may be asked;
-then the call's ``run`` does it. The session's mode decides by the action whether to ask:
+``prepare`` reads the arguments, the person may be asked, then ``run`` does it. The mode decides:
 
               read    write            execute   fetch   unknown (a server's tool)
 default       yes     ask              ask       ask     ask
@@ -49,8 +48,6 @@ MODE_NAMES = {
 
 
 class Action(Enum):
-    """A tool's effect, for permissions."""
-
     READ = "read"
     WRITE = "write"
     EXECUTE = "execute"
@@ -60,8 +57,7 @@ class Action(Enum):
 
 
 def must_ask(mode: Mode, action: Action, *, is_plan_file: bool = False) -> bool:
-    """``is_plan_file``: the call writes only to the folder of plans, links resolved. Raises
-    ToolError where the mode forbids it."""
+    """``is_plan_file``: writes only to the folder of plans, links resolved. Raises ToolError."""
     if mode is Mode.BYPASS or action is Action.READ:
         return False
     if mode is Mode.DEFAULT or action in (Action.FETCH, Action.UNKNOWN_READ):
@@ -74,7 +70,7 @@ def must_ask(mode: Mode, action: Action, *, is_plan_file: bool = False) -> bool:
 
 
 def absolute(written: str, cwd: Path) -> Path:
-    """``written`` relative to ``cwd``, with ``~`` and ``$HOME`` expanded and ``..`` resolved."""
+    """``~`` and ``$HOME`` are expanded, ``..`` is resolved."""
     if not written or "\0" in written:
         raise ToolError("the path is empty or holds a NUL character")
     home = str(Path.home())
@@ -86,8 +82,7 @@ def absolute(written: str, cwd: Path) -> Path:
 
 
 def resolved(path: Path) -> Path:
-    """The real path: links followed, ``..`` as in the file system. Raises ToolError for a loop of
-    links."""
+    """Raises ToolError for a loop of links."""
     try:
         return path.resolve()
     except (OSError, RuntimeError) as error:
@@ -95,12 +90,11 @@ def resolved(path: Path) -> Path:
 
 
 def is_within(path: Path, folder: Path) -> bool:
-    """Whether the file at ``path`` is in ``folder``, by their real paths."""
     return resolved(path).is_relative_to(resolved(folder))
 
 
 def plans_dir(data_dir: Path, cwd: Path) -> Path:
-    """One folder for each working directory, with a readable name."""
+    """One folder for each working directory."""
     digest = FNV_OFFSET
     for byte in str(cwd).encode():  # http://www.isthe.com/chongo/tech/comp/fnv/
         digest = (digest ^ byte) * FNV_PRIME & 0xFFFFFFFF
@@ -109,7 +103,7 @@ def plans_dir(data_dir: Path, cwd: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class ToolContext:
-    """``show`` updates the call's card in the editor while the tool runs: contents of ACP."""
+    """``show`` updates the call's card in the editor: ACP's contents."""
 
     editor: Editor
     cwd: Path
@@ -119,7 +113,7 @@ class ToolContext:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """``parts`` are for the model, ``shown`` is ACP's content for the editor; empty: the same."""
+    """``shown`` is ACP's content for the editor; empty: ``parts``."""
 
     parts: tuple[Part, ...]
     is_error: bool = False
@@ -131,8 +125,8 @@ Run = Callable[[], Awaitable[Outcome]]
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A call before the person is asked. ``remembers`` names the permission for the whole session,
-    and ``remembered_as`` is its text for the person. ``run`` raises ToolError."""
+    """``remembers`` names the permission for the whole session; ``remembered_as`` is its text for
+    the person. ``run`` raises ToolError."""
 
     title: str
     run: Run
@@ -159,7 +153,7 @@ def tool(
     parameters: type[Parameters],
     prepare: Callable[[ToolContext, Parameters], Awaitable[Prepared]],
 ) -> Tool:
-    """A tool of ours. The docstring of ``parameters``, a Struct, is the model's description."""
+    """The docstring of ``parameters``, a Struct, is the model's description."""
 
     async def prepare_checked(context: ToolContext, arguments: Arguments) -> Prepared:
         given = {key: value for key, value in arguments.items() if value is not None}

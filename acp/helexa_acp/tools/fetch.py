@@ -31,7 +31,6 @@ TEXT_ENDINGS = ("json", "xml", "yaml", "script")
 
 
 def _check_host(host: str, allowed: Sequence[str]) -> None:
-    """Raises ToolError unless the list has its name, a ``*.`` of a parent domain, or ``*``."""
     for entry in allowed:
         if entry in ("*", host) or (entry.startswith("*.") and host.endswith(entry[1:])):
             return
@@ -39,8 +38,8 @@ def _check_host(host: str, allowed: Sequence[str]) -> None:
 
 
 def is_allowed_address(address: Address, *, is_named: bool) -> bool:
-    """``is_named``: the configuration names this very host, which may be in the operator's own
-    network. Link-local addresses are never allowed: clouds hand out credentials there."""
+    """``is_named``: the very host is configured, so it may be private. Link-local addresses are
+    never allowed: clouds hand out credentials there."""
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:
             return is_allowed_address(address.ipv4_mapped, is_named=is_named)
@@ -52,8 +51,7 @@ def is_allowed_address(address: Address, *, is_named: bool) -> bool:
 
 
 async def checked_address(host: str, port: int, allowed: Sequence[str]) -> Address:
-    """The address to connect to: all of the host's addresses must be allowed, and the connection
-    goes to the checked one. Raises ToolError."""
+    """All of the host's addresses must be allowed. Raises ToolError."""
     _check_host(host, allowed)
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -126,7 +124,7 @@ async def prepare(context: ToolContext, given: Parameters) -> Prepared:
     _check_host(first.host, allowed)
 
     async def run() -> Outcome:
-        """Follows redirects itself: each is checked the same way."""
+        """Each redirect is checked the same way."""
         url = first
         for _ in range(MAX_REDIRECTS + 1):
             page = await _get(url, allowed)
@@ -144,8 +142,8 @@ async def prepare(context: ToolContext, given: Parameters) -> Prepared:
 
 
 async def _get(url: httpx2.URL, allowed: tuple[str, ...]) -> Page:
-    """Connects to the checked address, even if the name resolves to another a moment later; the
-    environment's proxy is not used, for it would resolve the name itself."""
+    """Connects to the checked address, whatever the name resolves to a moment later. A proxy is not
+    used: it would resolve the name itself."""
     port = url.port or (443 if url.scheme == "https" else 80)
     address = await checked_address(url.host, port, allowed)
     headers = {

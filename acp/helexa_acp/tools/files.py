@@ -44,7 +44,7 @@ EVERY_LINE = 2**53
 
 
 async def read_text(editor: Editor, path: Path) -> str:
-    """The editor's text, unsaved changes included, else the disk's. Raises ToolError."""
+    """Unsaved changes in the editor are included. Raises ToolError."""
     refusal = ""
     if editor.reads_files and not await asyncio.to_thread(path.is_dir):
         reading = editor.client.read_text_file(session_id=editor.session_id, path=str(path))
@@ -136,7 +136,6 @@ async def read_file(context: ToolContext, given: ReadFile) -> Prepared:
 
 
 def excerpt(text: str, line: int, limit: int) -> str:
-    """Lines from ``line`` on, at most ``limit`` of them, and a note of omitted lines."""
     lines = text.splitlines(keepends=True)
     if line > max(len(lines), 1):
         raise ToolError(f"line {line} is past the end: there are {len(lines)} lines")
@@ -174,7 +173,6 @@ async def write_file(context: ToolContext, given: WriteFile) -> Prepared:
         return tool_diff_content(str(path), content, before)
 
     async def run() -> Outcome:
-        """Reads the file again: it may have changed while the person was asked."""
         shown = await difference()
         await write_text(context.editor, path, content)
         return text_outcome(f"wrote {len(content)} characters to {path}", shown)
@@ -195,7 +193,6 @@ async def edit_file(context: ToolContext, given: EditFile) -> Prepared:
     path = absolute(given.path, context.cwd)
 
     async def run() -> Outcome:
-        """Reads the file again: it may have changed while the person was asked."""
         before = await read_text(context.editor, path)
         after = edited(before, given.old_text, given.new_text)
         await write_text(context.editor, path, after)
@@ -207,7 +204,6 @@ async def edit_file(context: ToolContext, given: EditFile) -> Prepared:
 
 
 def edited(text: str, old: str, new: str) -> str:
-    """Replaces the one ``old`` in ``text``. Raises ToolError where there is none, or several."""
     if not old:
         raise ToolError("old_text is empty; write_file writes whole files")
     if old == new:
@@ -223,7 +219,7 @@ def edited(text: str, old: str, new: str) -> str:
 
 
 def _change(title: str, run: Run, path: Path, shown: object, cwd: Path) -> Prepared:
-    """All files inside of the working directory share one permission; others have their own."""
+    """All files inside of the working directory share one permission."""
     key, remembered_as = f"edit {resolved(path)}", "Always allow edits of this file, this session"
     if is_within(path, cwd):
         key, remembered_as = "edit", "Always allow edits in the project, this session"
@@ -246,7 +242,6 @@ async def list_dir(context: ToolContext, given: ListDir) -> Prepared:
 
 
 def listed(folder: Path) -> str:
-    """A name a line, folders with a slash."""
     try:
         entries = sorted(folder.iterdir(), key=lambda entry: entry.name)
     except OSError as error:

@@ -1,5 +1,4 @@
-"""bash and search, which run programs: a command through ``sh -c``, in the editor's terminal where
-it has one; and ``searching.py``, for lines that match a regular expression."""
+"""bash and search: programs that run by ``sh -c``, in the editor's terminal where it has one."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ from helexa_acp.tools import (
 MAX_SEARCH_S = 30.0
 SEARCH_PROGRAM = str(Path(__file__).with_name("searching.py"))
 OUTPUT_LIMIT_BYTES = 128 * 1024
-"""The most output of a command that is kept, which is more than a model can use."""
+"""More than a model can use."""
 READ_BYTES = 64 * 1024
 KILL_AFTER_S = 2.0
 LAST_OUTPUT_S = 1.0
@@ -50,8 +49,7 @@ class CommandOutput:
 async def run_locally(
     command: list[str], cwd: Path, timeout_s: float
 ) -> tuple[CommandOutput, bool]:
-    """Returns the output, and whether it timed out. A cancellation ends the program and its
-    children. Raises ToolError."""
+    """Returns whether it timed out. A cancellation ends its children too. Raises ToolError."""
     reader, writer = os.pipe()
     try:
         process = await asyncio.create_subprocess_exec(
@@ -92,8 +90,7 @@ async def run_locally(
 
 
 async def _read(descriptor: int, data: bytearray) -> None:
-    """Keeps the end of the output, and one byte more where there was more. Reads a pipe of our
-    own: asyncio's ``wait`` would wait for the end of its pipes."""
+    """asyncio's ``wait`` would wait for the end of its own pipes, so this pipe is ours."""
     stream = asyncio.StreamReader()
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(descriptor, "rb", 0)
@@ -107,8 +104,7 @@ async def _read(descriptor: int, data: bytearray) -> None:
 
 
 async def end_group(process: asyncio.subprocess.Process) -> None:
-    """Ends the program and its group, gently first. Processes outside the group that hold its pipes
-    are not waited for."""
+    """Processes outside the group that hold its pipes are not waited for."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, number)
@@ -148,7 +144,7 @@ async def bash(context: ToolContext, given: Bash) -> Prepared:
 
 
 async def _in_terminal(context: ToolContext, command: str, cwd: Path) -> Outcome:
-    """The terminal is always released, which also ends its processes."""
+    """Releasing the terminal also ends its processes."""
     client, session_id = context.editor.client, context.editor.session_id
     opening = client.create_terminal(
         session_id=session_id,
@@ -191,7 +187,6 @@ async def _in_terminal(context: ToolContext, command: str, cwd: Path) -> Outcome
 
 
 def described(output: CommandOutput, late_after_s: float | None) -> str:
-    """The model's text: the output, and the exit status."""
     notes = []
     if output.is_truncated:
         notes.append("the beginning of the output was left out")

@@ -46,8 +46,6 @@ def _git_listing(folder: Path) -> list[str] | None:
 
 
 def matches_glob(path: Path, folder: Path, glob: str) -> bool:
-    """Whether the glob matches its name, or its path from the folder where the glob contains a
-    slash."""
     if not glob:
         return True
     name = path.relative_to(folder).as_posix() if "/" in glob else path.name
@@ -55,7 +53,7 @@ def matches_glob(path: Path, folder: Path, glob: str) -> bool:
 
 
 def lines_of(path: Path) -> list[str]:
-    """No lines of a binary, large, special or missing file."""
+    """Binary, large, special and missing files have none."""
     try:
         if not path.is_file() or path.stat().st_size > MAX_FILE_BYTES:
             return []
@@ -66,7 +64,6 @@ def lines_of(path: Path) -> list[str]:
 
 
 def search(pattern: re.Pattern[str], folder: Path, glob: str) -> Iterator[str]:
-    """``path:line: text`` of each match, relative to the folder."""
     if folder.is_file():
         paths, folder = iter([folder]), folder.parent
     else:

@@ -42,7 +42,7 @@ def plan_of(entries: list[Entry]) -> Any:
 
 
 def replayed_plan(arguments: Arguments) -> Any | None:
-    """The plan that a stored call has shown; ``None`` where its arguments are not readable."""
+    """``None`` where the stored arguments are not readable."""
     try:
         return plan_of(msgspec.convert(arguments, Parameters).read())
     except msgspec.ValidationError:

@@ -27,7 +27,6 @@ class ToolSpec:
     """A JSON schema of type object."""
 
     def function(self) -> Json:
-        """As OpenAI's APIs name it."""
         return {
             "name": self.name,
             "description": self.description,
@@ -59,7 +58,7 @@ class ThoughtDelta:
 
 @dataclass(frozen=True, slots=True)
 class ThoughtSealed:
-    """The thought so far is complete; ``sealed`` goes back with it."""
+    """``sealed`` goes back with the thought."""
 
     sealed: Any
 
@@ -84,7 +83,7 @@ WireEvent = TextDelta | ThoughtDelta | ThoughtSealed | CallMade | Finished
 
 @dataclass(slots=True)
 class AnswerState:
-    """What each API's ``Answer`` collects. Calls become events when the answer is complete."""
+    """Calls become events when the answer is complete."""
 
     calls: list[CallMade] = field(default_factory=list)
     reason: Reason = "stop"
@@ -99,7 +98,7 @@ class AnswerState:
 
 
 class JsonObject:
-    """A streamed JSON object: its keys as attributes; ``None`` for a missing one."""
+    """Its keys are attributes; a missing one is ``None``."""
 
     __slots__ = ("raw",)
 
@@ -131,8 +130,7 @@ def openai_usage(counts: JsonObject | None, given: str, made: str) -> Usage:
 
 
 def images_after_results(turns: Iterable[Turn]) -> list[Turn]:
-    """For APIs whose results are text alone: images follow the last of the results, in a user's
-    turn."""
+    """For APIs whose results are text alone: images follow in a user's turn."""
     moved: list[Turn] = []
     images: list[Part] = []
     for turn in (*turns, None):

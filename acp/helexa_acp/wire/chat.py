@@ -73,8 +73,6 @@ def _content(parts: tuple[history.Part, ...]) -> str | list[wire.Json]:
 
 @dataclass(slots=True)
 class Answer(wire.AnswerState):
-    """Folds chunks into events."""
-
     by_index: dict[int | None, wire.CallMade] = field(default_factory=dict)
     """The latest call of each index; some servers omit the index."""
 
@@ -118,8 +116,8 @@ class Answer(wire.AnswerState):
 
 
 def _begins_another(call: wire.CallMade, call_id: str, name: str, arguments: str) -> bool:
-    """Some servers give every call of an answer the same index, and some every piece of a call an
-    id of its own: only a piece with a name begins a call."""
+    """Some servers give every call the same index, and some every piece an id of its own: only a
+    piece with a name begins a call."""
     if not name:
         return False
     if call_id and call.call_id:

@@ -1,7 +1,7 @@
 """The endpoints in use: requests to them, their models, and limits learnt from their answers.
 
-The openai package is not used: with it 21 MB are installed instead of 10, and the process imports
-0.3 s longer (0.75 s, not 0.44). Streams tolerate some servers' malformed events.
+The openai package is not used: with it 21 MB are installed instead of 10, and the import takes 0.3
+s longer. Streams tolerate some servers' malformed events.
 """
 
 from __future__ import annotations
@@ -45,8 +45,7 @@ log = logging.getLogger(__name__)
 async def _stream(
     http: httpx2.AsyncClient, endpoint: Endpoint, request: ModelRequest
 ) -> AsyncGenerator[WireEvent, None]:
-    """The answer's events; the last one is Finished. Closing the generator, or cancelling the
-    waiting task, ends the request at the endpoint. Raises EndpointError."""
+    """The last event is Finished. Closing the generator ends the request at the endpoint."""
     dialect = DIALECTS[endpoint.wire_api]
     base_url = endpoint.base_url
     if dialect is messages:  # its own clients add the version where it is missing
@@ -68,8 +67,7 @@ async def _stream(
 
 
 def fed(answer: Any, data: str) -> list[WireEvent]:
-    """The wire events of one event. One that is malformed is skipped. Raises EndpointError where
-    it reports an error."""
+    """A malformed event is skipped. Raises EndpointError where it reports an error."""
     if not data.strip():
         return []
     try:
@@ -87,7 +85,6 @@ def fed(answer: Any, data: str) -> list[WireEvent]:
 async def _answered(
     http: httpx2.AsyncClient, posting: httpx2.Request
 ) -> AsyncIterator[httpx2.Response]:
-    """The successful response. Busy and unreachable servers are asked again."""
     for tries_left in range(MAX_RETRIES, -1, -1):
         delay_s = RETRY_DELAY_S * 2 ** (MAX_RETRIES - tries_left)
         try:
@@ -137,8 +134,7 @@ def _endpoint_errors() -> Iterator[None]:
 
 
 def _refusal(status: int, body: Any) -> EndpointError:
-    """With OpenAI's code; for the messages API helexa's code in the details, or its type. An error
-    in the stream has the status of the same refusal in a body, 400."""
+    """An error in the stream has the status of the same refusal in a body, 400."""
     error = body.get("error", body) if isinstance(body, dict) else None
     if not isinstance(error, dict):
         error = {"message": error}
@@ -163,7 +159,7 @@ class Offer:
 
 
 def read_offers(body: Any) -> tuple[Offer, ...]:
-    """The models in the endpoint's order, without those that only make vectors."""
+    """In the endpoint's order, without those that only make vectors."""
     listed = body.get("data") if isinstance(body, dict) else None
     offers = [_offer(entry) for entry in (listed if isinstance(listed, list) else ())]
     return tuple(offer for offer in offers if offer is not None)
@@ -188,7 +184,7 @@ def _offer(entry: Any) -> Offer | None:
 
 @dataclass(slots=True)
 class Learnt:
-    """Limits of one model from its endpoint's answers; kept while the process lives."""
+    """Kept while the process lives."""
 
     has_api_tools: bool = True
     thinks_when_asked: bool = True
@@ -196,7 +192,7 @@ class Learnt:
     context_window: int | None = None
     is_listed_again: bool = False
     tokens_per_estimated: float = 1.0
-    """The latest prompt's tokens by the endpoint, divided by our estimate."""
+    """Of the latest prompt: the endpoint's count over our estimate."""
 
 
 @dataclass(slots=True)
@@ -231,8 +227,6 @@ class Endpoints:
             known.http = open_http(endpoint.base_url)
         return known.http
 
-    # Its models.
-
     def begin_listing(self, endpoint: Endpoint) -> asyncio.Task[None]:
         known = self._known[endpoint.name]
         if known.listing is None or (known.listing.done() and not known.offers):
@@ -240,7 +234,6 @@ class Endpoints:
         return known.listing
 
     async def listed(self, wait_s: float) -> bool:
-        """Whether every endpoint has listed its models within ``wait_s``, or failed to."""
         listings = [self.begin_listing(endpoint) for endpoint in self._config.endpoints]
         _, pending = await asyncio.wait(listings, timeout=wait_s)
         return not pending
@@ -249,8 +242,6 @@ class Endpoints:
         return self._known[endpoint.name].offers
 
     async def default_selector(self) -> Selector:
-        """The configured model of the default endpoint, else the usual one if it is listed, else
-        the first."""
         endpoint = self._config.default
         if endpoint.default_model is not None:
             return Selector(endpoint, endpoint.default_model)
@@ -262,8 +253,7 @@ class Endpoints:
         return Selector(endpoint, models[0])
 
     async def has_model(self, selector: Selector) -> bool | None:
-        """Whether the endpoint has a model of that name, or an alias, which its list may lack;
-        ``None``: it does not answer that."""
+        """A list may lack aliases. ``None``: the endpoint does not answer that."""
         if self._offer(selector) is not None:
             return True
         path = f"/models/{quote(selector.model)}"
@@ -275,8 +265,6 @@ class Endpoints:
         if status == 200:
             self._known[endpoint.name].offers = read_offers(body)
 
-    # Facts about a model.
-
     def learnt(self, selector: Selector) -> Learnt:
         return self._known[selector.endpoint.name].learnt.setdefault(selector.model, Learnt())
 
@@ -285,7 +273,6 @@ class Endpoints:
         return next((offer for offer in offers if offer.model == selector.model), None)
 
     def context_window(self, selector: Selector) -> int | None:
-        """The window in the configuration, else the endpoint's, else the one in its refusals."""
         if selector.endpoint.context_window is not None:
             return selector.endpoint.context_window
         offer = self._offer(selector)
@@ -294,9 +281,8 @@ class Endpoints:
         return min((window for window in windows if window is not None), default=None)
 
     async def context_window_of_loaded(self, selector: Selector) -> int | None:
-        """The context window, in tokens, of a model that has just answered. helexa reports a
-        model's limit once it is loaded, so while it is unknown the endpoint is listed again,
-        once."""
+        """helexa reports a model's limit once it is loaded, so while it is unknown the endpoint is
+        listed again, once."""
         learnt = self.learnt(selector)
         if self.context_window(selector) is None and not learnt.is_listed_again:
             learnt.is_listed_again = True
@@ -311,8 +297,8 @@ class Endpoints:
         return self.learnt(selector).has_api_tools and not refuses
 
     async def count(self, endpoint: Endpoint, request: ModelRequest) -> int | None:
-        """The prompt's tokens; ``None`` where the endpoint does not count. The request is in the
-        messages dialect for every endpoint: helexa and Anthropic count in that one."""
+        """``None`` where the endpoint does not count. The request is in the messages dialect for
+        every endpoint: helexa and Anthropic count in that one."""
         known = self._known[endpoint.name]
         if not known.counts:
             return None
@@ -326,7 +312,7 @@ class Endpoints:
     async def _request(
         self, method: str, endpoint: Endpoint, path: str, timeout_s: float, **more: Any
     ) -> tuple[int, Any]:
-        """The status and the JSON of an answer that callers can do without; 0: there is none."""
+        """Callers can do without the answer; 0: there is none."""
         status, url = 0, f"{endpoint.base_url}{path}"
         headers = DIALECTS[endpoint.wire_api].headers(endpoint.api_key)
         try:

@@ -10,7 +10,7 @@ from helexa_acp import history, wire
 
 PATH = "/messages"
 MAX_TOKENS = 8192
-"""The API requires a limit; this one is used where the configuration has none."""
+"""The API requires a limit."""
 REASONS: dict[str, wire.Reason] = {
     "max_tokens": "length",
     "model_context_window_exceeded": "length",
@@ -55,8 +55,7 @@ def tools(specs: Sequence[wire.ToolSpec]) -> list[wire.Json]:
 
 
 def messages(turns: tuple[history.Turn, ...]) -> list[wire.Json]:
-    """Roles alternate: results and the user's next text share a message. An assistant's turn
-    without content is skipped."""
+    """Roles alternate: results and the user's next text share a message."""
     written: list[wire.Json] = []
     for turn in turns:
         role = "assistant" if isinstance(turn, history.AssistantTurn) else "user"
@@ -124,8 +123,6 @@ def _blocks(parts: tuple[history.Part, ...]) -> list[wire.Json]:
 
 @dataclass(slots=True)
 class Answer(wire.AnswerState):
-    """Folds the stream's events into ours."""
-
     signature: str = ""
 
     def feed(self, event: wire.JsonObject) -> list[wire.WireEvent]:

@@ -77,8 +77,8 @@ def _is_item(sealed: Any) -> bool:
 
 @dataclass(slots=True)
 class Answer(wire.AnswerState):
-    """Folds the stream's events into ours. A call may come in pieces, whole at the end of its item,
-    whole in the last event, or in several of these."""
+    """A call may come in pieces, whole at its item's end or in the last event, or in several
+    ways."""
 
     has_text: bool = False
     by_item: dict[str, wire.CallMade] = field(default_factory=dict)

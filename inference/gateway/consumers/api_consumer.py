@@ -4,9 +4,7 @@
     http.disconnect ──────────────────────▶ cancels it
 
 Channels' stock HTTP consumer waits for its handler before it reads the next message, so it never
-sees a disconnect. Here the handler is a task of its own and messages are still received, by
-``AbortableConsumer``, which WebSockets share. The answers are methods of consumers, one consumer
-for each subject; the table in ``helexa_site.routing`` names the paths and methods that they answer.
+sees a disconnect. Here the handler is a task of its own.
 """
 
 from __future__ import annotations
@@ -61,7 +59,6 @@ logger = logging.getLogger(__name__)
 Headers = list[tuple[bytes, bytes]]
 Parsed = TypeVar("Parsed")
 Answer = Callable[[Any, bytes], Coroutine[Any, Any, None]]
-"""A consumer's method: the body in, one response out."""
 UNBUFFERED: Headers = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 """Makes proxies forward a stream as it comes."""
 HEAD = "HEAD"
@@ -71,13 +68,12 @@ HEAD = "HEAD"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
     name: str
-    """In records and metrics."""
+    """The name in records and metrics."""
     answers: Mapping[str, Answer]
-    """The consumer's answers by HTTP method; none: there is no such URL."""
+    """By HTTP method. Empty: there is no such URL."""
     errors: ErrorDialect = openai_errors
     scope: Scope | None = Scope.INFERENCE
     is_form: bool = False
-    """A form's body is read into a file."""
 
 
 class AbortableConsumer(AsyncConsumer):  # type: ignore[misc]
@@ -112,7 +108,6 @@ class AbortableConsumer(AsyncConsumer):  # type: ignore[misc]
 
 class ApiConsumer(AbortableConsumer):
     error_outcome: ClassVar[str] = FINISHED
-    """The outcome of an answer with an error's status that is no refusal."""
 
     scope: dict[str, Any]
     call: Call
@@ -157,7 +152,7 @@ class ApiConsumer(AbortableConsumer):
         return run_request(self.gateway, self.call, request, abort=self.abort)
 
     async def last_event(self, request: Request) -> Event:
-        """Returns the end of a request that is answered at once. Raises ``ApiError``."""
+        """Raises ``ApiError``."""
         async with self.running(request) as stream:
             *_, last = await stream.next_events()
         return last
@@ -179,8 +174,7 @@ class ApiConsumer(AbortableConsumer):
         super().abort()
 
     async def dispatch(self, message: dict[str, Any]) -> None:
-        """Dispatches a message without Channels' thread hop to close database connections: there
-        are none here."""
+        """Skips Channels' thread hop, which closes database connections: there are none here."""
         if message["type"] == "http.request":
             await self.http_request(message)
         elif message["type"] == "http.disconnect":
@@ -231,8 +225,7 @@ class ApiConsumer(AbortableConsumer):
     async def begin_body(
         self, status: int, *, type_: bytes = b"", num_bytes: int | None = None
     ) -> None:
-        """Starts a body of ``num_bytes``; ``None``: of unknown length. Where it fails later, the
-        connection is cut."""
+        """``num_bytes`` ``None``: unknown. A body that fails later cuts the connection."""
         self._breaks_off = True
         await self.start_response(status, _body_headers(type_, num_bytes))
 
@@ -275,7 +268,6 @@ class ApiConsumer(AbortableConsumer):
 
     @property
     def named(self) -> str:
-        """The id in the path."""
         return str(self.scope["id"])
 
     def context(self) -> RequestContext:

@@ -1,16 +1,8 @@
-"""Answers requests for text, vectors, scores, ranks and tokens: parse, place, submit, encode the
-events.
+"""Answers requests for text, vectors, scores, ranks and tokens.
 
-    parse ─▶ catalogue ─▶ placer ─▶ Submit ─▶ events ─▶ encoder ─▶ frames
-
-Every dialect gives a parser and two encoders, one for each kind of answer. A stream that has to
-wait is started after ``STREAM_GRACE_S``: early refusals keep their status, later ones become the
-stream's last event.
-
-Frames are sent as they come, and keep-alives in between; the first of either starts the stream.
-
-The neuron tokenizes and counts, with the model's own template and tokenizer, so a count is that of
-the same request. The engine takes no part in that.
+A stream that has to wait starts after ``STREAM_GRACE_S``: early refusals keep their status, later
+ones become the stream's last event. The neuron tokenizes and counts with the model's own template
+and tokenizer; the engine takes no part in that.
 """
 
 from __future__ import annotations
@@ -72,8 +64,6 @@ class StreamingConsumer(ApiConsumer):
 
     @asynccontextmanager
     async def _kept_alive(self, first_s: float) -> AsyncIterator[None]:
-        """While the stream is quiet for ``first_s``, and then for every ``KEEP_ALIVE_S``, a frame
-        keeps it alive."""
         beating = asyncio.create_task(self._keep_alive_from(first_s))
         try:
             yield
@@ -147,7 +137,6 @@ LARGE_PART_BYTES = 4096
 
 
 async def encoded(encoder: Encoder, events: Sequence[Event]) -> list[bytes]:
-    """Large parts of an answer are encoded in several turns of the loop."""
     # ``isinstance`` on a protocol is slow.
     parts_of: Callable[[Event], Iterator[bytes]] | None = getattr(encoder, "parts", None)
     parts: list[bytes] = []
@@ -198,7 +187,6 @@ class VectorsConsumer(ApiConsumer):
 
 
 async def all_vectors(stream: RunningRequest) -> Embedded:
-    """Raises the ``ApiError`` that the stream failed with."""
     vectors: list[bytes] = []
     async for events in until_ended(stream):
         for event in events:
@@ -229,8 +217,6 @@ class TokenizeConsumer(ApiConsumer):
         return last
 
     async def _only_model(self) -> str:
-        """The one that is loaded of those that the caller may use, or the one that is offered.
-        Raises ``MissingParameterError`` where there are none or several."""
         entries = await self.gateway.catalogue.entries()
         names = {entry.name for entry in entries if self.call.who.may_use(entry)}
         replicas = (await self.gateway.liveness.snapshot()).replicas()

@@ -1,9 +1,8 @@
-"""GET /health: 200 while this gateway can answer some request, else 503. Needs no key, as
-/openapi.json.
+"""GET /health: 200 while this gateway can answer some request, else 503. Needs no key.
 
-One offline model does not take a gateway out of a balancer's rotation: it is unhealthy when
-Redis does not answer, no neuron is online, or no model could be served. The causes, with their
-hosts, are shown to keys that may read the fleet; others see only whether it is healthy.
+One offline model does not take a gateway out of a balancer's rotation: it is unhealthy when Redis
+does not answer, no neuron is online, or no model could be served. The causes, with their hosts, are
+shown to keys that may read the fleet; others see only whether it is healthy.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ from inference.wire.openapi import document_bytes
 from metering.principal import Scope
 
 STALLED_AFTER_S = 60.0
-"""An engine with work whose last forward pass is older than this has stalled."""
 DEVICE_FIELDS = (
     *("name", "kind", "index"),
     *("free_memory_bytes", "total_memory_bytes", "installed_memory_bytes"),
@@ -93,9 +91,8 @@ def can_serve(
     snapshot: FleetSnapshot,
     left_out: Collection[str] = (),
 ) -> bool:
-    """Whether some request could be answered: a model is ready or could be loaded, or an upstream
-    that is not ``left_out`` serves it. Upstreams are judged by the last requests; none is sent for
-    this. ``entries`` ``None``: the catalogue is unknown. An empty one is no failure."""
+    """Judges upstreams by their last requests; none is sent for this. ``entries`` ``None``: the
+    catalogue is unknown. An empty one is no failure."""
     if any(_upstreams_of(entry) - set(left_out) for entry in entries or ()):
         return True
     if not snapshot.neurons:

@@ -50,12 +50,12 @@ OUTDATED = "outdated"
 
 
 Listed = tuple[CatalogueEntry, FleetSnapshot, CatalogueEntry | None]
-"""A model, the fleet, and the entry that is loaded for it; an adapter's is another entry."""
+"""The model's entry, the fleet, and the entry that is loaded for it (an adapter's base)."""
 
 
 class ListedModelsConsumer(ApiConsumer):
     async def listed(self) -> list[Listed]:
-        """Returns the models that the caller may use. Raises ``ApiError``."""
+        """Raises ``ApiError``."""
         entries = await self.gateway.catalogue.entries()
         return await self._with_bases([one for one in entries if self.call.who.may_use(one)])
 
@@ -139,8 +139,7 @@ def model_card(
 def _forwarded_card(
     entry: CatalogueEntry, upstreams: Sequence[str], shared: dict[str, Any]
 ) -> ModelCard:
-    """An upstream's model has only the operator's settings. One of another task than text has that
-    as its only capability, so clients offer it for no chat."""
+    """A model of another task has it as its only capability: clients offer it for no chat."""
     return ModelCard(
         status=ReplicaStatus.READY.value,
         locations=tuple(

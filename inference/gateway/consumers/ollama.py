@@ -1,8 +1,7 @@
-"""Ollama's API: chat, generate and embeddings as requests like any other, and its lists of models.
+"""Ollama's API.
 
-Its streams are lines of JSON. Creating and deleting models is the operator's, and refused by name.
-A pull is a download to a neuron for a caller who may write the fleet. A client that hangs up ends
-the download that it began; the bytes so far stay, and the next pull resumes from there.
+A pull downloads to a neuron, for callers who may write the fleet. A client that hangs up ends the
+download that it began; the next pull resumes from the bytes so far.
 """
 
 from __future__ import annotations

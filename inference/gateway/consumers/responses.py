@@ -1,10 +1,7 @@
 """Responses over HTTP: made, kept, read back, watched, cancelled and deleted.
 
-    parse ─▶ continued ─┬▶ generate ─▶ keep ─▶ last event         with its client
-                        └▶ keep as queued ─▶ BackgroundRun        without it; a stream watches
-
-A response is stored before its client reads that it is complete: a client that has its id can
-build on it.
+parse ─▶ continued ─┬▶ generate ─▶ keep ─▶ last event         with its client
+                    └▶ keep as queued ─▶ BackgroundRun        without it; a stream watches
 """
 
 from __future__ import annotations
@@ -83,8 +80,6 @@ class ResponsesConsumer(GenerationConsumer):
         await super()._forward(events, encoder, request)
 
     async def refuse(self, error: ApiError) -> None:
-        """A stream that has begun ends in its dialect's form and is stored as failed; one that only
-        watches a run ends with it."""
         if self._watched is not None and self._response_started:
             await self._forward_watched(self._watched)
             return
@@ -113,7 +108,6 @@ class ResponsesConsumer(GenerationConsumer):
             await self.respond(200, orjson.dumps(queued))
 
     async def _watch(self, log: FrameLog, number: int = 0) -> None:
-        """Sends the frames of a response in the background from ``number`` on."""
         self._watched, self._next_frame = log, number
         async with self._kept_alive(KEEP_ALIVE_S):
             await self._forward_watched(log)
@@ -134,8 +128,6 @@ class ResponsesConsumer(GenerationConsumer):
             await self.respond(200, orjson.dumps(record.response))
 
     async def _stream(self, record: ResponseRecord, starting_after: int | None) -> None:
-        """Watches a response that runs here; waits for the end of one that runs on another gateway;
-        repeats the events of one that has ended."""
         if (log := self._runs.find(record.id)) is not None:
             await self._watch(log, 0 if starting_after is None else starting_after + 1)
             return

@@ -1,9 +1,5 @@
 """Responses over one WebSocket: turns in sequence, each continuing the one before.
 
-    message ─▶ queue ─▶ parse ─▶ continued ─▶ run_request ─▶ events ─▶ messages
-                                    ▲                           │
-                                    └──── last turn's items ◀───┘
-
 The last turn's items are kept with the connection, so a chain needs nothing stored. A turn that
 fails forgets the turn that it continued: its client sends the whole conversation again.
 """
@@ -53,8 +49,7 @@ logger = logging.getLogger(__name__)
 
 ENDPOINT = "/v1/responses (socket)"
 MAX_WAITING = 16
-"""Messages queued during a turn. A client that sends more does not wait for answers; together they
-may be as large as one."""
+"""A client that sends more during a turn does not wait for answers."""
 TOO_MANY = 1008
 TOO_BIG = 1009
 GOING_AWAY = 1001
@@ -92,7 +87,6 @@ class ResponseSocket(AbortableConsumer):
         super().abort()
 
     def stop_working(self) -> None:
-        """Messages without a turn end with the socket."""
         worker, self._worker = self._worker, None
         if worker is not None:
             worker.cancel()
@@ -195,8 +189,7 @@ class ResponseSocket(AbortableConsumer):
         await self._send_frames(frames)
 
     async def _run_within_bounds(self, turn: Turn, message: bytes) -> None:
-        """The caller is looked up for each turn: a key may have been revoked since the last. Raises
-        ``ApiError``."""
+        """Looks the caller up for each turn: a key may have been revoked since the last."""
         bounds, num_bytes = self.gateway.bounds, 0
         bounds.open_request()
         try:

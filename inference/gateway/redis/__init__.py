@@ -3,10 +3,9 @@
     gateway ── InboxFrame ─▶ helexa:neuron:<name>:frames ─▶ neuron            inbox.py
     gateway ◀─ EventBatch ── helexa:neuron:<name>:events:<gateway> ◀─ neuron  event_reader.py
 
-Both are streams of msgpack; a neuron writes keys of its own name alone. A gateway makes the stream
-of its events and the neuron adds only to one that exists. Entries are bounded: a large frame or
-event takes several. Each side resends what Redis has not acknowledged, and each drops what comes
-again: frames by their request's id, batches by their number.
+Both are streams of msgpack; a neuron writes keys of its own name alone, and adds only to streams
+that their gateways have made. A large frame or event takes several entries. Each side resends what
+Redis has not acknowledged, and drops duplicates.
 
 What can be lost, and what repairs it:
 

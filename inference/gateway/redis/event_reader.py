@@ -1,28 +1,12 @@
 """Reads the events of one neuron for this gateway and puts them into request streams.
 
-    XREAD BLOCK helexa:neuron:<name>:events:<gateway> ─▶ EventBatch ─▶ RequestStream.put
-
 Each neuron has a stream, a reader and a connection of its own: a faulty neuron delays and fails its
-own requests alone. Events reach only requests that this gateway sent to that neuron.
+own requests alone. Batches are numbered within each epoch of the neuron: a duplicate is dropped,
+and a missing one fails that neuron's requests instead of continuing with a gap.
 
-Batches are counted for each epoch of the neuron. A duplicate, sent because its neuron had no
-acknowledgement, is dropped; where one is missing, that neuron's requests fail instead of continuing
-with a gap.
-
-Read entries are deleted, since a neuron leaves only some MiB unread. Events of unknown requests are
-skipped, and too many of them are a fault.
-
-One read is bounded in entries, and neurons bound their entries in bytes. If a read is larger all
-the same, the stream is deleted and its neuron's requests fail.
-
-``EventReaders`` has one for each neuron that this gateway sends requests to:
-
-    ensure(neuron) ─▶ its stream is made, its reader runs ─▶ … ─▶ idle for a while: closed
-    every second      trim the read entries, keep the streams from expiring, remake a lost one
-
-While Redis does not answer, readers wait: its data is not lost. When they give up, or it is back
-without this gateway's marker, everything in flight fails, because the missed entries are unknown. A
-single missing stream was deleted by its neuron, and fails that one's requests.
+Read entries are deleted, since a neuron leaves only some MiB unread. While Redis does not answer,
+readers wait: its data is not lost. When they give up, or it is back without this gateway's marker,
+everything in flight fails, because the missed entries are unknown.
 """
 
 from __future__ import annotations
@@ -59,8 +43,7 @@ IDLE_BLOCK_MS = 2000
 MAX_ENTRIES_A_READ = 32
 MAX_ENTRY_BYTES = 1024 * 1024
 GRAVE_PAUSE_S = 0.2
-"""The time to shut out a neuron that writes larger ones. Each read meanwhile would make Redis
-buffer as much again."""
+"""The time to shut out a neuron: each read of its entries makes Redis buffer as much again."""
 EVENTS_A_TURN = 1024
 BYTES_A_TURN = 256 * 1024
 """Then consumers and other tasks run: after a pause there may be more than a stream can queue."""
@@ -68,15 +51,14 @@ TRIM_AFTER_BYTES = 1024 * 1024
 """An eighth of the unread limit, so that a neuron hardly ever waits."""
 MAX_UNKNOWN_BYTES = 64 * 1024 * 1024
 UNKNOWN_WITHIN_S = 60.0
-"""The window in which events of unknown requests are counted: an honest neuron writes them only for
-requests that ended meanwhile."""
+"""An honest neuron writes events of unknown requests only for those that ended meanwhile."""
 LOG_INTERVAL_S = 10.0
 
 Entry = tuple[bytes, dict[bytes, bytes]]
 
 
 OnFault = Callable[..., None]
-"""Takes the neuron and the fault, in words; ``is_grave``: once is enough to shut the neuron out."""
+"""Takes the neuron and the fault. ``is_grave``: once is enough to shut the neuron out."""
 
 
 class EventReader:

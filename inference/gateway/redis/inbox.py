@@ -4,15 +4,13 @@
                  ▲                 │
                  └── no answer ────┘  again, until the stall's limit
 
-Frames pushed while others are on their way go with the next ones, so that a burst costs two round
-trips and not one for each request. Frames of one neuron keep their order. Unacknowledged frames are
-resent, and neurons drop duplicates. A large frame takes several entries, and several calls of the
-script.
+Frames pushed while others are on their way go with the next ones: a burst costs two round trips.
+Frames of one neuron keep their order. Unacknowledged ones are resent; neurons drop duplicates.
 
-The ring is the Celery message for ``drain_inbox``, built by hand.
-``apply_async`` takes 600 µs and blocks; this takes a few and goes out through redis.asyncio. The
-shape is Celery's message protocol 2 inside kombu's Redis envelope, and a test holds it against
-what Celery itself writes. Source: https://docs.celeryq.dev/en/stable/internals/protocol.html.
+The ring is the Celery message for ``drain_inbox``, built by hand. ``apply_async`` takes 600 µs and
+blocks; this takes a few and goes out through redis.asyncio. The shape is Celery's message protocol
+2 inside kombu's Redis envelope, and a test holds it against what Celery itself writes. Source:
+https://docs.celeryq.dev/en/stable/internals/protocol.html.
 """
 
 from __future__ import annotations
@@ -99,8 +97,7 @@ class Dispatcher:
         return outgoing.delivered
 
     def cancel_soon(self, neuron: str, request_id: str) -> None:
-        """Asks the neuron to drop a request, for callers that cannot wait. A lost cancellation is
-        sent again when the neuron reports that it still holds the request."""
+        """A lost cancellation is sent again while the neuron still lists the request."""
         self.push(neuron, Cancel(request_id=request_id)).add_done_callback(_log_loss)
 
     async def close(self, timeout_s: float) -> None:

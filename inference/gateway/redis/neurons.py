@@ -6,12 +6,9 @@
     HeldRequestsWatch  every second   each neuron's list of requests ─┬─ open here, not held: fails
                                                                       └─ held, not open: cancelled
 
-The lists repair every lost message: a submit, a cancel, the last event of an answer. A gateway that
-has had no request for a while reads them less often.
-
-The snapshot is cached for a moment, so that the hot path does not read Redis for each request;
-while Redis hangs, requests are placed by the last one. After that every heartbeat has expired:
-neurons count as online until they have had the time to beat. Belongs to one event loop.
+The lists repair every lost message: a submit, a cancel, the last event of an answer. While Redis
+hangs, requests are placed by the last snapshot. After that every heartbeat has expired: neurons
+count as online until they have had the time to beat. Belongs to one event loop.
 """
 
 from __future__ import annotations
@@ -63,8 +60,7 @@ logger = logging.getLogger(__name__)
 SNAPSHOT_AGE_S = 0.2
 WATCH_INTERVAL_S, IDLE_WATCH_INTERVAL_S = 0.25, 1.0
 MAX_MARKS_BYTES = 256 * 1024
-"""The size of a neuron's marks of prepared requests, by Redis' MEMORY USAGE: some ten requests of
-200 bytes each."""
+"""By Redis' MEMORY USAGE: some ten requests of 200 bytes each."""
 LOOK_INTERVAL_S, IDLE_LOOK_INTERVAL_S = 1.0, 5.0
 IDLE_AFTER_S = 10.0
 """Since the last open request: until then a neuron may have missed that it has ended."""
@@ -80,8 +76,7 @@ MAX_SIGHTINGS = 512
 FAULT_LOG_S = 10.0
 FAULT_WINDOW_S = 60.0
 MAX_FAULTS = 30
-"""The most faults in a window. A neuron with a broken build fails a few requests, and no more than
-these."""
+"""A neuron with a broken build fails no more requests than these."""
 MAX_NEURONS = 2000
 
 
@@ -109,7 +104,6 @@ class HeldRequestsWatch:
         self._cancels_log = ThrottledLog(logger, logging.INFO, interval_s=10.0, max_messages=5)
 
     async def look_if_due(self) -> None:
-        """Looks seldom once no request has been open for a while. Raises as ``look`` does."""
         now_s = asyncio.get_running_loop().time()
         if len(self._streams) or self._num_sightings:
             self._in_use_s = now_s
@@ -227,8 +221,7 @@ class Liveness:
         self._announcing = SharedWork(self._announce)
 
     async def ensure_announced(self) -> None:
-        """Neurons drop requests of a gateway that is not alive, so call this before the first one.
-        Raises ``ServiceUnavailableError``."""
+        """Call first: neurons drop dead gateways' requests. Raises ``ServiceUnavailableError``."""
         if not self._announced:
             await self.announce()
 
@@ -324,8 +317,7 @@ class Liveness:
         return snapshot
 
     def _fail_the_lost(self, snapshot: FleetSnapshot) -> None:
-        """An instance has ended when its heartbeat lapsed or the next one's exists. Events of a new
-        instance may come before its heartbeat, so an unknown epoch is no reason to fail."""
+        """An unknown epoch is no failure: a new instance's events may precede its heartbeat."""
         ended, self._epochs = self._epochs, {view.name: view.epoch for view in snapshot.neurons}
         for stream in self._streams:
             current = self._epochs.get(stream.neuron)
@@ -341,10 +333,7 @@ class _FaultRecord:
 
 
 class NeuronConduct:
-    """Counts messages that no honest neuron writes, until it is shut out:
-
-    fault ─▶ counted for a minute ─▶ too many, or grave ─▶ on_cut_off, once a minute
-    """
+    """Too many messages in a minute that no honest neuron writes, or a grave one, shut it out."""
 
     def __init__(
         self,

@@ -1,10 +1,7 @@
-"""Admits a request: by the gateway's own bounds (``Bounds``), the key's models, the limits per
-minute, and the model's entry.
+"""Admits a request: the gateway's own bounds, the key's models, the limits per minute, the entry.
 
-Limits are charged before anything is loaded for a request, and corrected when it has ended. Each
-refusal names its bound, and becomes an error for the client. The operator's sampling defaults fill
-unset fields. They are applied when it is sent, so changing them needs no reload; an upstream gets
-those that its dialect has.
+Limits are charged before anything is loaded for a request, and corrected when it has ended.
+Sampling defaults are applied when it is sent, so changing them needs no reload.
 """
 
 from __future__ import annotations
@@ -96,10 +93,9 @@ class Limiting:
         self._limiter = limiter
 
     async def acquire(self, call: Call, bounds: TokenBounds | None, model: str) -> None:
-        """Charges the most that the request may use. ``bounds`` is ``None`` where no limit counts
-        tokens; ``model`` is whose tokenizer counts. An answer of no named length is charged, and
-        capped, at half of the rest of the minute, so that others run beside it. Raises
-        ``ApiError``."""
+        """``bounds`` ``None``: no limit counts tokens. ``model``: whose tokenizer counts. An answer
+        of no named length is charged, and capped, at half of the rest of the minute, so that others
+        run beside it. Raises ``ApiError``."""
         least = most = prompt = 0
         if bounds is not None:
             prompt = bounds.near(self.ratios, model)
@@ -168,8 +164,7 @@ def _limited(error: RateLimitedError) -> ApiError:
 async def permit(
     gateway: Gateway, call: Call, entry: CatalogueEntry, base: CatalogueEntry, request: Request
 ) -> None:
-    """Refuses before anything is loaded for it. ``base``: the entry that is loaded, for an adapter
-    another one than ``entry``. Raises ``ApiError``."""
+    """``base``: the entry that is loaded, an adapter's base. Raises ``ApiError``."""
     principal = call.who
     if not principal.may_use(entry):
         raise ModelNotAllowedError(entry.name)
@@ -203,13 +198,12 @@ def ready_replicas(snapshot: FleetSnapshot, model: str) -> list[ReplicaView]:
 
 
 def _most(limits: Sequence[int | None], otherwise: int | None) -> int | None:
-    """``None``: one of them has no known limit."""
     known = [limit for limit in limits if limit is not None]
     return max(known) if known and len(known) == len(limits) else otherwise
 
 
 def check_task(entry: CatalogueEntry, task: Task) -> None:
-    """Raises ``InvalidRequestError`` where the operator gave the model another one."""
+    """Raises ``InvalidRequestError``."""
     if entry.task == task:
         return
     where = paths_of(entry.task) or "the endpoints of text"
@@ -221,16 +215,14 @@ def check_task(entry: CatalogueEntry, task: Task) -> None:
 
 
 async def check_sees(liveness: Liveness, entry: CatalogueEntry, files: Sequence[ImageFile]) -> None:
-    """Refuses before placement, where a replica reports another vision: no replica may have the
-    same files. Raises ``VisionUnsupportedError``."""
+    """Raises ``VisionUnsupportedError`` where ready replicas all lack vision."""
     ready = ready_replicas(await liveness.placing_snapshot(), entry.name)
     if ready and not any("vision" in replica.capabilities for replica in ready):
         raise VisionUnsupportedError(files[0].path)
 
 
 def with_sampling_defaults(request: Request, defaults: Mapping[str, float]) -> Request:
-    """``defaults`` are by the names of ``SamplingOptions``. The neuron fills fields that are still
-    unset from the model's own files."""
+    """The neuron fills fields that are still unset from the model's own files."""
     if not isinstance(request, GenerationRequest):
         return request
     options = request.sampling

@@ -6,9 +6,8 @@
     count        TokensCounted         tokenize   Tokenized
                  at any time: Failed | Cancelled
 
-A neuron may be broken or hostile, and its events become the client's answer and the numbers of
-ledger and metrics: each number's bound and each kind's place are checked once, here. Gaps are
-detected by the batches' numbers, not here.
+A neuron may be broken or hostile: each number's bound and each kind's place are checked once, here.
+Gaps are detected by the batches' numbers.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ MAX_MS = 1e12
 MAX_LOGPROB = 0.01
 """The logprob of a certain token, with rounding. NaN is not below it."""
 BYTES_A_TOKEN = 1024
-"""The bytes of a token: text, its token id and the message around them; a client's answer may be
-kept until it is whole. A token that is alone in its message takes some 270, beside its text."""
+"""Text, token id and the message around them. A token alone in its message takes some 270 bytes
+beside its text."""
 LOGPROB_BYTES_A_TOKEN = 4096
 BYTES_A_PROMPT_TOKEN = 16
 BYTES_OF_NO_TOKEN = 1024 * 1024
@@ -74,8 +73,8 @@ class AnswerCheck:
         is_captured: bool = False,
         is_traced: bool = False,
     ) -> None:
-        """``most``: the most usage, over all its prompts and choices. ``is_captured``: ``Traced``
-        was requested; ``is_traced``: ``StageTimes`` were."""
+        """``most``: the most usage over all prompts and choices. ``is_captured``: ``Traced`` was
+        requested; ``is_traced``: ``StageTimes`` were."""
         self._request = request
         self._most = most
         self._max_output_tokens = most.completion_tokens

@@ -1,14 +1,9 @@
 """Tries one request at a replica, and retries it at another one where no engine accepted it.
 
-    begin: find place ─▶ reserve ─▶ Submit ─▶ RequestStream ─▶ Accepted ─▶ events
-                ▲                                   │
-                └── before it is accepted: the neuron went away or leaves, the replica is gone,
-                   or the prompt is longer than reserved
-
 ``fleet.placement.targets`` decides which failures are retried, and how often. A request that its
-neuron was preparing when it died is not: the neuron's marks in Redis show it
-(``inference.protocol.delivery``). Each attempt has its own id, so that a late event of an earlier
-one is not taken for an answer; that neuron is told to drop it.
+neuron was preparing when it died is not: the marks in Redis show it
+(``inference.protocol.delivery``). Each attempt has its own id, so that no late event of an earlier
+one is taken for an answer.
 """
 
 from __future__ import annotations
@@ -43,15 +38,13 @@ from inference.wire.images import ImageFile
 logger = logging.getLogger(__name__)
 
 FINAL_USAGE_TIMEOUT_S = 30.0
-"""How long a neuron may take to report a cancelled request's usage. After that the request is
-charged for the tokens counted."""
+"""After that a cancelled request is charged for the tokens counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A request that may run, whatever answers it. ``deadline_s``, on the event loop's clock like
-    the others, is for the first token; ``abort`` is called when the events are not read as fast as
-    they come."""
+    """``deadline_s`` is for the first token, on the event loop's clock like the others. ``abort``
+    is called when the events are not read as fast as they come."""
 
     gateway: Gateway
     call: Call
@@ -67,7 +60,6 @@ class Asked:
     queue_deadline_s: float | None = None
     """For the replica's queue; ``None``: the model's limit."""
     floor: TokenBounds | None = None
-    """See ``TokenBudget``."""
 
     @property
     def place_until_s(self) -> float:
@@ -91,14 +83,14 @@ class RunningRequest(Protocol):
     async def begin(self) -> None: ...
 
     async def next_events(self) -> list[Event]:
-        """Returns all queued events, at least one. Raises the ``ApiError`` it failed with."""
+        """At least one event. Raises the ``ApiError`` it failed with."""
         ...
 
     def close(self) -> None: ...
 
 
 async def until_ended(stream: RunningRequest) -> AsyncIterator[list[Event]]:
-    """All events, as many at once as there are. Raises the ``ApiError`` it failed with."""
+    """Raises the ``ApiError`` it failed with."""
     while True:
         events = await stream.next_events()
         yield events
@@ -107,7 +99,7 @@ async def until_ended(stream: RunningRequest) -> AsyncIterator[list[Event]]:
 
 
 class PlacedRequest:
-    """A ``RunningRequest``. Belongs to one event loop."""
+    """Belongs to one event loop."""
 
     def __init__(self, asked: Asked, *, num_attempts: int = 0) -> None:
         """``num_attempts``: those that another ``PlacedRequest`` has made for the call."""
@@ -125,7 +117,6 @@ class PlacedRequest:
         self._budget = asked.budget()
 
     async def begin(self) -> None:
-        """Raises ``ApiError``."""
         self.is_sent = False
         self._call.placed_model = self._entry.name
         place = await self._find_place()
@@ -149,7 +140,6 @@ class PlacedRequest:
         return await (finding if spans is None else spans.placing(finding))
 
     async def next_events(self) -> list[Event]:
-        """Raises the ``ApiError`` it failed with."""
         while True:
             stream = self._stream
             assert stream is not None, "a request that has not begun"
@@ -180,8 +170,6 @@ class PlacedRequest:
             await self.begin()
 
     async def _check_blame(self, neuron: str) -> None:
-        """Checks whether ``neuron`` died of the request, before it is sent to another one. Raises
-        ``ApiError``."""
         marks = await self._gateway.liveness.preparing(neuron)
         found = blame(marks, self._uncounted[neuron], self._num_worker_deaths)
         self._num_worker_deaths = found.num_worker_deaths
@@ -237,7 +225,7 @@ class PlacedRequest:
         self._submit(self._stream, self._frame(place, timeout_s))
 
     def _traceparent(self, neuron: str) -> str:
-        """Begins the span of this attempt. Empty: its neuron reports no times."""
+        """Empty: its neuron reports no times."""
         spans, counter = self._call.spans, self._call.usage_counter
         if spans is None or counter is None:
             return ""
@@ -259,8 +247,7 @@ class PlacedRequest:
         await self._gateway.dispatcher.push(stream.neuron, submit)
 
     def _end(self, stream: RequestStream) -> None:
-        """Ends an attempt. Unless it is settled its neuron is told to drop the request, because it
-        may still hold blocks, and its answer reports the usage."""
+        """The neuron of an unsettled attempt may hold blocks; its last event reports the usage."""
         stream.end()
         if self._files:
             self._gateway.image_sender.forget_soon(stream.neuron, stream.request_id)

@@ -52,8 +52,7 @@ MAX_QUEUED_BYTES = 128 * 1024 * 1024
 MAX_FRAGMENTED_BYTES = 64 * 1024 * 1024
 EVENTS_A_TAKE = 1024
 BYTES_A_TAKE = 256 * 1024
-"""Bytes a consumer gets at once; then other tasks run. As much as the reader delivers in a turn of
-the loop, so that a consumer whose client reads keeps up with it."""
+"""As much as the reader delivers in a turn, so that a consumer whose client reads keeps up."""
 
 FAILURES = (Failed, Cancelled)
 REPORTS = (Traced, StageTimes)
@@ -61,8 +60,7 @@ FIRST_EVENTS = (Accepted, TokensCounted, Tokenized)
 
 
 class RequestStream:
-    """``epoch``: the neuron instance that serves it, from the snapshot at dispatch, then from its
-    events."""
+    """``epoch``: the neuron's instance, by the snapshot at dispatch, then by its events."""
 
     def __init__(
         self,
@@ -85,8 +83,7 @@ class RequestStream:
         self.accepted = False
         self.ended = False
         self.usage_counter = usage_counter
-        """Settled by the neuron's terminal event: the neuron holds nothing of this request after
-        it."""
+        """Once settled, the neuron holds nothing of this request."""
         self.is_submitted = False
         self.num_misses = 0
         self.stood_still_s = 0.0
@@ -103,15 +100,13 @@ class RequestStream:
         )
 
     def follow(self, submission: asyncio.Future[None]) -> None:
-        """``submission``: of its frame. If that fails, the stream fails; if the stream ends first,
-        an unsent frame is not sent any more."""
+        """An unsent frame is not sent any more once the stream has ended."""
         self._submission = submission
         submission.add_done_callback(self._submission_ended)
 
     def put(self, event: Event, num_bytes: int = 0) -> None:
-        """Queues the event; it is only counted once the stream has ended. ``num_bytes`` is its
-        share of its entry. Raises ``AnswerFaultError`` for an impossible answer: then the stream
-        has failed, and nothing of the event counts."""
+        """``num_bytes``: the event's share of its entry. Raises ``AnswerFaultError`` for an
+        impossible answer: then the stream has failed, and nothing of the event counts."""
         try:
             if isinstance(event, Fragment):
                 self._put_fragment(event)
@@ -145,14 +140,12 @@ class RequestStream:
         self._wake()
 
     def lose(self, error: ApiError) -> None:
-        """Fails and settles at once: the neuron is gone or does not have the request, so no
-        terminal event comes."""
+        """The neuron is gone or does not have the request, so no terminal event comes."""
         self.fail(error)
         self.usage_counter.settle_as_counted()
 
     def settle_within(self, timeout_s: float, on_settled: Callable[[], None]) -> None:
-        """Call after ``end``. Waits for the neuron's terminal event with the usage; without one,
-        settles by the tokens counted when ``timeout_s`` is over."""
+        """Call after ``end``. Without a terminal event in time, the tokens counted settle it."""
         counter = self.usage_counter
         timer = asyncio.get_running_loop().call_later(timeout_s, counter.settle_as_counted)
         counter.when_settled(timer.cancel)
@@ -165,8 +158,8 @@ class RequestStream:
             self._submission.cancel()
 
     async def next_events(self) -> list[Event]:
-        """Returns at least one event, and as many of those queued as may be encoded in one turn of
-        the loop. Raises the ``ApiError`` it failed with, once."""
+        """At least one event, and as many as may be encoded in one turn of the loop. Raises the
+        ``ApiError`` it failed with, once."""
         if self._events:  # more than the last call could return
             await asyncio.sleep(0)
         while not self._events:
@@ -285,9 +278,8 @@ class RequestStreams:
                 stream.fail(error)
 
     async def check_standstill(self) -> None:
-        """Call it often. Detects that this process stood still: it was stopped, swapped out, or
-        starved. Meanwhile its key lapsed, so that neurons took it for dead and cancelled its
-        requests: the error of these names the gateway."""
+        """A process that was stopped, swapped out or starved let its key lapse: neurons took it for
+        dead and cancelled its requests. The error of these names the gateway."""
         before_s, self._checked_s = self._checked_s, self._clock()
         paused_s = self._checked_s - before_s
         if paused_s <= GATEWAY_ALIVE_EXPIRY_S:

@@ -9,13 +9,13 @@ served, never the peer's address: a proxy on this machine connects from it for a
 they are served, Origin and Host are checked, so that no foreign web page can use a visitor's
 browser.
 
-A client names its end user in headers or in its body. The name counts only with a trusted key:
-others could put any person's name into the records. Headers come before the body, because a proxy
-that knows who has logged in sets them.
+The end user that a client names counts only with a trusted key: others could put any person's name
+into the records. Headers come before the body, because a proxy that knows who has logged in sets
+them.
 
 A request to an upstream names in ``Via`` the servers it has passed (RFC 9110, section 7.6.3), so
 that two servers that are each other's upstreams cannot loop it. The gateways of one fleet share a
-pseudonym, which shows nothing of them.
+pseudonym.
 """
 
 from __future__ import annotations
@@ -75,8 +75,7 @@ REFUSED = "helexa.refused"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotedRefusal:
-    """Django's refusal of a request, with its answer's status. ``endpoint`` is one of a fixed set,
-    empty where no view answers."""
+    """``endpoint`` is one of a fixed set, empty where no view answers."""
 
     code: str
     message: str
@@ -90,7 +89,7 @@ LOGIN = "helexa.login"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Login:
-    """A caller with a login instead of a key, or the refusal: one of both is set."""
+    """Either ``principal`` or ``refusal`` is set."""
 
     principal: Principal | None = None
     username: str = ""
@@ -105,8 +104,6 @@ class Login:
 
 
 def allows_anonymous(config: Config) -> bool:
-    """Whether requests need no key: on loopback unless one is set, elsewhere where the operator
-    allows it."""
     if config.allow_anonymous is not None:
         return config.allow_anonymous
     host = config.listen_host
@@ -114,9 +111,8 @@ def allows_anonymous(config: Config) -> bool:
 
 
 def origin_is_allowed(config: Config, origin: str) -> bool:
-    """Whether a web page may use the API from a browser. Pages of this machine and desktop programs
-    may; the operator names others. Other pages do not count as local either, whichever address
-    their reader's browser has: else any web site could use its visitors' engines."""
+    """Other sites' pages never count as local, whichever address their reader's browser has: else
+    any web site could use its visitors' engines."""
     if ANY_ORIGIN in config.allowed_origins or origin in config.allowed_origins:
         return True
     return LOCAL_ORIGIN.fullmatch(origin) is not None
@@ -140,8 +136,7 @@ class Identifier:
             return await self._principal(dict(headers))
 
     async def still(self, account: str, key: str) -> Principal:
-        """The present state of an earlier caller; ``key`` is its public prefix. Raises
-        ``ApiError``."""
+        """An earlier caller's present state; ``key`` is the public prefix. Raises ``ApiError``."""
         with _refusals():
             if key:
                 principal = await self._directory.find_by_prefix(key)
@@ -203,8 +198,7 @@ def ensure_scope(principal: Principal, scope: Scope) -> None:
 
 
 def presented_keys(authorization: bytes, *api_keys: bytes) -> list[bytes]:
-    """The keys in these headers, empty where one was not sent. Some clients send several, one with
-    a placeholder; some leave out the word Bearer, or put it where it does not belong."""
+    """Some clients send a second key as a placeholder, omit the word Bearer, or add it wrongly."""
     scheme, _, rest = authorization.strip().partition(b" ")
     if scheme.lower() == BEARER or resemble_ours([rest]):
         authorization = rest
@@ -252,8 +246,7 @@ def end_user_of_headers(headers: Iterable[tuple[bytes, bytes]], principal: Princ
 
 
 def take_end_user(request: Request, principal: Principal) -> tuple[Request, str]:
-    """The request without the name, which no neuron needs, and the name. Empty where it names none,
-    or the key may not."""
+    """Takes the name out of the request: no neuron needs it."""
     if not isinstance(request, GenerationRequest | EmbeddingRequest | ScoreRequest):
         return request, ""
     if not request.end_user:
@@ -263,8 +256,7 @@ def take_end_user(request: Request, principal: Principal) -> tuple[Request, str]
 
 
 def cleaned(name: str) -> str:
-    """Returns the name without unprintable characters. A long name ends with a digest of the whole,
-    so that two stay distinct."""
+    """A long name ends with a digest of the whole, so that two stay distinct."""
     name = "".join(filter(str.isprintable, name)).strip()
     if len(name) <= MAX_CHARS:
         return name

@@ -47,24 +47,22 @@ PROBES = frozenset({"/health", "/ping"})
 MAX_CAUSE_CHARACTERS = 300
 NO_MODEL = "-"
 MAX_REQUEST_BYTES = 1024 * 1024
-"""The longest text that is searched. It is more than is stored: images, which are masked, often
-come before the text."""
+"""Images, which are masked before storing, often come before the text."""
 MAX_ANSWER_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutcome:
-    """How one request ended. ``settle.model`` is a catalogue name, never a client's text."""
+    """``settle.model`` is a catalogue name, never a client's text."""
 
     settle: Settle
     """For log and metrics; for the ledger where ``is_billed``."""
     is_billed: bool
-    """The request was submitted and has a price, so the ledger gets an entry."""
     kind: Outcome
     status: int
     was_cold: bool
     error_status: int = 0
-    """The status of the error that it ended with; ``status`` is 200 where its stream had begun."""
+    """``status`` is 200 where its stream had begun."""
     error_message: str = ""
     error_cause: str = ""
     is_self_test: bool = False
@@ -76,7 +74,7 @@ class RequestOutcome:
     targets_tried: tuple[str, ...] = ()
     spans: RequestSpans | None = None
     queue_ms: int | None = None
-    """Milliseconds from its first header to the start of its work; ``None``: it never started."""
+    """From the first header to the start of its work; ``None``: it never started."""
 
     @property
     def duration_s(self) -> float:
@@ -129,27 +127,22 @@ class Call:
     capture: Capture | None = None
     neuron: str = ""
     targets_tried: list[str] = field(default_factory=list)
-    """The targets it has left, each with its error's code."""
     may_move: bool = False
-    """Another target may still answer it."""
     placed_model: str = ""
-    """The model it is placed by, an adapter's base; empty before that."""
+    """An adapter's base; empty before it is placed."""
     prices: Prices = FREE
-    """The prices of the target that serves it, or that it is sent to."""
     most_prices: DearestPrices | None = None
-    """The prices of the targets that may still serve it; ``None``: ``prices`` alone."""
+    """The prices of the targets that may still serve it; ``None``: ``prices``."""
     metered: Metered = NOT_METERED
-    """Units other than tokens: an upper bound until it has ended, then the actual use."""
     is_reserved: bool = False
     is_billed: bool = True
     is_usage_estimated: bool = False
-    """An upstream did not report the tokens."""
     yields: bool = False
     """Every queue serves this request after all others."""
     discount_percent: int = 0
     was_cold: bool = False
     usage_counter: UsageCounter | None = None
-    """The counter of its last attempt; ``None``: it was never submitted."""
+    """Of the last attempt; ``None``: it was never submitted."""
     outcome: str = CANCELLED
     error_message: str = ""
     error_cause: str = ""
@@ -157,10 +150,9 @@ class Call:
     status: int = 0
     limit_state: LimitState = NO_LIMITS
     charged: TokenBounds | None = None
-    """The tokens that a limit was charged: ``prompt_tokens``, and ``default_output_tokens`` for the
-    answer. ``None``: no limit counts its tokens."""
+    """``prompt_tokens``, and ``default_output_tokens`` for the answer, as charged to the limit.
+    ``None``: no limit counts its tokens."""
     _refused_sender: tuple[str, str] = ("", "")
-    """Account and key of a refused sender, who is no principal."""
     _started_s: float = field(default_factory=time.monotonic)
     _is_closed: bool = False
 
@@ -171,7 +163,7 @@ class Call:
 
     @property
     def served_by(self) -> str:
-        """The neuron or upstream that the answer comes from; empty until that is certain."""
+        """Empty until it is certain."""
         counter = self.usage_counter
         has_begun = counter is not None and counter.begun_s is not None
         return self.neuron if has_begun and not self.may_move else ""
@@ -194,8 +186,7 @@ class Call:
             self.capture.send(part)
 
     def fail(self, error: ApiError) -> None:
-        """Ends it with ``error``. Keeps only the error's words: its traceback's frames refer to the
-        call."""
+        """Keeps only the error's words: its traceback's frames refer to the call."""
         self.outcome = error.code
         self.error_message = error.message
         self.error_cause = error.cause
@@ -203,14 +194,12 @@ class Call:
         self._refused_sender = (error.account, error.key)
 
     def hand_over(self) -> Call:
-        """The call of a request that continues without its client, before it is submitted."""
         handed = copy(self)
         self._is_closed = True
         return handed
 
     def close(self) -> None:
-        """The client has been answered, or has left: nothing changes any more. Only the first call
-        counts."""
+        """Only the first call counts."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -220,7 +209,6 @@ class Call:
             self.usage_counter.when_settled(self._finish)
 
     def outcome_if_lost(self) -> RequestOutcome:
-        """The outcome if its gateway dies now, before any token."""
         return self._ended(
             NOTHING,
             code=GATEWAY_LOST,
@@ -304,7 +292,7 @@ Listener = Callable[[RequestOutcome], None]
 
 
 class Outcomes:
-    """``listeners`` are called in their order; one that fails does not keep the others from it."""
+    """``listeners`` are called in order; one that fails does not keep the others from it."""
 
     def __init__(self, *listeners: Listener) -> None:
         self._listeners = (log, *listeners)
@@ -331,8 +319,7 @@ def end_spans(outcome: RequestOutcome) -> None:
 
 
 def log(outcome: RequestOutcome) -> None:
-    """Holds no client's text: the model is a catalogue name, the client one of a fixed set, and
-    only server failures include their cause."""
+    """Holds no client's text, and only server failures include their cause."""
     settle, is_ours = outcome.settle, outcome.kind is Outcome.FAILED
     logger.log(
         _level(outcome, is_ours),

@@ -1,20 +1,11 @@
 """Carries out placement's decisions, until a request has a replica.
 
-    find ─▶ snapshot ─▶ place ─┬▶ Route   done
-              ▲                ├▶ Reject  refuse
-              │                ├▶ Load    start the job ─┐
-              │                └▶ Wait ──────────────────┤
-              └─────────────────────────── a room ◀─────┘
-
 ``fleet.placement`` decides. Here are the effects, and state newer than any heartbeat: this
 gateway's requests, so that a burst spreads over replicas; its loads, so that two models do not get
 the same memory; and replicas that have just refused.
 
-Requests that wait for a model share a waiting room: one polls placement, all are woken.
-
-    join ─▶ Room of the model ── every 250 ms: placement decides once ──▶ still waiting
-                              └─▶ a place, a refusal or an error: all are woken and each
-                                  asks placement for itself, in the order of arrival
+Requests that wait for a model share a waiting room: one polls placement every 250 ms. On a place, a
+refusal or an error all are woken, and each asks placement for itself, in the order of arrival.
 """
 
 from __future__ import annotations
@@ -65,8 +56,8 @@ Hint = Callable[[], RoutingHint]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The neuron and model of a request. ``epoch``: the instance of the neuron that was ready. The
-    limits are its replica's; ``None``: it reports none."""
+    """``epoch``: the neuron's instance that was ready. Limits are the replica's; ``None``:
+    unknown."""
 
     neuron: str
     epoch: str
@@ -80,7 +71,7 @@ class Place:
 
 @dataclass(slots=True)
 class _Room:
-    """The requests that wait for one model. Its poll ends with the last of them."""
+    """Its poll ends with the last of its requests."""
 
     poll: SharedWork[None]
     since_s: float
@@ -135,8 +126,7 @@ class Placer:
     async def find_place(
         self, entry: CatalogueEntry, *, deadline_s: float, hint: Hint | None = None
     ) -> Place:
-        """``deadline_s`` is on the event loop's clock. Raises ``ApiError`` when placement refuses,
-        the deadline passes, too many wait, or the database or Redis is offline."""
+        """``deadline_s`` is on the event loop's clock. Raises ``ApiError``."""
         try:
             return await self._find_place(entry, deadline_s, hint)
         finally:
@@ -167,8 +157,6 @@ class Placer:
             await self._wait(entry, left_s)
 
     async def _wait(self, entry: CatalogueEntry, timeout_s: float) -> None:
-        """Returns when placement has decided or time is up; one poll serves all requests of a
-        model. Raises ``ApiError``."""
         if self.num_waiting >= self._max_waiting:
             raise ServiceUnavailableError(
                 "queue_full",
@@ -204,8 +192,8 @@ class Placer:
     async def _decide(
         self, entry: CatalogueEntry, snapshot: FleetSnapshot, hint: Hint | None
     ) -> tuple[Decision, CatalogueEntry]:
-        """A request with a replica needs no catalogue. Others use the current entry: a load that
-        failed meanwhile may have reported how much memory it needs."""
+        """Without a replica the current entry counts: a load that failed meanwhile may have
+        reported how much memory it needs."""
         has_choice = len(snapshot.replicas_of(entry.name)) > 1
         sent = self._sent(entry.name) if has_choice else None
         wanted = hint() if hint is not None and has_choice else None
@@ -228,8 +216,7 @@ class Placer:
         await self._catalogue.start_load(load)
 
     async def _snapshot(self, model: str) -> FleetSnapshot:
-        """Adds events since the last heartbeats: loads this gateway started, and neurons that
-        refused the model."""
+        """Adds loads started here and neurons that refused since the last heartbeats."""
         snapshot = await self._read_snapshot()
         now_s = asyncio.get_running_loop().time()
         for key, (asked_s, load, entry) in list(self._loads_asked.items()):
@@ -307,8 +294,7 @@ MAX_HINTS = 4
 
 
 def routing_hint(request: Request, *, model: str, salt: str) -> RoutingHint:
-    """``salt``: the account, which owns its prefix cache. Requests without a prefix to find again
-    have no hints."""
+    """``salt``: the account, which owns its prefix cache."""
     if not isinstance(request, GenerationRequest):
         return RoutingHint()
     running = hashlib.blake2b(f"{len(model)}/{model}/{salt}".encode(), digest_size=DIGEST_BYTES)
@@ -323,8 +309,7 @@ def routing_hint(request: Request, *, model: str, salt: str) -> RoutingHint:
 
 
 def _of_messages(running: hashlib.blake2b, messages: list[ChatMessage]) -> tuple[bytes, ...]:
-    """Returns digests after the first, second, fourth … message of the user, and after the
-    beginning of the first one where that is longer."""
+    """Digests after the user's messages 1, 2, 4 …, and after a long first one's beginning."""
     hints: list[bytes] = []
     num_of_user, next_of_user = 0, 1
     for message in messages:

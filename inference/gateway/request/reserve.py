@@ -44,13 +44,11 @@ if TYPE_CHECKING:
     from metering.ledger.writer import LedgerWriter
 
 OVER_BUDGET = "insufficient_quota"
-"""The code with which a neuron refuses a prompt longer than its reservation."""
 MAX_TEMPLATE_TOKENS = 65_536
-"""The most tokens that a template may add to a prompt where nothing is reserved: the neuron reports
-the context."""
+"""The most tokens that a template may add to a prompt where nothing is reserved."""
 WAIT_S = 10.0
 POLL_INTERVAL_S = 0.25
-"""How often the first of a line polls the ledger, to see what other gateways settle."""
+"""How often the first of a line polls for what other gateways settle."""
 
 
 class TokenBudget:
@@ -96,8 +94,7 @@ class TokenBudget:
         self._sure, self._reserved = sure, reserved
 
     async def extends(self, error: ApiError) -> bool:
-        """Whether the neuron refused the prompt as longer than reserved, and now its length is
-        reserved. Raises ``ApiError`` where it cannot be."""
+        """``True``: a prompt refused as too long is now reserved. Raises ``ApiError``."""
         sure, reserved = self._sure, self._reserved
         if sure is None or reserved is None or self._is_extended or error.code != OVER_BUDGET:
             return False
@@ -122,7 +119,6 @@ class TokenBudget:
             self._on_caps_tokens = most.prompt_tokens
 
     def accepted(self, prompt_tokens: int) -> None:
-        """Releases the excess over the counted prompt, unless another target may still need it."""
         sure = self._sure
         assert sure is not None, "a request that reserved nothing"
         self._limits.ratios.observe(self._model, sure.text_bound, prompt_tokens - sure.exact_tokens)
@@ -131,8 +127,7 @@ class TokenBudget:
             self.keep()
 
     def keep(self) -> None:
-        """No other target will serve it: releases the reservation beyond the counted prompt at this
-        target's price."""
+        """No other target will serve the request: releases what was reserved for them."""
         reserved, granted, counted = self._reserved, self._granted, self._counted_tokens
         if reserved is None or granted is None or counted is None:
             return
@@ -163,9 +158,9 @@ class TokenBudget:
         return most if self._granted is None else min(most, self._granted.output_tokens)
 
     def most_usage(self, *, num_prompts: int, context_tokens: int | None) -> Usage:
-        """The most usage that the neuron may report. Where nothing is reserved it refuses no prompt
-        that its template makes longer than the gateway's bound, by ``MAX_TEMPLATE_TOKENS``. A token
-        that stops a choice counts, and may come after the last one that was requested."""
+        """Where nothing is reserved, the neuron refuses no prompt that its template makes longer,
+        by up to ``MAX_TEMPLATE_TOKENS``. A token that stops a choice counts, and may follow the
+        last requested one."""
         reserved = self._reserved
         assert reserved is not None, "a request that reserved nothing"
         prompt_tokens = self.max_prompt_tokens
@@ -190,8 +185,7 @@ class Accounting:
         return self._ledger.spool_problem
 
     async def reserve(self, call: Call, bounds: TokenBounds) -> Granted | None:
-        """Reserves the most that the request may use, replacing its earlier reservation; ``None``
-        where no cap applies. Raises ``ApiError``."""
+        """Replaces an earlier reservation. ``None``: no cap applies. Raises ``ApiError``."""
         if self._ledger.is_full:
             raise _ledger_unavailable()
         principal = call.who
@@ -241,8 +235,7 @@ class Accounting:
             self.queue.freed(call.who.budgets)
 
     def submitted(self, call: Call, counter: UsageCounter) -> None:
-        """An attempt begins, whose usage ``counter`` counts: a call is billed for its last attempt,
-        also where this process dies before it has ended."""
+        """A call is billed for its last attempt, also where this process dies first."""
         call.usage_counter = counter
         if call.is_billed:
             counter.when_counted(self._ledger.begin(bill_of(call.outcome_if_lost())))
@@ -322,7 +315,7 @@ class ReservationQueue:
                 del self._lines[budget]
 
     def freed(self, budgets: Iterable[int]) -> None:
-        """Something was released on these budgets, and the ledger has it."""
+        """Call it once the ledger has the release."""
         for budget in budgets if self._lines else ():
             if line := self._lines.get(budget):
                 line.may_try.set()

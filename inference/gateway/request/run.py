@@ -1,10 +1,5 @@
 """Runs one request: finds its model, permits, places, reserves, submits.
 
-    find model ─▶ permit ─▶ PlacedRequest: find place ─▶ reserve ─▶ Submit ─▶ events ─▶ settle
-                  403/429                  may load it   429        narrowed when accepted
-    a model that an upstream serves: ForwardedRequest ─▶ reserve ─▶ answer ─▶ events ─▶ settle
-    one with several targets: TargetedRequest ─▶ either of them, and the next where that fails
-
 Several targets, until one of them has begun its answer:
 
     run ─▶ choose ─▶ attempt ─▶ kept, once its answer begins
@@ -50,7 +45,6 @@ RETRY_AFTER_S = 1.0
 UNKNOWN = TargetState(is_ready=False, queue=0, num_requests=0)
 QUEUE_TIMEOUT = "queue_timeout"
 NOT_ABLE = frozenset({"unsupported_parameter", "vision_unsupported"})
-"""Not shown to the client where another target was only busy."""
 logger = logging.getLogger(__name__)
 
 
@@ -62,10 +56,9 @@ async def run_request(
     *,
     abort: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[RunningRequest]:
-    """Runs a request and yields it with its events; while Redis hangs nothing comes. Leaving the
-    block before the last event cancels the request; its usage by then is charged all the same.
-    ``abort`` is called when the events are not read as fast as they come, which fails the request.
-    Raises ``ApiError``."""
+    """While Redis hangs nothing comes. Leaving the block early cancels the request; its usage by
+    then is charged. ``abort`` is called when the events are not read as fast as they come. Raises
+    ``ApiError``."""
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + gateway.config.request_timeout_s
     call.model_asked = request.model
@@ -114,8 +107,6 @@ async def run_request(
 
 @contextmanager
 def _stored_counted(bounds: Bounds, files: Sequence[ImageFile]) -> Iterator[None]:
-    """Images that came with the body are counted with it; stored ones take as much room. Raises
-    ``ServiceUnavailableError``."""
     num_bytes = sum(image.num_bytes for image in files if image.path is None)
     bounds.take_body(num_bytes)
     try:
@@ -127,8 +118,6 @@ def _stored_counted(bounds: Bounds, files: Sequence[ImageFile]) -> Iterator[None
 def usable_targets(
     entry: CatalogueEntry, request: Request, *, is_adapter: bool
 ) -> tuple[Target, ...]:
-    """The entry's targets that can answer such a request, at least one: upstreams generate text
-    and know no adapters. Pure."""
     targets = entry.ordered_targets
     if isinstance(request, GenerationRequest) and not is_adapter:
         return targets
@@ -136,7 +125,6 @@ def usable_targets(
 
 
 def is_plain(targets: Sequence[Target]) -> bool:
-    """Whether there is only one target, which is always used, at the model's prices. Pure."""
     first = targets[0]
     return len(targets) == 1 and first.when is When.ALWAYS and first.prices is None
 
@@ -153,8 +141,7 @@ class Failover:
         *,
         deadline_s: float,
     ) -> None:
-        """``targets``: those of the entry that can answer such a request. ``deadline_s``, on the
-        event loop's clock, is for the first token."""
+        """``deadline_s`` is for the first token, on the event loop's clock."""
         self._gateway = gateway
         self._call = call
         self._entry = entry
@@ -166,12 +153,10 @@ class Failover:
         self._chosen = Chosen(index=0, wait_s=None)
         self._error: ApiError | None = None
         self.is_sent = False
-        """Whether the present target may have begun the request. The caller sets this."""
 
     @property
     def place_deadline_s(self) -> float | None:
-        """The time of the event loop's clock until which it may wait for a place at the present
-        target; ``None``: no limit of its own."""
+        """On the event loop's clock; ``None``: no limit of its own."""
         wait_s = self._chosen.wait_s
         return None if wait_s is None else self._began_s + wait_s
 
@@ -187,8 +172,7 @@ class Failover:
         return self.permitted(self._chosen.index)
 
     def begin(self) -> None:
-        """Skips targets that the request may not use or whose prices are unknown. Raises
-        ``ApiError`` where none is left."""
+        """Raises ``ApiError`` where no target is left."""
         self._call.may_move = True
         for index, target in enumerate(self._targets):
             try:
@@ -224,8 +208,7 @@ class Failover:
                 self.leave(error)
 
     def leave(self, error: ApiError) -> None:
-        """Leaves the present target, which failed with ``error``. Raises that where no other may be
-        tried."""
+        """Raises ``error`` where no other target may be tried."""
         chosen, call = self._chosen, self._call
         target = self._targets[chosen.index]
         now_s = asyncio.get_running_loop().time()
@@ -291,8 +274,6 @@ class Failover:
 
 
 class TargetedRequest:
-    """A ``RunningRequest``."""
-
     def __init__(self, asked: Asked, targets: Sequence[Target]) -> None:
         self._asked = asked
         self._call = asked.call
@@ -369,7 +350,7 @@ class TargetedRequest:
         return PlacedRequest(asked, num_attempts=self._num_placed)
 
     def _floor_of_others(self) -> TokenBounds | None:
-        """No target's bounds are above those at an upstream, whose context is not known."""
+        """No target's bounds exceed an upstream's, whose context is not known."""
         if all(target.is_own for target in self._failover.others()):
             return None
         if self._floor is None:

@@ -1,15 +1,7 @@
 """Counts the tokens of a request: upper bounds before its prompt is counted, its usage after.
 
 The gateway has no tokenizer, so a prompt's sure bound is its bytes: no token is less than one byte
-of text. A template adds its own words around the turns. The reservation is nearer to usual texts
-(``PromptRatios``). The neuron refuses a longer prompt before computing
-(``Submit.max_prompt_tokens``), so a reservation is never exceeded.
-
-A ``UsageCounter`` counts one attempt, for its bill. It ends nothing: the ``RequestStream`` passes
-it every event and ends the attempt.
-
-    Accepted ─▶ prompt counted     tokens ─▶ counted     terminal event ─▶ settled, once
-                                     its stream expects no more events ─▶ settle_as_counted
+of text.
 """
 
 from __future__ import annotations
@@ -63,13 +55,12 @@ FORGETTING = 1 / 64
 
 
 class PromptRatios:
-    """Tokens per byte of prompt, learned from counted prompts by model and by size in powers of
-    two. Short prompts are mostly template.
+    """Tokens per byte of prompt, learned by model and by size in powers of two: short prompts are
+    mostly template.
 
-    The sure bound of a prompt is its bytes, some four times the tokens of most texts. The
-    reservation is nearer: the largest share of tokens in bytes that this model's prompts of about
-    this size had, and a margin. The neuron refuses a prompt that has more, with its length, before
-    computing; then that is reserved.
+    A prompt's sure bound is its bytes, some four times the tokens of most texts. The reservation
+    uses the largest share that prompts of this size had, and a margin. The neuron refuses a longer
+    prompt before computing, with its length; then that is reserved.
     """
 
     def __init__(self) -> None:
@@ -91,10 +82,9 @@ class PromptRatios:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenBounds:
-    """The bounds of one request. ``output_tokens`` is over all choices, ``None`` where the client
-    set no limit; then ``default_output_tokens`` is the bound. Of the prompt, ``exact_tokens`` are
-    known (images, token ids) and ``text_bound`` is the rest's sure bound, however long the context
-    is; that rest has ``text_bytes`` as its client sent it."""
+    """``output_tokens`` is over all choices, ``None`` where the client set no limit; then
+    ``default_output_tokens`` is the bound. ``exact_tokens`` of the prompt are known (images, token
+    ids); ``text_bound`` is the sure bound of the rest, which has ``text_bytes``."""
 
     prompt_tokens: int
     output_tokens: int | None
@@ -130,9 +120,8 @@ def token_bounds(
     catalogue_context_tokens: int | None = None,
     vision: VisionInput | None = None,
 ) -> TokenBounds:
-    """The limits are those of the request's replica; ``None``: it reports none. An answer of no
-    named length is also bounded by the catalogue's context and ``DEFAULT_OUTPUT_TOKENS``, whatever
-    its neuron claims."""
+    """The limits are the replica's; ``None``: not reported. An answer of no named length is also
+    bounded by the catalogue's context and ``DEFAULT_OUTPUT_TOKENS``, whatever its neuron claims."""
     prompts = num_prompts(request)
     exact, text_bytes, text = _prompt_bounds(request, vision or UNKNOWN_VISION)
     prompt = exact + text
@@ -162,7 +151,6 @@ def token_bounds(
 
 
 def fewest_tokens(request: Request) -> TokenBounds:
-    """A lower bound, where no replica has reported its limits yet."""
     n = num_prompts(request) * (request.n if isinstance(request, GenerationRequest) else 1)
     return TokenBounds(prompt_tokens=1, output_tokens=None, default_output_tokens=n, num_choices=n)
 
@@ -184,8 +172,7 @@ def num_prompts(request: Request) -> int:
 
 
 def _prompt_bounds(request: Request, vision: VisionInput) -> tuple[int, int, int]:
-    """The known tokens of a prompt, the bytes of its text as its client sent it, and the sure bound
-    of that text's tokens."""
+    """(known tokens, bytes of text, sure bound of that text's tokens)."""
     match request.input:
         case TokensInput(prompts=prompts):
             return sum(len(prompt) + SPECIAL_TOKENS for prompt in prompts), 0, 0
@@ -233,17 +220,14 @@ NOTHING = events.Usage(prompt_tokens=0, completion_tokens=0)
 
 
 class UsageCounter:
-    """Counts every event of its attempt, also after its client has left.
-
-    ``on_accepted`` is called with the prompt's length.
-    """
+    """Counts also after its client has left. ``on_accepted`` gets the prompt's length."""
 
     def __init__(self, on_accepted: Callable[[int], None] | None = None) -> None:
         self.usage: events.Usage = NOTHING
         self.first_token_s: float | None = None
         self.begun_s: float | None = None
-        """``time.monotonic`` when its engine began, if reported, else when its neuron had prepared
-        it; ``None``: it was not accepted."""
+        """``time.monotonic`` at the engine's begin, else at its neuron's; ``None``: not
+        accepted."""
         self.trace = ""
         self.stage_times: events.StageTimes | None = None
         self.settled_s: float | None = None
@@ -302,8 +286,7 @@ class UsageCounter:
             self._when_counted(self._prompt_tokens, 0, self._completion_tokens, 0)
 
     def when_counted(self, callback: Callable[[int, int, int, int], None]) -> None:
-        """Calls ``callback`` with the tokens used, in the order of ``entries.TOKENS``, whenever
-        they grow."""
+        """``callback`` gets the tokens whenever they grow, in the order of ``entries.TOKENS``."""
         self._when_counted = callback
 
     def when_settled(self, callback: Callable[[], None]) -> None:
@@ -313,8 +296,7 @@ class UsageCounter:
             self._when_settled.append(callback)
 
     def settle_as_counted(self) -> None:
-        """Settles by the tokens counted, because no more events come. A prompt without a first
-        token may not have been computed, so it costs nothing."""
+        """A prompt without a first token may not have been computed, so it costs nothing."""
         if self.is_settled:
             return
         if self.first_token_s is None:

@@ -1,13 +1,8 @@
 """The HTTP connections of clients: one, and all that are open. Belongs to Twisted's reactor.
 
-    Port ─accept─▶ StreamChannel ─opened─▶ OpenClients    served or refused
-                        ▲                     │ every second
-                        └──── close_overdue ──┘
-
-A ``StreamChannel`` refuses bad heads and writes without delay. Twisted closes a connection without
-a word when a line is too long, and answers other bad requests with an empty 400. Here the client
-gets an error in the dialect of the path, and one that is too slow to send its request a 408: a
-``ReadDeadline`` is the moment by which it must have sent more. Times are its arguments.
+Twisted closes a connection without a word when a line is too long, and answers other bad requests
+with an empty 400. Here the client gets an error in the dialect of the path, and one that is too
+slow to send its request a 408.
 
 waiting ─first byte─▶ head ─complete─▶ body ─complete─▶ answering ─answered─▶ waiting
  idle_s                head_s           body_s, again with every MIN_BODY_BYTES,   no deadline
@@ -59,7 +54,6 @@ MAX_BODY_S = 3600.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadTimeouts:
     head_s: float
-    """The time from the first byte of a request until its head is complete."""
     body_s: float
     idle_s: float
 
@@ -100,7 +94,6 @@ class ReadDeadline:
         self._num_bytes += num_bytes
 
     def is_overdue(self, now_s: float) -> bool:
-        """Begins the next period of a body that has brought enough in the last one."""
         if now_s < self._due_s:
             return False
         continues = self.reading is Reading.BODY and self._num_bytes >= MIN_BODY_BYTES
@@ -223,8 +216,7 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
 
 
 def write_at_once(transport: Any, data: bytes) -> None:
-    """Sends to the socket at once and buffers the rest. Twisted buffers first and sends in the next
-    round of its loop, which costs a streamed token 10 to 20 % more."""
+    """Twisted sends in its loop's next round, which costs a streamed token 10 to 20 % more."""
     num_sent = transport.writeSomeData(data) if _can_send_now(transport) else 0
     if not isinstance(num_sent, int):
         num_sent = 0  # The connection is lost: Twisted sees that when it sends the buffer.

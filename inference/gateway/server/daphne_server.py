@@ -1,10 +1,7 @@
-"""Daphne for long streams: with back-pressure, limits on clients' bodies and speed, an orderly
-stop.
+"""Daphne with back-pressure, limits on clients' bodies and speed, and an orderly stop.
 
 Daphne's own server buffers whatever an application sends and reads a body of any size before it
-calls one. Here a send waits while the socket's buffer is full, a body over the limit is refused
-while it comes in, and a large one is read only when its sender may send it. Must not know the
-application.
+calls one. Must not know the application.
 """
 
 from __future__ import annotations
@@ -47,8 +44,7 @@ PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 
 class _Producer:
-    """Twisted calls it as the producer of its own output: paused while the socket's buffer is
-    full."""
+    """Twisted calls it as the producer of its own output."""
 
     writable: asyncio.Event
 
@@ -74,7 +70,7 @@ class StreamRequest(_Producer, WebRequest):  # type: ignore[misc]
         self._num_body_bytes = 0
         self._refused = False
         self._has_begun = False
-        """The application has it, and decides on refusals."""
+        """The application has the request, and decides on refusals."""
         self._checking: asyncio.Task[None] | None = None
 
     def gotLength(self, length: int | None) -> None:  # noqa: N802
@@ -111,8 +107,7 @@ class StreamRequest(_Producer, WebRequest):  # type: ignore[misc]
         return bool(upgrades[0].lower() == b"websocket")
 
     def resumeProducing(self) -> None:  # noqa: N802
-        """The channel stops reading while it cannot write; without this it would stay stopped and
-        never see the client leave."""
+        """Else the channel would stay stopped and never see the client leave."""
         super().resumeProducing()
         self.channel._networkProducer.resumeProducing()
 
@@ -126,12 +121,11 @@ class StreamRequest(_Producer, WebRequest):  # type: ignore[misc]
         super().connectionLost(reason)
 
     def application_ended(self) -> None:
-        """Cuts the connection of an incomplete response: its client would wait for more."""
+        """The client of an incomplete response would wait for more."""
         if self._response_started and not self.finished and self.channel is not None:
             self.channel.forceAbortClient()
 
     async def _check_sender(self) -> None:
-        """Reads no more of the body until its sender is known to be allowed."""
         if self._has_begun:  # a body of unknown length that was small
             return
         error: ApiError | None = None
@@ -190,10 +184,9 @@ class StreamFactory(HTTPFactory):  # type: ignore[misc]
 
 
 class DaphneServer(daphne.server.Server):  # type: ignore[misc]
-    """``errors_of`` chooses the error dialect by a path; ``check_headers`` raises the ``ApiError``
-    of a request with a large body that is refused for its path and headers alone. ``on_refused``
-    gets each refusal that the application does not see: the target, the error, the status and the
-    headers that were read, and returns the request's id."""
+    """``check_headers`` raises the ``ApiError`` of a large body that is refused by its path and
+    headers. ``on_refused`` gets each refusal that the application does not see, and returns the
+    request's id."""
 
     def __init__(
         self,
@@ -290,15 +283,13 @@ class StreamSocket(_Producer, WebSocketProtocol):  # type: ignore[misc]
         self.factory.server_class.clients.closed(self.transport)
 
     def sendData(self, data: bytes, sync: bool = False, chopsize: int | None = None) -> None:  # noqa: N802
-        """Sends a frame as the HTTP channel sends a part of a stream. Autobahn's own queue, with
-        frames it sends in pieces, goes first."""
         if sync or chopsize or self.send_queue:
             super().sendData(data, sync, chopsize)
         else:
             write_at_once(self.transport, data)
 
     def onClose(self, wasClean: bool, code: int, reason: str) -> None:  # noqa: N802, N803
-        """Wakes a waiting writer. Also called where the handshake never reached an application."""
+        """Also called where the handshake never reached an application."""
         self.writable.set()
         if hasattr(self, "server"):
             super().onClose(wasClean, code, reason)

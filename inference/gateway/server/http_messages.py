@@ -3,11 +3,6 @@
 ``X-Helexa-Advice``: what to set in a client that hit the context limit, by its family
 (``metrics.client_family``), for readers of logs. ``X-Helexa-Ignored``: the fields that were
 ignored.
-
-Small bodies are parsed on the event loop, forms lie in a file. An answer's body is sent in pieces
-of bounded size:
-
-    parts ─▶ | up to PIECE_BYTES | ─▶ socket, when it has room ─▶ other tasks run ─▶ …
 """
 
 from __future__ import annotations
@@ -61,8 +56,7 @@ def advice_headers(client: str, error: ApiError) -> list[tuple[bytes, bytes]]:
 
 
 def ignored_headers(paths: Sequence[str]) -> list[tuple[bytes, bytes]]:
-    """Names are the client's own text: characters that a header cannot carry are percent-encoded,
-    and of many the last is a count of the others."""
+    """Names are the client's own text: what a header cannot carry is percent-encoded."""
     if not paths:
         return []
     named = [quote(one[:MAX_NAME_CHARS], safe="[]", errors="replace") for one in paths[:MAX_NAMED]]
@@ -72,8 +66,7 @@ def ignored_headers(paths: Sequence[str]) -> list[tuple[bytes, bytes]]:
 
 
 def spooled_file() -> IO[bytes]:
-    """Returns a file that stays in memory up to a size and is then a temporary file on disk. It is
-    deleted when it is closed or collected."""
+    """It is deleted when it is closed or collected."""
     return cast(IO[bytes], tempfile.SpooledTemporaryFile(MAX_IN_MEMORY_BYTES))
 
 

@@ -19,8 +19,7 @@ from inference.logs import configure_logging
 
 
 def run(host: str, port: int) -> None:
-    """Serves until a signal asks it to stop. Raises ``SystemExit`` with one line when it cannot
-    listen. Call in the main thread."""
+    """Raises ``SystemExit`` when it cannot listen. Call in the main thread."""
     configure_logging("gateway")
     with uncollected():
         from helexa_site.asgi import application, gateway, metrics_endpoint

@@ -50,8 +50,7 @@ class UnhandledRequests:
         headers: Headers = (),
         request_id: str = "",
     ) -> str:
-        """The server has read no body, and did not ask whose it is. ``headers`` are empty where it
-        could not read them. Returns the request's id."""
+        """The server has read no body. ``headers`` are empty where it could not read them."""
         request_id = request_id or new_request_id()
         call = self._open_call(request_id, target, headers)
         if headers and api_path_of(target) is not None:
@@ -101,8 +100,6 @@ class UnhandledRequests:
         await send({"type": "websocket.close"})
 
     def recorded_where_refused(self, application: Application) -> Application:
-        """The ASGI ``application``, Django: its errors get a request's id and are recorded, but
-        for those of clients that ask for pages."""
 
         async def recorded(scope: Any, receive: Any, send: Any) -> None:
             if any(PAGE in value for name, value in scope["headers"] if name == b"accept"):
@@ -140,7 +137,6 @@ class UnhandledRequests:
 
 class _Cors(CORSMiddleware):
     on_refused: Callable[[Any, ApiError, int], str]
-    """Takes the scope, the error and the status; returns the refused request's id."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         headers = RequestHeaders(scope=scope)

@@ -1,9 +1,5 @@
 """One answer of an upstream as events: sends the request, reads and ends the answer.
 
-    send ─▶ status ─┬▶ a stream ─▶ FrameReader ─▶ AnswerReader ─▶ AnswerEvents
-                    ├▶ one JSON body ───────────▶ AnswerReader ─▶ AnswerEvents
-                    └▶ an error, or a redirect ─▶ Failure
-
 Time is bounded until the first token and between two, bytes by the answer's tokens. Nothing is read
 ahead: a slow client slows its upstream.
 """
@@ -43,8 +39,7 @@ MAX_ERROR_BYTES = 64 * 1024
 
 @contextmanager
 def faults(link: UpstreamLink, has_begun: Callable[[], bool]) -> Iterator[None]:
-    """Around the reading of an answer: raises ``RequestFailedError`` for its faults. Before the
-    first token the upstream is unavailable: the same request may succeed a little later."""
+    """Before the first token the upstream is unavailable: a retry may succeed."""
     import httpx2
 
     name = link.entry.name
@@ -131,7 +126,6 @@ class UpstreamAnswer:
         self._fault: Exception | None = None
 
     async def next_events(self) -> list[Event]:
-        """Raises ``RequestFailedError``."""
         with faults(self._link, lambda: self._answer.is_accepted):
             if self._fault is not None:
                 raise self._fault
@@ -175,8 +169,7 @@ class UpstreamAnswer:
         return response
 
     async def _streamed(self, response: UpstreamConnection) -> list[Event]:
-        """Comments do not count: an upstream that sends only those gives no token. Only waiting for
-        the upstream counts, not the client's time."""
+        """Comments are no tokens. Only waiting for the upstream counts, not the client's time."""
         while not self._answer.is_ended:
             part = await self._next_part(response)
             if part is None:

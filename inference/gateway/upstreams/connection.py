@@ -20,8 +20,7 @@ import httptools
 import httpx2
 
 MAX_HEAD_BYTES = 64 * 1024
-"""The most bytes of an answer that may come without any of its body: its head, extensions of chunks
-and trailers."""
+"""Of an answer without any of its body: its head, extensions of chunks and trailers."""
 FIRST_FINAL = 200
 NO_BODY = frozenset({204, 304})
 CONTENT_LENGTH, TRANSFER_ENCODING, CHUNKED = b"content-length", b"transfer-encoding", b"chunked"
@@ -132,22 +131,20 @@ class AnswerParser:
 
 MAX_UNREAD_BYTES = 64 * 1024
 WRITE_BYTES = 256 * 1024
-"""A body is written in pieces of this size: the transport copies what the socket does not take at
-once."""
+"""The transport copies what the socket does not take at once."""
 GATHER_S = 0.02
-"""Tokens within this time of the last ones are given together: each wake-up costs as much as ten
-tokens."""
+"""Each wake-up costs as much as ten tokens."""
 OK = 200
 
 
 class UpstreamConnection(asyncio.Protocol):
-    """One request at a time. Belongs to one event loop. ``until_s``: a wait raises ``TimeoutError``
-    after this time of its clock; ``None``: no limit."""
+    """One request at a time, on one event loop. After ``until_s`` of its clock a wait raises
+    ``TimeoutError``; ``None``: no limit."""
 
     transport: asyncio.Transport
     status: int
     headers: dict[str, str]
-    """The present answer's, with names in lower case."""
+    """With names in lower case."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -239,8 +236,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._is_sent = True
 
     async def read_head(self, until_s: float | None = None, *, with_part: bool = False) -> None:
-        """Reads ``status`` and ``headers``. ``with_part``: waits for some of a success's body too,
-        which saves a wake-up. Raises ``httpx2.TransportError``, ``TimeoutError``."""
+        """``with_part``: waits for some of a success's body too, which saves a wake-up. Raises
+        ``httpx2.TransportError``, ``TimeoutError``."""
         self._awaits_part = with_part
         answer = self._answer
         while not answer.has_head or self._has_head_alone:

@@ -1,8 +1,5 @@
 """One request that an upstream answers: reserved, forwarded and counted like any other.
 
-    begin: may it leave? ─▶ translate ─▶ reserve ─▶ place      next_events: answer ─▶ events
-                                                                               └▶ usage, once
-
 No tokenizer of ours counts the prompt and nothing refuses a longer one, so a cap reserves its sure
 bound. The upstream's report is charged; where it reports nothing, or more than was reserved, the
 estimate is, and the request is marked. It is sent once.
@@ -45,8 +42,6 @@ logger = logging.getLogger(__name__)
 
 
 class ForwardedRequest:
-    """A ``RunningRequest``."""
-
     _link: UpstreamLink
     _bounds: TokenBounds
     _most: Usage
@@ -54,7 +49,6 @@ class ForwardedRequest:
     _counter: UsageCounter
 
     def __init__(self, asked: Asked, served: UpstreamModel) -> None:
-        """``served``: of the entry's source or one of its targets."""
         self._asked = asked
         self._gateway, self._call, self._entry = asked.gateway, asked.call, asked.entry
         self._request = asked.request
@@ -66,7 +60,6 @@ class ForwardedRequest:
         self._answer: UpstreamAnswer | None = None
 
     async def begin(self) -> None:
-        """Raises ``ApiError``."""
         gateway, call, entry = self._gateway, self._call, self._entry
         call.placed_model = entry.name
         upstream = permitted_upstream(gateway.pseudonym, call, entry, self._served)
@@ -201,8 +194,8 @@ class ForwardedRequest:
 async def begin_attempt(
     gateway: Gateway, call: Call, link: UpstreamLink, served: UpstreamModel, *, until_s: float
 ) -> tuple[UsageCounter, dict[str, str]]:
-    """Waits for a place of the upstream, which the caller leaves. Returns the attempt's counter,
-    and headers that its request has. Raises ``ServiceUnavailableError``."""
+    """The caller leaves the place. Returns the counter and the request's headers. Raises
+    ``ServiceUnavailableError``."""
     since_s = asyncio.get_running_loop().time()
     await link.take_place(timeout_s=max(0.0, until_s - since_s))
     call.neuron = f"{UPSTREAM_PREFIX}{link.entry.name}"
@@ -245,7 +238,7 @@ def forwarded_bounds(request: Request, entry: CatalogueEntry) -> TokenBounds:
 
 
 def check_network(entry: CatalogueEntry, upstream: UpstreamEntry, who: Principal) -> None:
-    """Raises ``ForbiddenError`` where the model or the caller may not use that network."""
+    """Raises ``ForbiddenError``."""
     if not upstream.leaves_network:
         return
     whose = "" if who.may_leave_network else "this key"

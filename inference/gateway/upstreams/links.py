@@ -1,10 +1,5 @@
 """This gateway's connections to upstreams: a pool for each, as large as its row allows.
 
-    UpstreamEntry ─▶ UpstreamLink ─┬▶ take_place()  waits while all are taken; refuses while it is
-                                   │                left out
-                                   └▶ post()        over its UpstreamTransport
-    another entry ─▶ another link; the old one's requests end
-
 An upstream that was unavailable for ``MAX_FAILURES`` requests in a row is left out:
 
     asked ── MAX_FAILURES ──▶ left out ── a probe is answered ──▶ asked ── one failure ──▶ left out
@@ -86,9 +81,8 @@ class UpstreamLink:
         *,
         until_s: float,
     ) -> UpstreamConnection:
-        """Returns the answer, for the caller to ``free``, with its head and, if it succeeded, some
-        of its body. ``url`` is of the upstream's origin; ``headers`` have the length of a streamed
-        body. Raises ``httpx2.TransportError``, ``TimeoutError``."""
+        """The caller frees the answer. ``url`` is of the upstream's origin; ``headers`` have the
+        length of a streamed body. Raises ``httpx2.TransportError``, ``TimeoutError``."""
         sent = [
             *self._headers,
             *((name.encode(), value.encode("latin-1")) for name, value in headers.items()),
@@ -110,8 +104,7 @@ class UpstreamLink:
         )
 
     async def take_place(self, *, timeout_s: float) -> None:
-        """For one request, which calls ``leave_place``. Raises ``ServiceUnavailableError`` where
-        too many wait, none is free in time, or the upstream is left out."""
+        """Its caller calls ``leave_place``. Raises ``ServiceUnavailableError``."""
         self._num_open += 1
         try:
             await self._acquire(timeout_s)
@@ -128,7 +121,6 @@ class UpstreamLink:
             )
 
     def leave_place(self, error: BaseException | None) -> None:
-        """``error``: with which the request has ended."""
         self._release()
         if error is None:
             self.has_answered()
@@ -139,11 +131,10 @@ class UpstreamLink:
                 self.has_answered()
 
     def has_answered(self) -> None:
-        """Call it with a request's first token: the upstream is well, and others are sent."""
+        """Call it with a request's first token."""
         self._num_failures = 0
 
     def retire(self) -> None:
-        """Requests that are open end; none follows."""
         if self._probing is not None:
             self._probing.cancel()
         self._transport.retire()
@@ -159,7 +150,6 @@ class UpstreamLink:
             self._probing = asyncio.create_task(self._probe())
 
     async def _probe(self) -> None:
-        """Checks an offline upstream, at the cost of no client's request."""
         while self.is_left_out:
             await asyncio.sleep(PROBE_AFTER_S)
             if await self._is_reachable():

@@ -1,17 +1,11 @@
-"""One request that is passed through (audio, images, moderation): permitted, reserved, sent to one
-of its model's upstreams, and metered by its parameters or the upstream's report.
-
-    find ─▶ permit ─▶ reserve the most ─▶ Failover ─▶ _PassedAnswer ─▶ bytes ─▶ settle
-                                            ▲            │
-                                            └── leave ───┘ before the first byte
+"""One request that is passed through to an upstream: audio, images, moderation.
 
     send ─▶ status ─▶ a type that an answer has ─▶ first part ─▶ parts ─▶ end
                                                      │ from here on it is charged
                                                      └ a small JSON body is read whole before
 
-An answer is charged once it has begun: by the upstream's report, else by the estimate. Time is
-bounded until the first part and between two, bytes as in other answers. Nothing is read ahead: a
-slow client slows its upstream.
+An answer is charged once it has begun: by the upstream's report, else by the estimate. Nothing is
+read ahead: a slow client slows its upstream.
 """
 
 from __future__ import annotations
@@ -73,8 +67,7 @@ TYPES = re.compile(
     r"(application/json|application/octet-stream|application/x-subrip|text/plain|text/vtt"
     r"|text/event-stream|audio/[\w.+-]{1,100})(\s*;[\x20-\x7e]{0,200})?"
 )
-"""The types of speech, transcripts, images and verdicts. A page of HTML is no answer, and would run
-as one of this server's."""
+"""A page of HTML is no answer, and would run as one of this server's."""
 BINARY = "application/octet-stream"
 
 
@@ -104,7 +97,7 @@ class PassThroughConsumer(ApiConsumer):
         await self._failover.run(self._attempt)
 
     async def begin_events(self, *, type_: bytes) -> None:
-        """Starts a stream of events. Where it fails later, an error is its last one."""
+        """Where the stream fails later, an error is its last event."""
         await self.start_response(200, [(b"content-type", type_), *UNBUFFERED])
 
     def _read_form(self) -> PassedRequest:
@@ -234,7 +227,6 @@ class _PassedAnswer:
 
     @property
     def reported(self) -> tuple[int | None, Usage | None]:
-        """The units and tokens that the whole answer reports."""
         if self._units is None or not self.is_whole:
             return None, None
         return self._units.units, self._units.tokens
@@ -246,7 +238,6 @@ class _PassedAnswer:
         *,
         deadline_s: float,
     ) -> None:
-        """Raises ``RequestFailedError``."""
         with faults(self._link, lambda: self.has_begun):
             entry = self._link.entry
             until_s = min(
@@ -300,7 +291,6 @@ class _PassedAnswer:
         await self._reply.send_body(self._guard.rest(), last=True)
 
     def _begin(self) -> None:
-        """The request is charged from now on, and no other target answers it."""
         self.has_begun = True
         self._reply.call.may_move = False
         self._counter.begun_s = self._counter.first_token_s = time.monotonic()

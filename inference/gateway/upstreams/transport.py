@@ -1,7 +1,4 @@
-"""The connections to one upstream: a request is sent over the idle one that was used last, else
-over a new one.
-
-    new: addresses ─▶ the proxy's CONNECT, where there is one ─▶ TLS ─▶ UpstreamConnection
+"""The connections to one upstream: the idle one used last is reused first.
 
 httpx2's own pool asks the kernel about each idle connection for each request: with 64 requests at
 once that took more than the rest of a forwarded request. The caller bounds the number of
@@ -19,7 +16,6 @@ import httpx2
 from inference.gateway.upstreams.connection import Headers, UpstreamConnection
 
 KEEP_ALIVE_S = 30.0
-"""An idle connection is not used after this time. Its upstream closes one that is not used."""
 DRAIN_TIMEOUT_S = 0.5
 ADDRESS_DELAY_S = 0.25
 """When a host's next address is tried beside one that does not answer (RFC 8305)."""
@@ -49,10 +45,9 @@ class UpstreamTransport:
         *,
         with_part: bool = False,
     ) -> UpstreamConnection:
-        """``headers`` are all that are sent, ``host`` and the body's length among them. Returns
-        the connection, for the caller to free, once the answer's head is read, with some of its
-        body where it is a success and ``with_part`` is set; ``until_s``, on the event loop's clock,
-        bounds that. Raises ``httpx2.TransportError``, ``TimeoutError``."""
+        """``headers`` are all that are sent, ``host`` and the body's length among them. The caller
+        frees the connection. ``until_s`` is on the event loop's clock. Raises
+        ``httpx2.TransportError``, ``TimeoutError``."""
         connection = self._taken()
         if connection is None:
             async with asyncio.timeout_at(until_s):
@@ -78,7 +73,6 @@ class UpstreamTransport:
         self._idle.append(connection)
 
     def free_drained(self, connection: UpstreamConnection) -> None:
-        """Waits a moment for the end of the answer, to keep the connection."""
         if connection.is_complete:
             self.free(connection)
             return
@@ -87,7 +81,6 @@ class UpstreamTransport:
         task.add_done_callback(self._draining.discard)
 
     def retire(self) -> None:
-        """No connection is kept any more."""
         self._is_retired = True
         for connection in self._idle:
             connection.abort()
