@@ -53,6 +53,7 @@ class FakeCatalogue:
         self.pulls: list[PullState] = []
         self.pulls_cancelled: asyncio.Queue[str] = asyncio.Queue()
         self.pulls_offered: list[str] = []
+        self.cut_off: list[tuple[str, str]] = []
         self.failure: ApiError | None = None
 
     async def find(self, name: str) -> CatalogueEntry:
@@ -75,7 +76,7 @@ class FakeCatalogue:
         self.loads.append((load.model, load.neuron))
 
     async def cut_off_neuron(self, neuron: str, reason: str) -> None:
-        """Nothing: those that see to it are tested with ``fleet``."""
+        self.cut_off.append((neuron, reason))
 
     async def start_pull(self, request: PullRequest, actor: Actor) -> PullState:
         """What ``pulls`` has next; a model is one of the catalogue."""
