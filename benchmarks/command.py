@@ -71,7 +71,8 @@ class Selection:
 
 @contextmanager
 def served(console: Console) -> Iterator[str]:
-    """Its own output has the reason where it exits. Raises ``SubjectError``."""
+    """Yields the URL of this checkout's server. If it exits, its own output has the reason. Raises
+    ``SubjectError``."""
     command = [sys.executable, str(REPOSITORY_DIR / "manage.py"), "serve"]
     command += ["--port", str(free_port()), "--data-dir", str(DATA_DIR)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

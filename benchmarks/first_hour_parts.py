@@ -146,7 +146,7 @@ def chosen(kind: Kind, host: Host) -> tuple[str, str]:
 
 
 def weight_bytes(kind: Kind, size: str) -> int:
-    """Of its files, and on a card."""
+    """The weights' bytes, in files and on a card."""
     if kind in FOLDERS:
         return random_folder.folder_bytes(size, is_fp8=kind == "fp8")
     return gguf_files.file_bytes(SHAPES[size])

@@ -74,7 +74,7 @@ def exact_logits(opened: OpenedModel, ids: torch.Tensor) -> torch.Tensor:
 
 
 def exact_log_probabilities(opened: OpenedModel, token_ids: Sequence[int]) -> list[float]:
-    """Of each token but the first."""
+    """Scores each token but the first."""
     ids = torch.tensor(token_ids, dtype=torch.int32)
     return following(exact_logits(opened, ids), ids)
 

@@ -116,8 +116,9 @@ def exchange(
     max_bytes: int,
     **sent: Any,
 ) -> Answer:
-    """``sent``: the body as httpx2 names it. Raises ``UpstreamUnavailableError``, whose message has
-    nothing that the endpoint sent."""
+    """Sends one request with ``sent``, the body as httpx2 names it. Its answer has at most
+    ``max_bytes`` and must be complete within ``timeout_s``. Raises ``UpstreamUnavailableError``,
+    whose message has nothing that the endpoint sent."""
     import httpx2
 
     until_s = time.monotonic() + timeout_s

@@ -139,7 +139,8 @@ def _address(field: str, url: str) -> SplitResult:
 
 
 def seal(secret: str, signing_key: str, purpose: bytes = PURPOSE) -> str:
-    """``purpose``: a secret sealed for another one does not open."""
+    """Encrypts a secret under the server's signing key, for the database: an upstream's, or those
+    of a load's links. ``purpose``: a secret sealed for another one does not open."""
     return _fernet(signing_key, purpose).encrypt(secret.encode()).decode()
 
 

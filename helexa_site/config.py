@@ -141,7 +141,7 @@ def _or(value: T | None, default: T) -> T:
 
 
 def private_redis_url(data_dir: Path) -> str | None:
-    """Of the ``serve`` that runs on the data directory, for commands in another terminal."""
+    """The Redis of the running ``serve``, for commands in another terminal."""
     try:
         return (data_dir / PRIVATE_REDIS_URL_FILE).read_text() or None
     except OSError:

@@ -48,7 +48,7 @@ SIGNS = {"/health": b'"status"', "/metrics": b"helexa_"}
 class Level(StrEnum):
     OK = "ok"
     WARNING = "warning"
-    """What is examined works now, and may not later."""
+    """The thing examined works now, and may not later."""
     FAILED = "failed"
 
 

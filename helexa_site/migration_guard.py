@@ -33,7 +33,7 @@ class Recorded(NamedTuple):
     known: set[tuple[str, str]]
     """As on disk: all that a squashed one replaces are that one."""
     unknown: list[str]
-    """Of a newer version."""
+    """Migrations of a newer version."""
     too_old: list[str]
     """Parts of a squashed migration without the others: of a version before it."""
 

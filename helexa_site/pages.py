@@ -45,6 +45,7 @@ def open_access_label(_request: HttpRequest) -> tuple[str, str] | None:
 
 
 SHOWN_ONCE = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer"}
+"""The headers of a page with a secret that is stored nowhere."""
 
 
 def shell_of(request: HttpRequest) -> dict[str, Any]:

@@ -135,7 +135,7 @@ SCOPES: dict[str, Scope | None] = {
     **dict.fromkeys(("/health", "/ping", "/openapi.json", UNKNOWN_ENDPOINT)),
     "/api/pull": Scope.FLEET_WRITE,
 }
-"""Of the others: ``INFERENCE``."""
+"""All other paths need ``INFERENCE``."""
 FORMS = {"/v1/files", *(one.path for one in ENDPOINTS if one.is_form)}
 Row = tuple[type[ApiConsumer], Mapping[str, Any], Mapping[str, Mapping[str, Answer]]]
 """Consumer, options, and its methods by path and HTTP method."""

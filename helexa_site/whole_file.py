@@ -48,7 +48,7 @@ def keep_once(path: Path, text: str) -> None:
 
 
 def try_lock(file: int | IO[Any]) -> bool:
-    """Closing the file releases the lock."""
+    """Whether this process holds the lock of the open file now; closing the file releases it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -44,6 +44,8 @@ def used_of(rows: QuerySet[Any]) -> Used:
 
 @contextmanager
 def quota_locked(kind: str, owner: str, using: str = "default") -> Iterator[None]:
+    """A transaction that holds a lock on this owner's objects of one ``kind``: no other transaction
+    can add one."""
     connection = connections[using]
     with transaction.atomic(using=using):
         if connection.vendor == "postgresql":

@@ -31,7 +31,7 @@ class RecentResults(Generic[Result]):
         return len(self._kept)
 
     def get(self, text: str, compute: Callable[[str], Result]) -> Result:
-        """What ``compute`` raises is not kept. Two threads may compute the same at once."""
+        """An exception of ``compute`` is not kept. Two threads may compute the same at once."""
         digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
         with self._lock:
             if (kept := self._kept.get(digest)) is not None:

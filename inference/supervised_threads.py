@@ -125,7 +125,8 @@ class SupervisedThread:
 
 
 class SupervisedPool(ThreadPoolExecutor):
-    """Jobs fail with an ``Exception`` whatever they raise, so threads that wait survive."""
+    """A pool whose jobs fail with an ``Exception`` whatever they raise, so that the thread or event
+    loop that waits for one survives it. Its threads outlive every job."""
 
     def submit(
         self,

@@ -96,7 +96,7 @@ def limit_state(
 def refusal(
     subjects: Sequence[Subject], counts: Sequence[Counts], *, tokens: int, now_ms: int
 ) -> RateLimitedError:
-    """Of several limits it names the one that takes longest."""
+    """The refusal names the limit that takes longest."""
     exceeded = [
         (wait_s, kind, limit, subject, count)
         for subject, count in zip(subjects, counts, strict=True)

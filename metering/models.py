@@ -326,7 +326,7 @@ class RequestRecord(RequestColumns):
 
 
 class CapturedRequest(models.Model):
-    """Of the ``RequestRecord`` with the same ``request_id``; masked and cut."""
+    """The bodies of the ``RequestRecord`` with the same ``request_id``, masked and cut."""
 
     request_id = models.UUIDField(unique=True)
     at = models.DateTimeField(db_index=True, help_text="When it ended.")

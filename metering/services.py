@@ -98,7 +98,8 @@ def account_update(*, actor: Actor, account: Account, changed_fields: list[str])
 
 
 def account_delete(*, actor: Actor, account: Account) -> None:
-    """One with a key stays: the ledger names it. Raises ``MeteringValueError``."""
+    """Deletes an account, if it never had a key: the ledger's entries must stay explained. Raises
+    ``MeteringValueError``."""
     with transaction.atomic():
         if account.name in BUILT_IN_ACCOUNTS:
             raise MeteringValueError("name", f"{account.name} is built in: disable it instead")

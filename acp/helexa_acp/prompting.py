@@ -111,7 +111,7 @@ async def _run(session: Session, parts: tuple[Part, ...], used: Usage) -> StopRe
 
 
 def _has_planned(session: Session, num_before: int) -> bool:
-    """Nothing else than a plan is written in plan mode."""
+    """Plan mode lets tools write only a plan."""
     return session.record.mode is Mode.PLAN and any(
         isinstance(turn, ToolResult) and turn.name in PLAN_TOOLS and not turn.is_error
         for turn in session.record.history[num_before:]

@@ -30,7 +30,7 @@ from helexa_site.pages import render_page
 
 
 class Scheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
-    """What each of our authentications has as its ``scheme``; ``None``: nothing to send."""
+    """The ``scheme`` of each of our authentications; ``None``: a client sends nothing."""
 
     target_class = "metering.api.authentication.Authentication"
     match_subclasses = True

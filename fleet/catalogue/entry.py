@@ -64,7 +64,7 @@ class MeasuredLoad:
 def measured_for(
     loads: Iterable[MeasuredLoad], neuron: str, device_kind: DeviceKind | None = None
 ) -> MeasuredLoad | None:
-    """Its own load, else the largest of another neuron with that kind of device."""
+    """The neuron's own load, else the largest of another neuron with that kind of device."""
     fitting = [load for load in loads if device_kind in (None, load.device_kind)]
     own = [load for load in fitting if load.neuron == neuron]
     return max(own or fitting, key=lambda load: (load.load_bytes, load.neuron), default=None)
@@ -81,7 +81,7 @@ class CatalogueEntry(CatalogueSettings):
     costs: ModelCosts | None = None
     measured_loads: tuple[MeasuredLoad, ...] = ()
     unloaded_from: tuple[str, ...] = ()
-    """It was unloaded there although it is kept loaded: each lowers the minimum by one."""
+    """Neurons from which a kept model was unloaded: each lowers the minimum by one."""
     created_unix_s: int = 0
     upstream: UpstreamEntry | None = None
     """``None``: the model has files, or its upstream was removed."""

@@ -35,7 +35,8 @@ FAILURES_SINCE = timedelta(seconds=2 * BACKOFF.max_s)
 
 
 def fleet_plan(*, watched: Watched, time_slices: tuple[TimeSlice, ...]) -> Plan:
-    """Holds no lock: deciding on a large fleet takes tens of milliseconds."""
+    """The decisions of one tick. Writes nothing and holds no lock: deciding on a large fleet takes
+    tens of milliseconds. ``time_slices`` are the active ones."""
     # Read again: an older read lacks a model that was just unloaded to stay so.
     selectors.catalogue_cache_clear()
     return reconcile(

@@ -185,7 +185,8 @@ def filter_among(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(num_rows, vocab_size), not renormalised. Filters apply in the order top_k, top_p (to what
     top_k left), min_p, among the ``num_candidates`` most likely tokens. Rows that may keep more are
-    ``True`` in the second tensor, (num_rows,). Does not synchronize."""
+    ``True`` in the second tensor, (num_rows,). The most likely token always stays. Does not
+    synchronize."""
     is_short = torch.zeros(len(probabilities), dtype=torch.bool, device=probabilities.device)
     if any(p.top_k > 0 or p.top_p < 1.0 for p in params):
         thresholds, is_short = _nucleus_threshold(probabilities, params, num_candidates)

@@ -118,8 +118,9 @@ def _is_waited_for(output: object) -> bool:
 
 
 class Messenger:
-    """Its unbounded queues hold at most the outputs that admitted sequences may still generate.
-    When the neuron closes its end, the process ends."""
+    """Exchanges messages with the neuron, in threads of its own. Its queues are unbounded, which is
+    safe: they hold at most the outputs that the admitted sequences may still generate. When the
+    neuron closes its end, the process ends."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -195,7 +196,7 @@ def _logged(output: Output, stats: EngineStats) -> Output:
 
 
 def held_bytes() -> int:
-    """What torch has reserved, or without a GPU the process's resident bytes."""
+    """Bytes that torch has reserved, or without a GPU the process's resident bytes."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return int(torch.cuda.memory_reserved())
     return int(psutil.Process().memory_info().rss)
@@ -203,8 +204,11 @@ def held_bytes() -> int:
 
 class StepWatchdog:
     """Notices a step that does not come back: a collective whose peer is gone, an endless kernel.
-    If the call holds the interpreter lock, only the neuron can. A download may take any time, so
-    loading is not watched. ``on_hang`` runs once, in the watchdog's thread."""
+
+    It works while the stuck call has released the interpreter lock, as torch and the native decoder
+    do. Where the lock itself is held nothing runs here any more, and the neuron is the one to
+    notice. Loading is not watched, because a download may take any time. ``on_hang`` is called
+    once, in the watchdog's thread; ``timeout_s`` ``None``: never."""
 
     def __init__(self, timeout_s: float | None, on_hang: Callable[[HangFault], object]) -> None:
         self._timeout_s = timeout_s

@@ -232,6 +232,7 @@ class Scheduler:
         return True
 
     def _preempt_newest(self) -> Sequence:
+        """Never preempts another, so that the oldest always gets to its end."""
         sequence = self.running.pop()
         self.kv_cache.release(sequence)
         sequence.move_to(SequenceState.WAITING)

@@ -14,7 +14,8 @@ each account's first item has a start on a virtual clock, and the earliest start
     taken: the clock is set to its start; the account's next item starts cost / weight later
     added to an account with nothing waiting: it starts now, or where the account's last item ended
 
-Anonymous callers have a clock of their own and are taken only while no known account waits.
+Anonymous callers have a clock of their own and are taken only while no known account waits. One
+thread uses the queue.
 """
 
 from __future__ import annotations

@@ -277,8 +277,8 @@ DEATHS = {
     **dict.fromkeys(("engine_crashed", "engine_hung", "device_fault"), ("an engine", MAX_DEATHS)),
     "neuron_lost": ("a neuron", MAX_NEURON_LOSSES),
 }
-"""What has died, and after how many deaths a row is still retried. A host may lose power more often
-than an engine crashes, but a row whose text kills its neuron would kill one after the other."""
+"""Codes of deaths, and how many of them a row survives. A host may lose power more often than an
+engine crashes, but a row whose text kills its neuron would kill one after the other."""
 LOOK_FOR_ROOM_S = 0.5
 MOST_PAUSE_S = 60.0
 

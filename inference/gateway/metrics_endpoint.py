@@ -104,6 +104,8 @@ class MetricsEndpoint(Collector):
             yield from fleet_metrics(snapshot)
 
     def _counts(self) -> DatabaseCounts | None:
+        """Runs on the event loop, which has threads for it: a scrape does not wait for a database
+        that is offline."""
         assert self._loop is not None
         asking = asyncio.run_coroutine_threadsafe(self._database.query(_read_counts), self._loop)
         try:

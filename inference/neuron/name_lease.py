@@ -224,7 +224,8 @@ class NameLease:
         self._transact({self.value}, lambda pipe: pipe.delete(self.key, *keys))
 
     def write(self, queue: Callable[[Pipeline], object]) -> None:
-        """Renews the lease in the same transaction. Raises ``NameLostError``,
+        """Renews the lease and runs the commands that ``queue`` adds, in one transaction. Writes
+        nothing where another neuron holds the name. Raises ``NameLostError``,
         ``redis.RedisError``."""
         held = self._hold(b"", queue)
         if held is not None:
@@ -233,7 +234,7 @@ class NameLease:
     def _hold(
         self, previous: bytes, queue: Callable[[Pipeline], object] = lambda _: None
     ) -> bytes | None:
-        """Returns another holder's value; ``None``: the name is ours now."""
+        """The value of the neuron that holds the name instead; ``None``: the name is ours now."""
 
         def write(pipe: Pipeline) -> None:
             pipe.set(self.key, self.value, px=LEASE_EXPIRY_MS)

@@ -216,6 +216,7 @@ class GenerationRequest(
     input: ChatInput | TextInput | TokensInput
     sampling: SamplingOptions = SamplingOptions()
     stop: list[str] = []
+    """Stop strings; matched in the text, held back, never emitted."""
     n: int = 1
     output_format: OutputFormat | None = None
     echo: bool = False
@@ -280,6 +281,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
     """Queues are fair between accounts, and cached prefixes are an account's own."""
     key: str = ""
     weight: int = 1
+    """The account's share: one of weight 2 gets twice as much as one of weight 1 while both
+    wait."""
     is_anonymous: bool = True
     yields: bool = False
     endpoint: str = ""
@@ -296,7 +299,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
     """Fails with ``queue_timeout`` if no engine has begun it by then: another target is due.
     ``None``: the model's limit. Only for requests with one choice."""
     num_worker_deaths: int = 0
-    """Neurons that died while they prepared this request."""
+    """How many neurons have died while they prepared this request. It is retried after the first,
+    and never after the second."""
 
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):

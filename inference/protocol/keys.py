@@ -57,7 +57,7 @@ EVENT_STREAM_MAX_ENTRIES = 50_000
 EVENTS_FIRST_ENTRY_ID = "0-1"
 """A gateway makes a stream with an empty entry of this id and reads the entries after it."""
 EVENTS_EXPIRY_S = 120
-"""A stall's limit is far below it."""
+"""The expiry of a dead gateway's streams and marker; a stall's limit is far below it."""
 
 INBOX_FRAME_FIELD = b"f"
 INBOX_PART_FIELD = b"p"

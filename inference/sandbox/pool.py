@@ -209,7 +209,7 @@ class WorkerPool:
 
 
 def _environment() -> dict[str, str]:
-    """One thread each: a fork copies no others."""
+    """This process's own less all that is secret. One thread each: a fork copies no others."""
     return {
         **child_environment(Role.OTHER),
         "OPENBLAS_NUM_THREADS": "1",

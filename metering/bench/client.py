@@ -28,7 +28,7 @@ TIMINGS = {
     "helexa_timing": ("prefill_ms", "decode_ms", "prefill_tokens"),
     "timings": ("prompt_ms", "predicted_ms", "prompt_n"),
 }
-"""Of helexa and the original system, and of llama.cpp."""
+"""The timings' names in answers of helexa and the original system, and of llama.cpp."""
 Event = dict[str, Any]
 
 

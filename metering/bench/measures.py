@@ -114,7 +114,7 @@ def chat_prompt(num_tokens: int, salt: str) -> str:
 MIN_SAMPLES = 5
 """On each side. The MAD of fewer is too often small by chance."""
 NOISE_MADS = 3.0
-"""Of 1,000 pairs of five samples that differ by chance alone, 15 are called changed."""
+"""Chance alone calls 15 of 1,000 pairs of five samples changed."""
 MIN_CHANGE = 0.03
 UNCLEAR_CHANGE = 0.2
 

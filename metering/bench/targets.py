@@ -210,7 +210,7 @@ def neuron_models(models: Any) -> list[ModelInfo]:
 
 
 def listed_models(json_value: Any) -> list[ModelInfo]:
-    """Of ``/v1/models``, in any dialect; without models that are not loaded and helexa's
+    """The models of ``/v1/models``, in any dialect, without those that are not loaded and helexa's
     aliases."""
     return [
         _model(entry)

@@ -155,7 +155,8 @@ class LedgerWriter:
         return True
 
     async def stop(self, timeout_s: float) -> None:
-        """Leaves unwritten bills to the next process. Idempotent."""
+        """Flushes, releases the lease and ends the thread; unwritten bills are left to the next
+        process. Idempotent."""
         thread, self._thread = self._thread, None
         if thread is None:
             return

@@ -98,7 +98,7 @@ class AnswerState:
 
 
 class JsonObject:
-    """Its keys are attributes; a missing one is ``None``."""
+    """A streamed JSON object whose keys are attributes; a missing one is ``None``."""
 
     __slots__ = ("raw",)
 

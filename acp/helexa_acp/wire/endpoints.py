@@ -192,7 +192,7 @@ class Learnt:
     context_window: int | None = None
     is_listed_again: bool = False
     tokens_per_estimated: float = 1.0
-    """Of the latest prompt: the endpoint's count over our estimate."""
+    """The endpoint's count of the latest prompt, over our estimate."""
 
 
 @dataclass(slots=True)

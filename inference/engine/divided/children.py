@@ -97,7 +97,8 @@ class Child:
         on_end: Callable[[Child], None],
         on_message: Callable[[Any], bool] = lambda _: True,
     ) -> None:
-        """The reader calls back; ``on_message`` returns whether ``received`` gets the message."""
+        """``name``: in words. The callbacks are called by the reader's thread; ``on_message``
+        returns whether the message goes to ``received`` as well."""
         self.name = name
         self.end = end
         self.received: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -210,6 +211,7 @@ class ParentLink:
     def __init__(
         self, channel: Channel, decode: Callable[[bytes], Any], on_gone: Callable[[], object]
     ) -> None:
+        """``on_gone`` is called by the thread that notices that the engine is gone."""
         self._channel = channel
         self._decode = decode
         self._on_gone = on_gone

@@ -203,6 +203,8 @@ class _Holder:
         self._engine.send(LoadProgressed(progress=progress))
 
     def _end(self) -> NoReturn:
+        """Called by the thread that notices that the engine is gone: the main thread may
+        compute."""
         os._exit(_release(self._messenger, "its engine has gone"))
 
 

@@ -142,7 +142,7 @@ class Call:
     discount_percent: int = 0
     was_cold: bool = False
     usage_counter: UsageCounter | None = None
-    """Of the last attempt; ``None``: it was never submitted."""
+    """The last attempt's; ``None``: the request was never submitted."""
     outcome: str = CANCELLED
     error_message: str = ""
     error_cause: str = ""

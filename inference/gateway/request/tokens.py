@@ -1,7 +1,8 @@
 """Counts the tokens of a request: upper bounds before its prompt is counted, its usage after.
 
 The gateway has no tokenizer, so a prompt's sure bound is its bytes: no token is less than one byte
-of text.
+of text. The reservation is nearer to usual texts (``PromptRatios``): a neuron refuses a longer
+prompt before computing (``Submit.max_prompt_tokens``), so no reservation is exceeded.
 """
 
 from __future__ import annotations

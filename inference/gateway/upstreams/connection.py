@@ -20,7 +20,7 @@ import httptools
 import httpx2
 
 MAX_HEAD_BYTES = 64 * 1024
-"""Of an answer without any of its body: its head, extensions of chunks and trailers."""
+"""The most that may come without any of the body: head, extensions of chunks and trailers."""
 FIRST_FINAL = 200
 NO_BODY = frozenset({204, 304})
 CONTENT_LENGTH, TRANSFER_ENCODING, CHUNKED = b"content-length", b"transfer-encoding", b"chunked"

@@ -76,7 +76,7 @@ def fetch(order: FetchOrder, on_progress: OnProgress) -> Fetched | FetchFailed:
 
 
 def _cached_names(cache_dir: Path, spec: LoadSpec) -> dict[str, set[str]]:
-    """Of this source alone: others may be downloaded at the same time."""
+    """Lists this source's files alone: others may be downloaded at the same time."""
     name = spec.source.partition("==")[0]
     return {
         f"{model.source}@{model.revision}": {file.name for file in model.files} | {*model.missing}

@@ -54,7 +54,8 @@ def open_client() -> httpx2.Client:
 
 
 class ProxyingTransport(httpx2.BaseTransport):
-    """Chooses the proxy of each request, as a hub redirects to other hosts. Thread-safe."""
+    """Chooses the proxy of each request: a hub redirects to other hosts. With HF_HUB_OFFLINE
+    nothing is asked. For many threads."""
 
     def __init__(self) -> None:
         self._by_proxy: dict[str | None, httpx2.HTTPTransport] = {}

@@ -158,7 +158,7 @@ def check_local_path(spec: LoadSpec) -> None:
 
 
 def local_file_bytes(spec: LoadSpec, free_bytes: int) -> int | None:
-    """Of a ``path:`` source; ``None`` where files are unreadable: the load reports why."""
+    """A ``path:`` source's bytes; ``None`` where files are unreadable: the load reports why."""
     try:
         path = parse_source(spec.source).path
         if path is None:

@@ -108,7 +108,8 @@ def without_absent_tower(config: ModelConfig, names: Collection[str]) -> ModelCo
 
 
 def with_joined_tensors(files: TensorFiles) -> TensorFiles:
-    """Of patch_embed.proj.weight, attn.qkv. Raises ``MissingTensorError``, ``WrongShapeError``."""
+    """Joins patch_embed.proj.weight and attn.qkv. Raises ``MissingTensorError`` and
+    ``WrongShapeError``."""
     found: dict[str, dict[int, str]] = {}
     for name in files.names:
         if match := _TOWER_PART.fullmatch(name):

@@ -42,7 +42,8 @@ Bits = Literal[4, 5, 6, 8]
 Floats = npt.NDArray[np.float32]
 
 CHUNK_WEIGHTS = 256 * 1024
-"""Of one thread: they fit a core's cache, and numpy releases the interpreter lock meanwhile."""
+"""One thread converts so many at once: they fit a core's cache, and numpy releases the interpreter
+lock meanwhile."""
 LARGEST_FLOAT16 = float(np.finfo(np.float16).max)
 LARGEST_8_BIT_CODE = 127
 CODES: dict[Bits, tuple[int, int]] = {4: (0, 15), 5: (-16, 15), 6: (-32, 31)}

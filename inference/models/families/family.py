@@ -86,7 +86,7 @@ class Family:
     gguf_shared: tuple[str, ...] = ()
     """Names that another family's files have too; that family decides between the two."""
     read_config: Callable[[Json, Json], ModelConfig]
-    """Of config.json and generation_config.json, parsed. Raises ``BadFileError``."""
+    """Reads config.json and generation_config.json, parsed. Raises ``BadFileError``."""
     read_gguf: Callable[[GGUFKeys], ModelConfig] | None = None
     """Raises ``BadFileError``."""
     layer_names: LayerNames = field(default_factory=LayerNames)

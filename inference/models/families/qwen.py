@@ -139,7 +139,7 @@ def _rotary_dim(config: Json) -> int:
 
 
 def text_config(config: Json) -> dict[str, Any]:
-    """Of the outer config, ``tie_word_embeddings`` holds for the text too."""
+    """The outer config's ``tie_word_embeddings`` holds for the text too."""
     nested = config.get("text_config")
     if nested is None:
         return dict(config)

@@ -304,6 +304,7 @@ class Packer:
         return packed
 
     def each(self, work: Callable[[Item, Packer], Result], items: Sequence[Item]) -> list[Result]:
+        """``work`` on every item, each by one thread with a packer of its own."""
         assert self._threads is not None, "no thread's own packer"
         packer = Packer(self._library)
         return list(self._threads.map(lambda item: work(item, packer), items))

@@ -34,7 +34,7 @@ class AttentionCall:
     module: str
     layer: int
     kv_layer: int
-    """Whose keys and values it attends to: itself, or an earlier layer."""
+    """The layer whose keys and values it attends to: itself, or an earlier one."""
     num_heads: int
     num_kv_heads: int
     head_dim: int

@@ -1,6 +1,7 @@
 """Fetches and checks a load's files, in processes that are killed when the load is cancelled.
 
-A check that gives no answer stops no load: the engine reads the same files.
+A check that gives no answer stops no load: the engine reads the same files. Replicas and pulls call
+from their threads.
 """
 
 from __future__ import annotations

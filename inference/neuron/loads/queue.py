@@ -35,8 +35,9 @@ from inference.protocol.load_report import AsleepBytes, DeviceMemory, LoadReport
 from inference.settings.neuron import MEMORY_LIMIT, MemoryLimits
 
 POLL_S = 1.0
-"""Its turn and its cancel wake a waiting load at once."""
+"""How often a waiting load reports what it waits for. Its turn and its cancel wake it at once."""
 HOST_SHARE_KEPT = 0.1
+"""The share of the host's memory that weights of models that sleep leave to everybody else."""
 
 
 class LoadQueue:
@@ -74,7 +75,7 @@ class LoadQueue:
         ]
 
     def most_free_bytes(self) -> int:
-        """Of the device that a load without a named device goes to."""
+        """Free bytes of the device that a load without a named device goes to."""
         devices = self.devices()
         kind = min((device.kind for device in devices), key=KINDS.index, default="cpu")
         return max((one.free_memory_bytes for one in devices if one.kind == kind), default=0)
@@ -292,6 +293,7 @@ class LoadQueue:
         load.claims = self._ledger.claim(devices, before=list(load.claims.values()))
 
     def _settle(self, load: Load, used: dict[str, int]) -> None:
+        """The load takes what is measured now, and never more."""
         load.free_at_start, load.used = {}, used
         for name, claim in load.claims.items():
             claim.num_bytes = used.get(name, 0)

@@ -68,6 +68,7 @@ class EngineRuns(ReplicaRecord):
         self.start = SupervisedThread(self._supervise, name=name, restarts=False).start
 
     def _check_engine(self) -> None:
+        """Decides under the lock what the engine needs now, and does it without."""
         now_s = time.monotonic()
         with self._changed:
             engine, drain_by_s, turns_by_s = self._engine, self._drain_by_s, self._turns_by_s

@@ -67,7 +67,7 @@ class ReplicaContext:
     admission: LoadAdmission
     checker: FileChecker
     discard: Callable[[Load], None]
-    """Deletes its downloads."""
+    """Called for a load that can never succeed: deletes its downloads."""
     on_change: Callable[[], None]
     on_gone: Callable[[Load], None]
     restart_policy: RestartPolicy = field(default_factory=RestartPolicy)

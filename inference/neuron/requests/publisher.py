@@ -191,6 +191,8 @@ class EventPublisher:
                 self._sent_some.wait_for(lambda: self._num_unsent_bytes() <= most, self._keep_s)
 
     def _send(self, *, is_resender: bool = False) -> None:
+        """Send until nothing is left that can be sent, or Redis does not answer; not while another
+        thread is sending. Until Redis answers again, only the resender tries."""
         with self._lock:
             if self._is_sending or (self._is_stalled and not is_resender):
                 return
@@ -304,6 +306,7 @@ class EventPublisher:
             self._on_lost(lost)
 
     def _resend(self) -> None:
+        """Ends when nothing is left: the next thread that is needed is new."""
         while True:
             time.sleep(RESEND_S)
             with self._lock:

@@ -1,6 +1,7 @@
 """Makes a submitted request run: rendered, tokenized, checked and handed to its engine.
 
-Meanwhile the request is marked in Redis, so that the death of this neuron has a suspect. A mark
+Several threads of the intake call it at once, one for each request. Meanwhile the request is marked
+in Redis, so that the death of this neuron has a suspect. A mark
 costs no round trip: it is written to the socket before the work begins, and the kernel delivers it
 even if the process dies in the next instruction. While Redis is offline there are none.
 """
@@ -66,7 +67,7 @@ from inference.settings.neuron import LOG_BODIES, LoggedBodies
 log = logging.getLogger(__name__)
 
 EARLIER_KEPT_S = 60.0
-"""Gateways read them within seconds."""
+"""How long marks of dead instances stay: gateways read them within seconds."""
 
 
 class PreparingMarks:

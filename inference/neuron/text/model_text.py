@@ -53,7 +53,7 @@ from inference.version import VERSION
 log = logging.getLogger(__name__)
 
 MAX_KEPT_BYTES = 512 * 1024
-"""Of checked schemas and grammars, for each model."""
+"""The most checked schemas and grammars that are kept for a model."""
 MAX_LOGGED = 16
 LOSES_SYSTEM_TURNS = "the model's chat template rewrites or drops system turns"
 

@@ -100,9 +100,9 @@ def prompt_param(given: ChatInput | TextInput | TokensInput) -> str:
 @dataclass(frozen=True, slots=True)
 class TokenBudget:
     prompt_tokens: int | None = None
-    """Of all prompts together; ``None``: any number."""
+    """The limit of all prompts together; ``None``: there is none."""
     output_tokens: int | None = None
-    """Of each choice for which the client named no number."""
+    """The limit of each choice for which the client named no number."""
 
     @classmethod
     def of(cls, submit: Submit) -> TokenBudget:

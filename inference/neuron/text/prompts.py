@@ -197,7 +197,7 @@ def _not_empty(token_ids: list[int], param: str = "prompt") -> list[int]:
 
 
 MAX_SCORES = 2**18
-"""Of one request's prompts: they become one body, with some 70 bytes for each."""
+"""One request's scores become one body, with some 70 bytes for each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,7 @@ def add_cap_arguments(parser: ArgumentParser) -> None:
 
 
 def micro_usd(text: str) -> int:
+    """Never uses a float."""
     try:
         return micro_usd_of(text)
     except ValueError as error:
