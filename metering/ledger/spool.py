@@ -1,7 +1,7 @@
 """Keeps each billed request in a file, from its submission until the database has its bill.
 
     submitted ── begin ──▶ a slot: the bill that it gets if this gateway dies now
-    tokens    ── count ──▶ the slot's numbers
+    tokens    ── count ──▶ the slot's numbers, every ``writer.COUNT_EVERY_S``
     ended     ── settle ─▶ a slot: the bill ── the database has it ─▶ freed
     files of gateways that died ── adopt ─▶ the writer ─────────────▶ deleted
 
@@ -51,8 +51,8 @@ _TOKENS = struct.Struct("<4Q")
 _HEAD = struct.Struct("<II")
 _PREFIX_BYTES = _TOKENS.size + _HEAD.size
 
-Count = Callable[[int, int, int, int], None]
-"""Takes the tokens so far, in the order of ``entries.TOKENS``."""
+Tokens = tuple[int, int, int, int]
+"""In the order of ``entries.TOKENS``."""
 Written = Callable[[], None]
 
 
@@ -206,19 +206,22 @@ def _sync_directory(directory: Path) -> None:
         os.close(fd)
 
 
-def count_nothing(*_tokens: int) -> None:
-    """The ``Count`` of a request without a file."""
-
-
 @dataclass(slots=True, eq=False)
 class _Bill:
     settle: Settle
     slot: int | None
 
 
+@dataclass(slots=True, eq=False)
+class _Open:
+    slot: int
+    tokens: Callable[[], Tokens]
+    written: Tokens = (0, 0, 0, 0)
+
+
 class Spool:
-    """``begin``, its ``Count`` and ``settle`` are for the event loop, ``depth`` and ``problem`` for
-    any thread, the rest for the writer's."""
+    """``begin``, ``count`` and ``settle`` are for the event loop, ``depth`` and ``problem`` for any
+    thread, the rest for the writer's."""
 
     def __init__(
         self, directory: Path, gateway_id: str, *, oldest_unix_s: Callable[[], float]
@@ -231,7 +234,7 @@ class Spool:
         self._file: SpoolFile | None = None
         self._free: deque[int] = deque()
         self._new_slots = itertools.count()
-        self._open: dict[str, int] = {}
+        self._open: dict[str, _Open] = {}
         self._bills: set[_Bill] = set()
         self._adopted: dict[SpoolFile, int] = {}
         """The number of unwritten bills of each file of a dead gateway."""
@@ -249,14 +252,26 @@ class Spool:
     def depth(self) -> int:
         return len(self._bills) + sum(list(self._adopted.values()))
 
-    def begin(self, settle: Settle) -> Count:
-        """``settle``: its bill if this process dies now, without further tokens."""
+    def begin(self, settle: Settle, tokens: Callable[[], Tokens]) -> None:
+        """``settle``: its bill if this process dies now, without further tokens. ``tokens``: those
+        so far. Replaces the request's earlier attempt."""
         slot = self._write(settle)
         self._end(settle.request_id)
-        if slot is None:
-            return count_nothing
-        self._open[settle.request_id] = slot
-        return partial(self._count, settle.request_id, slot)
+        if slot is not None:
+            self._open[settle.request_id] = _Open(slot, tokens)
+
+    def count(self) -> bool:
+        """Writes the tokens of open requests. Returns whether there are such."""
+        for request in list(self._open.values()):
+            tokens = request.tokens()
+            if tokens != request.written and self._file is not None:
+                try:
+                    self._file.count(request.slot, *tokens)
+                except OSError as error:
+                    self._failed(error)
+                    break
+                request.written = tokens
+        return bool(self._open) and self._file is not None
 
     def settle(self, settle: Settle) -> Written:
         bill = _Bill(settle, self._write(settle))
@@ -310,6 +325,7 @@ class Spool:
 
     def close(self) -> None:
         """Leaves unwritten bills to the next process."""
+        self.count()
         file, self._file = self._file, None
         for adopted in self._adopted:
             adopted.close()
@@ -337,14 +353,6 @@ class Spool:
         except OSError as error:
             logger.warning("%s cannot be deleted: %s", file.path, error.strerror)
 
-    def _count(self, request_id: str, slot: int, *tokens: int) -> None:
-        """Ignores an attempt that has ended, or that another one has followed."""
-        if self._file is not None and self._open.get(request_id) == slot:
-            try:
-                self._file.count(slot, *tokens)
-            except OSError as error:
-                self._failed(error)
-
     def _write(self, settle: Settle) -> int | None:
         if self._file is None:
             return None
@@ -365,9 +373,9 @@ class Spool:
         return slot
 
     def _end(self, request_id: str) -> None:
-        slot = self._open.pop(request_id, None)
-        if slot is not None:
-            self._free_slot(slot)
+        ended = self._open.pop(request_id, None)
+        if ended is not None:
+            self._free_slot(ended.slot)
 
     def _free_slot(self, slot: int) -> None:
         if self._file is not None:

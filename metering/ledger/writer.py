@@ -31,7 +31,7 @@ from metering.ledger import store
 from metering.ledger.book import output_tokens_granted
 from metering.ledger.entries import Granted, Narrow, Operation, Release, Reserve, Settle
 from metering.ledger.pending_writes import Outcome, PendingWrite, PendingWrites, Waiter, release_of
-from metering.ledger.spool import Count, Spool, count_nothing
+from metering.ledger.spool import Spool, Tokens
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +43,8 @@ DELAYS_S: dict[type, float] = {Narrow: 1.0, Settle: 0.05}
 """A transaction of several bills takes little more than that of one."""
 BACKOFF = Backoff(first_s=0.05, max_s=2.0)
 ADOPT_EVERY_S = 2.0
+COUNT_EVERY_S = 0.05
+"""A gateway that dies bills none of the tokens since the last count."""
 SPOOLED_AFTER_S = 5.0
 
 
@@ -71,6 +73,7 @@ class LedgerWriter:
         self._is_stopping = False
         self._thread: SupervisedThread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_counting = False
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -131,8 +134,17 @@ class LedgerWriter:
         if narrow.budgets:
             self._put(narrow)
 
-    def begin(self, settle: Settle) -> Count:
-        return count_nothing if self._spool is None else self._spool.begin(settle)
+    def begin(self, settle: Settle, tokens: Callable[[], Tokens]) -> None:
+        """``settle``: its bill if this process dies. ``tokens``: those so far."""
+        if self._spool is not None:
+            self._spool.begin(settle, tokens)
+            if not self._is_counting:
+                self._count(self._spool)
+
+    def _count(self, spool: Spool) -> None:
+        self._is_counting = spool.count()
+        if self._is_counting:
+            asyncio.get_running_loop().call_later(COUNT_EVERY_S, self._count, spool)
 
     def settle(self, settle: Settle) -> None:
         on_written = None if self._spool is None else self._spool.settle(settle)

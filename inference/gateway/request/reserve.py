@@ -238,7 +238,7 @@ class Accounting:
         """A call is billed for its last attempt, also where this process dies first."""
         call.usage_counter = counter
         if call.is_billed:
-            counter.when_counted(self._ledger.begin(bill_of(call.outcome_if_lost())))
+            self._ledger.begin(bill_of(call.outcome_if_lost()), counter.tokens)
 
     def settle(self, outcome: RequestOutcome) -> None:
         settle = outcome.settle

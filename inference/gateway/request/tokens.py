@@ -34,7 +34,6 @@ from inference.protocol.images import (
     image_layout,
 )
 from inference.wire.upstream.answer_events import BYTES_A_TOKEN
-from metering.ledger.entries import TOKENS
 
 TEMPLATE_TOKENS = 256
 """A template's own text: a default system prompt, the markers of the answer."""
@@ -232,7 +231,6 @@ class UsageCounter:
         self.trace = ""
         self.stage_times: events.StageTimes | None = None
         self.settled_s: float | None = None
-        self._when_counted: Callable[[int, int, int, int], None] | None = None
         self._when_settled: list[Callable[[], None]] = []
         self._on_accepted = on_accepted
         self._prompt_tokens = 0
@@ -283,12 +281,18 @@ class UsageCounter:
         if self.first_token_s is None:
             self.first_token_s = time.monotonic()
         self._completion_tokens += num_tokens
-        if self._when_counted is not None:
-            self._when_counted(self._prompt_tokens, 0, self._completion_tokens, 0)
 
-    def when_counted(self, callback: Callable[[int, int, int, int], None]) -> None:
-        """``callback`` gets the tokens whenever they grow, in the order of ``entries.TOKENS``."""
-        self._when_counted = callback
+    def tokens(self) -> tuple[int, int, int, int]:
+        """Those so far, in the order of ``entries.TOKENS``."""
+        if self.is_settled:
+            used = self.usage
+            return (
+                *(used.prompt_tokens, used.cached_tokens),
+                *(used.completion_tokens, used.reasoning_tokens),
+            )
+        if self.first_token_s is None:
+            return 0, 0, 0, 0
+        return self._prompt_tokens, 0, self._completion_tokens, 0
 
     def when_settled(self, callback: Callable[[], None]) -> None:
         if self.is_settled:
@@ -312,10 +316,8 @@ class UsageCounter:
     def settle(self, usage: events.Usage) -> None:
         self.usage = self._until_cut(usage) if self._is_cut else usage
         self.settled_s = time.monotonic()
-        if self._when_counted is not None:
-            self._when_counted(*(getattr(self.usage, name) for name in TOKENS))
         # These break a cycle: the callbacks' request refers to its counter.
-        self._on_accepted = self._when_counted = None
+        self._on_accepted = None
         callbacks, self._when_settled = self._when_settled, []
         for callback in callbacks:
             callback()

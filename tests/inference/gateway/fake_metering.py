@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from metering.api_keys import AccountRecord, prefix_of
@@ -13,7 +14,7 @@ from metering.errors import (
     QuotaExceededError,
 )
 from metering.ledger.entries import Granted, Narrow, Release, Reserve, Settle
-from metering.ledger.spool import Count
+from metering.ledger.spool import Tokens
 from metering.principal import ALL_SCOPES, ANONYMOUS_ACCOUNT, Principal, Scope
 
 KEY = "hx-abcdefghij-" + 32 * "s"
@@ -93,8 +94,8 @@ class FakeLedger:
         self.narrowed: list[Narrow] = []
         self.settled: list[Settle] = []
         self.begun: list[Settle] = []
-        self.counted: dict[str, tuple[int, ...]] = {}
-        """What each request has used so far, in the order of ``entries.TOKENS``."""
+        self.counted: dict[str, Callable[[], Tokens]] = {}
+        """What each request has used so far."""
         self.released: list[Release] = []
         self.reserved: list[Reserve] = []
 
@@ -134,14 +135,9 @@ class FakeLedger:
         self.narrowed.append(narrow)
         self.held[narrow.request_id] = narrow.prompt_tokens + narrow.output_tokens
 
-    def begin(self, settle: Settle) -> Count:
+    def begin(self, settle: Settle, tokens: Callable[[], Tokens]) -> None:
         self.begun.append(settle)
-        self.counted[settle.request_id] = (0, 0, 0, 0)
-
-        def count(*tokens: int) -> None:
-            self.counted[settle.request_id] = tokens
-
-        return count
+        self.counted[settle.request_id] = tokens
 
     def settle(self, settle: Settle) -> None:
         self.settled.append(settle)

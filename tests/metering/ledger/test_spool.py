@@ -9,6 +9,7 @@ import errno
 import json
 import os
 import shutil
+import struct
 import zlib
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from metering.money import Metered, Prices
 from tests.metering.databases import LONG_S, Gateway, amounts, wait_until
 from tests.metering.operations import NOON_UNIX_S, make_budget, settle
 
+SOME = (1, 2, 3, 4)
 OLD = settle("old", ended_unix_s=NOON_UNIX_S - 1)
 
 
@@ -49,7 +51,7 @@ def test_a_file_holds_what_is_not_written_and_goes_with_the_last_of_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = spool_in(tmp_path, "g1")
-    first.begin(settle("runs", outcome=GATEWAY_LOST))
+    first.begin(settle("runs", outcome=GATEWAY_LOST), lambda: SOME)
     written = first.settle(settle("runs"))
     first.settle(settle("new"))
     first.settle(OLD)
@@ -69,9 +71,11 @@ def test_a_file_holds_what_is_not_written_and_goes_with_the_last_of_it(
     for _, written in third.adopt(path):
         written()
     assert third.depth == 0
-    third.begin(settle("runs", outcome=GATEWAY_LOST))
+    third.begin(settle("runs", outcome=GATEWAY_LOST), lambda: SOME)
     third.close()
     assert files(tmp_path) == ["g3.bills"], "that of the open request"
+    file = adopted(tmp_path / "g3.bills")
+    assert tuple(file.read()[0].tokens.values()) == SOME, "counted last when it was closed"
 
 
 def test_a_full_disk_speaks_is_tried_again_and_hinders_no_request(
@@ -92,13 +96,14 @@ def test_a_full_disk_speaks_is_tried_again_and_hinders_no_request(
     with monkeypatch.context() as patch:
         patch.setattr(SpoolFile, "create", full)
         second = spool_in(tmp_path, "g2")
-        second.begin(settle())(1, 2, 3, 4)
+        second.begin(settle(), lambda: SOME)
+        assert not second.count()
         second.settle(settle())
         assert second.problem is not None
     second.create()
     second.keep()
     assert second.problem is None and files(tmp_path) == ["g1.bills", "g2.bills"]
-    count = second.begin(settle("r2", outcome=GATEWAY_LOST))
+    second.begin(settle("r2", outcome=GATEWAY_LOST), lambda: SOME)
     SpoolFile.create(tmp_path, "gone").close()
     for call in ("read", "remove"):  # a file that cannot be read or deleted stays
         with monkeypatch.context() as patch:
@@ -109,8 +114,7 @@ def test_a_full_disk_speaks_is_tried_again_and_hinders_no_request(
     bills = second.adopt(tmp_path / "g1.bills")
     assert {bill.request_id for bill, _ in bills} == {"r0", "r1"}
     monkeypatch.setattr(SpoolFile, "count", full)
-    count(1, 2, 3, 4)
-    assert second.problem is not None
+    assert second.count() and second.problem is not None
 
 
 def test_the_next_gateway_writes_them_once_the_database_is_back(
@@ -166,6 +170,25 @@ def test_the_next_gateway_writes_them_once_the_database_is_back(
         for gateway in started[::-1]:
             gateway.run(gateway.writer.stop(LONG_S))
         assert files(directory) == []
+
+
+async def test_the_tokens_of_open_requests_come_into_the_file_until_they_have_ended(
+    tmp_path: Path,
+) -> None:
+    ledger, so_far = writer.LedgerWriter("g1", spool_directory=tmp_path), (0, 0, 0, 0)
+    assert ledger._spool is not None
+    ledger._spool.create()  # no thread writes bills
+    (path,) = ledger._spool.files()
+    ledger.begin(settle("r1", outcome=GATEWAY_LOST), lambda: so_far)
+    for so_far in ((7, 0, 1, 0), (7, 0, 2, 0)):
+        async with asyncio.timeout(LONG_S):
+            while struct.unpack_from("<4Q", path.read_bytes()) != so_far:
+                await asyncio.sleep(0.01)
+    ledger.settle(settle("r1"))
+    async with asyncio.timeout(LONG_S):
+        while ledger._is_counting:
+            await asyncio.sleep(0.01)
+    ledger._spool.close()
 
 
 FULLEST = RecordFields(

@@ -124,7 +124,7 @@ async def test_what_breaks_off_is_paid_for_as_far_as_it_is_known(
     assert begun.record is not None
     assert (begun.record.model_asked, begun.record.kind) == ("gpt-4o", "failed")
     assert (begun.outcome, begun.neuron, begun.account) == ("gateway_lost", "beast", "lab")
-    _, cached, completion, _ = rig.ledger.counted[begun.request_id]
+    _, cached, completion, _ = rig.ledger.counted[begun.request_id]()
     assert completion > 0 == cached
     named = {"request_id": submit.request_id, "usage": usage}
     if ends == "neuron dies":
@@ -144,7 +144,7 @@ async def test_what_breaks_off_is_paid_for_as_far_as_it_is_known(
         assert entry.prompt_tokens == 7 and entry.completion_tokens >= 1
     else:
         assert (entry.prompt_tokens, entry.completion_tokens) == paid
-    assert rig.ledger.counted[begun.request_id] == tuple(entry.tokens.values())
+    assert rig.ledger.counted[begun.request_id]() == tuple(entry.tokens.values())
     await until(lambda: not len(rig.gateway.streams))
 
 

@@ -81,7 +81,8 @@ class Gateway:
         return counter
 
     def kill(self) -> None:
-        """The kernel frees its lock; nothing else is done."""
+        """The kernel frees its lock; nothing is done but the last count."""
+        self.spool.count()
         self.spool._file.close()
 
     def look_round(self) -> None:
