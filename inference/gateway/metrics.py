@@ -13,23 +13,18 @@ import logging
 import math
 import re
 import time
-from collections import defaultdict
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import redis
 import redis.asyncio
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    ProcessCollector,
-    disable_created_metrics,
-)
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from inference.gateway.request.outcome import NO_MODEL, RequestOutcome
 from inference.protocol import keys
@@ -50,7 +45,6 @@ if TYPE_CHECKING:
     from metering.request_records import RequestRecordWriter
 
 logger = logging.getLogger(__name__)
-disable_created_metrics()  # type: ignore[no-untyped-call]
 
 OTHER = "other"
 MAX_NAMES = 2000
@@ -114,20 +108,21 @@ HISTOGRAMS = {
 }
 
 
+Row = dict[str, Any]
+"""Numbers by the keys of ``COUNTERS``. By those of ``HISTOGRAMS`` how many each bucket got, the one
+without a bound too, and last their sum."""
+
+
 class Metrics(Collector):
-    """Only one thread calls ``observe``; scrapes come in any."""
+    """Only one thread calls ``observe``; scrapes come in any. The library's own counters take a
+    lock for each number, which cost a request more than all that is counted here."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self._families: defaultdict[tuple[str, ...], dict[str, Any]] = defaultdict(dict)
-        for key, (name, words, labels) in COUNTERS.items():
-            self._families[labels][key] = Counter(name, words, labels, registry=self.registry)
-        for key, (name, words, buckets) in HISTOGRAMS.items():
-            self._families[MODEL][key] = Histogram(
-                name, words, MODEL, registry=self.registry, buckets=buckets
-            )
-        self._series: defaultdict[Any, dict[tuple[str, ...], dict[str, Any]]] = defaultdict(dict)
+        self._rows: dict[tuple[str, ...], dict[tuple[str, ...], Row]] = {
+            labels: {} for _, _, labels in COUNTERS.values()
+        }
         self._totals: list[tuple[str, str, Callable[[], int]]] = []
         self.registry.register(self)
 
@@ -136,53 +131,65 @@ class Metrics(Collector):
         return ()
 
     def collect(self) -> Iterator[Metric]:
+        for key, (name, words, names) in COUNTERS.items():
+            counter = CounterMetricFamily(name, words, labels=names)
+            for labels, row in list(self._rows[names].items()):
+                counter.add_metric(labels, row[key])
+            yield counter
+        for key, (name, words, bounds) in HISTOGRAMS.items():
+            histogram = HistogramMetricFamily(name, words, labels=MODEL)
+            for labels, row in list(self._rows[MODEL].items()):
+                *counts, total = row[key]
+                ends = map(floatToGoString, (*bounds, math.inf))
+                histogram.add_metric(
+                    labels, list(zip(ends, accumulate(counts), strict=True)), total
+                )
+            yield histogram
         for name, words, read in self._totals:
             yield CounterMetricFamily(name, words, value=read())
 
     def observe(self, ended: RequestOutcome) -> None:
         settle = ended.settle
         code = settle.outcome if CODE_PATTERN.fullmatch(settle.outcome) else OTHER
-        self._of(HOW, str(ended.status), code)["ended"].inc()
+        self._of(HOW, str(ended.status), code)["ended"] += 1
         tokens = settle.prompt_tokens + settle.completion_tokens
         if settle.account and tokens:
             spend = self._of(SPEND, settle.account, settle.key)
-            spend["spend"].inc(tokens)
-            spend["spend_prompt"].inc(settle.prompt_tokens)
-            spend["spend_completion"].inc(settle.completion_tokens)
+            spend["spend"] += tokens
+            spend["spend_prompt"] += settle.prompt_tokens
+            spend["spend_completion"] += settle.completion_tokens
         if settle.model != NO_MODEL:
             self._observe_model(ended)
 
-    def _of(self, names: tuple[str, ...], *labels: str) -> dict[str, Any]:
-        """The series of these labels, kept since ``labels`` is slower than counting."""
-        kept = self._series[names]
-        if labels not in kept:
-            limit = MAX_CODES if names is HOW else MAX_NAMES
-            labels = labels if len(kept) < limit else (OTHER,) * len(labels)
-            families = self._families[names]
-            kept[labels] = {key: family.labels(*labels) for key, family in families.items()}
-        return kept[labels]
+    def _of(self, names: tuple[str, ...], *labels: str) -> Row:
+        rows = self._rows[names]
+        if labels not in rows:
+            if len(rows) >= (MAX_CODES if names is HOW else MAX_NAMES):
+                labels = (OTHER,) * len(labels)
+            rows.setdefault(labels, _empty_row(names))
+        return rows[labels]
 
     def _observe_model(self, ended: RequestOutcome) -> None:
         settle = ended.settle
         where = settle.model, settle.neuron
-        series = self._of(MODEL, *where)
-        series["requests"].inc()
-        series["duration_s"].observe(ended.duration_s)
+        row = self._of(MODEL, *where)
+        row["requests"] += 1
+        _observe(row, "duration_s", ended.duration_s)
         if ended.kind in ERRORS:
-            series["errors"].inc()
+            row["errors"] += 1
             if reason := REJECTION_REASONS.get(settle.outcome):
-                self._of(REJECTED, *where, reason)["rejections"].inc()
+                self._of(REJECTED, *where, reason)["rejections"] += 1
         if ended.was_cold:
-            series["cold_starts"].inc()
+            row["cold_starts"] += 1
         for name, number in settle.tokens.items():
-            series[name].inc(number)
+            row[name] += number
         first_token_s = ended.time_to_first_token_s
         if first_token_s is None:
             return
-        series["first_token_s"].observe(first_token_s)
+        _observe(row, "first_token_s", first_token_s)
         decoding_s = ended.duration_s - first_token_s
         if settle.completion_tokens > 1 and decoding_s > 0:
-            series["tokens_per_s"].observe((settle.completion_tokens - 1) / decoding_s)
+            _observe(row, "tokens_per_s", (settle.completion_tokens - 1) / decoding_s)
 
     def watch(self, name: str, documentation: str, read: Callable[[], float]) -> None:
         """``read`` runs at each scrape, in its thread, and must not wait. Where it raises: NaN."""
@@ -198,6 +205,18 @@ class Metrics(Collector):
 
     def watch_total(self, name: str, documentation: str, read: Callable[[], int]) -> None:
         self._totals.append((name, documentation, read))
+
+
+def _empty_row(names: tuple[str, ...]) -> Row:
+    row: Row = {key: 0.0 for key, (_, _, labels) in COUNTERS.items() if labels == names}
+    if names == MODEL:
+        row |= {key: [0.0] * (len(bounds) + 2) for key, (_, _, bounds) in HISTOGRAMS.items()}
+    return row
+
+
+def _observe(row: Row, key: str, number: float) -> None:
+    row[key][bisect_left(HISTOGRAMS[key][2], number)] += 1
+    row[key][-1] += number
 
 
 def watch_ledger(metrics: Metrics, ledger: LedgerWriter) -> None:
