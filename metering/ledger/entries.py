@@ -18,9 +18,10 @@ An ``Outcome`` is one of the four words that every page, metric and record uses:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
+
+import msgspec
 
 from metering.money import FREE, NOT_METERED, DearestPrices, Metered, Prices
 
@@ -38,8 +39,7 @@ class Outcome(StrEnum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reserve:
+class Reserve(msgspec.Struct, frozen=True, kw_only=True):
     """Reserves on all of ``budgets``, or on none. ``prompt_tokens`` is a safe upper bound.
     ``output_tokens`` bounds all choices together; ``None``: the client set no limit, and the
     budgets grant up to ``default_output_tokens``, in equal parts to ``num_choices``."""
@@ -58,13 +58,11 @@ class Reserve:
     now_unix_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Granted:
+class Granted(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Narrow:
+class Narrow(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     budgets: tuple[int, ...]
     prompt_tokens: int
@@ -72,8 +70,7 @@ class Narrow:
     prices: Prices = FREE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordFields:
+class RecordFields(msgspec.Struct, frozen=True, kw_only=True):
     status: int
     """The status of the HTTP response; 0: none was sent, or its gateway died."""
     kind: Outcome
@@ -85,8 +82,7 @@ class RecordFields:
     targets_tried: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settle:
+class Settle(msgspec.Struct, frozen=True, kw_only=True):
     """The one ledger entry of a request; a second one of the same id charges nothing.
 
     The gateway's ``RequestOutcome`` carries it; the ledger's columns, the log line, the metrics and
@@ -135,8 +131,7 @@ class Settle:
         return tokens_micro_usd + self.metered.micro_usd
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Release:
+class Release(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     budgets: tuple[int, ...]
 

@@ -2,7 +2,7 @@
 
     submitted ── begin ──▶ a slot: the bill that it gets if this gateway dies now
     tokens    ── count ──▶ the slot's numbers, every ``writer.COUNT_EVERY_S``
-    ended     ── settle ─▶ a slot: the bill ── the database has it ─▶ freed
+    ended     ── settle ─▶ the same slot: the bill ── the database has it ─▶ freed
     files of gateways that died ── adopt ─▶ the writer ─────────────▶ deleted
 
 Bills of a dead gateway are settled only by this. A bill that is written twice is one entry of the
@@ -31,11 +31,12 @@ import struct
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from inference.logs import ThrottledLog
 from metering.ledger.entries import GATEWAY_LOST, TOKENS, Settle
@@ -100,7 +101,8 @@ class SpoolFile:
         return None
 
     def write(self, slot: int, settle: Settle) -> None:
-        """``slot`` is free. Raises ``ValueError`` too, for a bill that is too large."""
+        """``slot`` is free, or the request's own. Raises ``ValueError`` too, for a bill that is too
+        large."""
         try:
             bill = _encode(settle)
         except OverflowError as error:
@@ -122,18 +124,12 @@ class SpoolFile:
 
     def read(self) -> list[Settle]:
         """Logs unreadable bills. An open request's has the tokens counted at the last write."""
-        settles: dict[str, Settle] = {}
-        num_damaged = 0
-        for settle in self._bills():
-            if settle is None:
-                num_damaged += 1
-            # A request that was just ending has two.
-            elif settle.outcome != GATEWAY_LOST or settle.request_id not in settles:
-                settles[settle.request_id] = settle
-        if num_damaged:
+        bills = list(self._bills())
+        settles = [bill for bill in bills if bill is not None]
+        if num_damaged := len(bills) - len(settles):
             self._is_damaged = True
             logger.error("%s: %d bills cannot be read; the file is kept", self.path, num_damaged)
-        return list(settles.values())
+        return settles
 
     def _bills(self) -> Iterator[Settle | None]:
         if self.path.suffix == LINES_SUFFIX:
@@ -255,8 +251,7 @@ class Spool:
     def begin(self, settle: Settle, tokens: Callable[[], Tokens]) -> None:
         """``settle``: its bill if this process dies now, without further tokens. ``tokens``: those
         so far. Replaces the request's earlier attempt."""
-        slot = self._write(settle)
-        self._end(settle.request_id)
+        slot = self._write(settle, self._slot_of(settle.request_id))
         if slot is not None:
             self._open[settle.request_id] = _Open(slot, tokens)
 
@@ -274,9 +269,8 @@ class Spool:
         return bool(self._open) and self._file is not None
 
     def settle(self, settle: Settle) -> Written:
-        bill = _Bill(settle, self._write(settle))
+        bill = _Bill(settle, self._write(settle, self._slot_of(settle.request_id)))
         self._bills.add(bill)
-        self._end(settle.request_id)
         return partial(self._written, bill)
 
     def keep(self) -> None:
@@ -353,17 +347,19 @@ class Spool:
         except OSError as error:
             logger.warning("%s cannot be deleted: %s", file.path, error.strerror)
 
-    def _write(self, settle: Settle) -> int | None:
+    def _write(self, settle: Settle, slot: int | None = None) -> int | None:
+        """``slot``: that of the same request; ``None``: a free one."""
         if self._file is None:
             return None
-        try:
-            slot = self._free.popleft()
-        except IndexError:
-            slot = next(self._new_slots)
+        if slot is None:
+            try:
+                slot = self._free.popleft()
+            except IndexError:
+                slot = next(self._new_slots)
         try:
             self._file.write(slot, settle)
         except (OSError, ValueError) as error:
-            self._free.append(slot)
+            self._free_slot(slot)
             if isinstance(error, OSError):
                 self._failed(error)
             else:
@@ -372,10 +368,9 @@ class Spool:
         self.problem = None
         return slot
 
-    def _end(self, request_id: str) -> None:
+    def _slot_of(self, request_id: str) -> int | None:
         ended = self._open.pop(request_id, None)
-        if ended is not None:
-            self._free_slot(ended.slot)
+        return None if ended is None else ended.slot
 
     def _free_slot(self, slot: int) -> None:
         if self._file is not None:

@@ -7,10 +7,9 @@ Sampling defaults are applied when it is sent, so changing them needs no reload.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import msgspec
+from msgspec.structs import replace
 
 from fleet.catalogue import CatalogueEntry
 from fleet.catalogue.settings import Task
@@ -229,13 +228,13 @@ def with_sampling_defaults(request: Request, defaults: Mapping[str, float]) -> R
     missing = {name: value for name, value in defaults.items() if getattr(options, name) is None}
     if not missing:
         return request
-    return msgspec.structs.replace(request, sampling=msgspec.structs.replace(options, **missing))
+    return replace(request, sampling=replace(options, **missing))
 
 
 def without_cache_marks(request: Request) -> Request:
     if not isinstance(request, GenerationRequest) or not request.cache_marks:
         return request
-    return msgspec.structs.replace(request, cache_marks=[])
+    return replace(request, cache_marks=[])
 
 
 def with_defaults_at(request: Request, entry: CatalogueEntry, upstream: UpstreamEntry) -> Request:

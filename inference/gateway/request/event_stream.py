@@ -111,7 +111,7 @@ class RequestStream:
             if isinstance(event, Fragment):
                 self._put_fragment(event)
                 return
-            if not self.usage_counter.is_settled:
+            if self.usage_counter.settled_s is None:
                 self._check.check(event, num_bytes)
                 self.usage_counter.count(event)
         except AnswerFaultError:

@@ -18,6 +18,8 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from inference.gateway.request.identify import end_user_of_headers, via_of
 from inference.gateway.request.tokens import NOTHING, TokenBounds, UsageCounter
 from inference.protocol.events import Usage
@@ -51,8 +53,7 @@ MAX_REQUEST_BYTES = 1024 * 1024
 MAX_ANSWER_BYTES = 256 * 1024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestOutcome:
+class RequestOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """``settle.model`` is a catalogue name, never a client's text."""
 
     settle: Settle

@@ -20,8 +20,10 @@ import math
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from inference.gateway.request.admission import Limiting
 from inference.gateway.request.outcome import Call, RequestOutcome

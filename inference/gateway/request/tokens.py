@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -80,8 +79,7 @@ class PromptRatios:
         self._shares[size] = seen if seen >= share else share + (seen - share) * FORGETTING
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenBounds:
+class TokenBounds(msgspec.Struct, frozen=True, kw_only=True):
     """``output_tokens`` is over all choices, ``None`` where the client set no limit; then
     ``default_output_tokens`` is the bound. ``exact_tokens`` of the prompt are known (images, token
     ids); ``text_bound`` is the sure bound of the rest, which has ``text_bytes``."""
@@ -101,7 +99,7 @@ class TokenBounds:
     def or_more(self, other: TokenBounds) -> TokenBounds:
         outputs = (self.output_tokens, other.output_tokens)
         named = [tokens for tokens in outputs if tokens is not None]
-        return replace(
+        return msgspec.structs.replace(
             self,
             prompt_tokens=max(self.prompt_tokens, other.prompt_tokens),
             output_tokens=max(named) if len(named) == len(outputs) else None,
@@ -246,7 +244,7 @@ class UsageCounter:
         self._is_cut = True
 
     def count(self, event: events.Event) -> None:
-        if self.is_settled:
+        if self.settled_s is not None:
             return
         match event:
             case events.Delta():  # most events are this one

@@ -10,9 +10,10 @@ import asyncio
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from django.db import OperationalError
+from msgspec.structs import replace
 
 from metering.ledger import store
 from metering.ledger.entries import Granted, Operation, Reserve, Settle

@@ -14,7 +14,7 @@ from tests.metering.operations import settle
 
 def ended(request_id: str = "", **changes: Any) -> RequestOutcome:
     """``changes`` are of the outcome or of its ``Settle``."""
-    names = RequestOutcome.__dataclass_fields__
+    names = RequestOutcome.__struct_fields__
     own = {name: changes.pop(name) for name in tuple(changes) if name in names}
     made = settle(request_id or uuid.uuid4().hex, **changes)
     status = own.get("status", 200)
