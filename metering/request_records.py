@@ -70,7 +70,10 @@ def insert_records(records: Iterable[Record], *, using: str) -> None:
     if not by_id:
         return
     rows = [row_of(*record) for record in by_id.values()]
-    with transaction.atomic(using=using), connections[using].cursor() as cursor:
+    with (
+        transaction.atomic(using=using, savepoint=False),
+        connections[using].cursor() as cursor,
+    ):
         insert_rows(cursor, TABLE, COLUMNS, rows, ONCE)
         new = [by_id[str(request_id).replace("-", "")] for (request_id,) in cursor.fetchall()]
         figures_add(changes_of([(one.settle, one.facts.kind) for one in new]), using=using)
