@@ -22,15 +22,12 @@ from inference.gateway.request.attempt import RunningRequest, until_ended
 from inference.gateway.response_store import ResponseStore
 from inference.protocol.events import (
     Accepted,
-    Delta,
     Embedded,
     EmbeddedPart,
     Event,
     Finished,
-    ReasoningDelta,
     Tokenized,
     TokensCounted,
-    ToolCallDelta,
 )
 from inference.protocol.generation import TokenCountRequest, TokenizeRequest
 from inference.protocol.heartbeat import ReplicaStatus
@@ -131,7 +128,6 @@ class GenerationConsumer(StreamingConsumer):
             await self.respond(200, parts)
 
 
-TOKENS = (Delta, ReasoningDelta, ToolCallDelta)
 LARGE_PART_BYTES = 4096
 """A turn of the loop for each smaller part would cost more than the part."""
 
@@ -141,7 +137,7 @@ async def encoded(encoder: Encoder, events: Sequence[Event]) -> list[bytes]:
     parts_of: Callable[[Event], Iterator[bytes]] | None = getattr(encoder, "parts", None)
     parts: list[bytes] = []
     for event in events:
-        if parts_of is None or isinstance(event, TOKENS):
+        if parts_of is None:
             parts.append(encoder.encode(event))
             continue
         for part in parts_of(event):

@@ -241,9 +241,8 @@ def _max_tokens(read: dict[str, Any]) -> int | None:
 
 
 def added(event: Event, reasoning: Reasoning) -> dict[str, Any]:
+    """Of all events but a ``Delta``."""
     match event:
-        case Delta(text=text) if text:
-            return {"content": text}
         case ReasoningDelta() if reasoning is not Reasoning.HIDDEN:
             return _reasoning(event, reasoning)
         case ToolCallStarted():
@@ -305,8 +304,11 @@ class ChatChoice(Choice):
         self._tokens: list[bytes] | None = [] if shows_logprobs else None
 
     def add(self, event: Event) -> None:
-        if isinstance(event, Delta) and self._tokens is not None:
-            self._tokens += [orjson.dumps(token_object(token)) for token in event.logprobs or ()]
+        if isinstance(event, Delta):  # most events are this one
+            self._texts["content"].append(event.text)
+            if self._tokens is not None:
+                self._tokens += [orjson.dumps(token_object(one)) for one in event.logprobs or ()]
+            return
         for name, value in added(event, self._reasoning).items():
             if name == "tool_calls":
                 self._add_call(*value)
