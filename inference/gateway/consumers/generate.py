@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, ClassVar
 
@@ -59,22 +59,26 @@ class StreamingConsumer(ApiConsumer):
         self._sent_s = -math.inf
         self._sending = asyncio.Lock()
 
-    @asynccontextmanager
-    async def _kept_alive(self, first_s: float) -> AsyncIterator[None]:
-        beating = asyncio.create_task(self._keep_alive_from(first_s))
+    @contextmanager
+    def _kept_alive(self, first_s: float) -> Iterator[None]:
+        """Most answers end before ``first_s``, and need no task."""
+        loop, beating = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+        timer = loop.call_later(first_s, lambda: beating.add(loop.create_task(self._beat())))
         try:
             yield
         finally:
-            beating.cancel()
+            timer.cancel()
+            for task in beating:
+                task.cancel()
 
-    async def _keep_alive_from(self, wait_s: float) -> None:
+    async def _beat(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(wait_s)
             wait_s = self._sent_s + KEEP_ALIVE_S - loop.time()
             if wait_s <= 0:
                 await self._keep_alive()
                 wait_s = KEEP_ALIVE_S
+            await asyncio.sleep(wait_s)
 
     async def _send_frames(self, frames: bytes, *, last: bool) -> None:
         """One at a time: a keep-alive may start the response while the first answer arrives."""
@@ -106,7 +110,7 @@ class GenerationConsumer(StreamingConsumer):
         await self.answer_request(await reading)
 
     async def answer_request(self, request: ParsedRequest) -> None:
-        async with self._kept_alive(STREAM_GRACE_S) if request.stream else nullcontext():
+        with self._kept_alive(STREAM_GRACE_S) if request.stream else nullcontext():
             async with self.running(request.generation) as stream:
                 encoder = self._encoder(request)
                 async for events in until_ended(stream):

@@ -109,7 +109,7 @@ class ResponsesConsumer(GenerationConsumer):
 
     async def _watch(self, log: FrameLog, number: int = 0) -> None:
         self._watched, self._next_frame = log, number
-        async with self._kept_alive(KEEP_ALIVE_S):
+        with self._kept_alive(KEEP_ALIVE_S):
             await self._forward_watched(log)
 
     async def _forward_watched(self, log: FrameLog) -> None:
@@ -131,7 +131,7 @@ class ResponsesConsumer(GenerationConsumer):
         if (log := self._runs.find(record.id)) is not None:
             await self._watch(log, 0 if starting_after is None else starting_after + 1)
             return
-        async with self._kept_alive(STREAM_GRACE_S):
+        with self._kept_alive(STREAM_GRACE_S):
             while record.status in ACTIVE:
                 await asyncio.sleep(LOOK_INTERVAL_S)
                 record = await self._store.find(record.id, self.call.who)
