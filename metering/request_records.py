@@ -1,7 +1,7 @@
 """A row for each request that reached a gateway, limited in age and number.
 
 The one thread of a gateway process writes the records of requests without a bill, and captured
-bodies, masked and cut. A bill's record is written with it, by ``metering.ledger``. A request never
+bodies, masked and cut. A bill's record is written after it, by ``metering.ledger``. A request never
 waits for its record: ``add`` appends to a list, and nothing wakes the thread. While the database is
 offline the queue fills; further requests are counted and logged, not recorded.
 """
@@ -65,8 +65,11 @@ def insert(ended: Sequence[RequestOutcome], *, using: str = "default") -> None:
 
 
 def insert_records(records: Iterable[Record], *, using: str) -> None:
-    """All or none; existing ones stay unchanged. Raises the database's error."""
-    by_id = {one.settle.request_id: one for one in records}
+    """All or none, and the first of each request; existing ones stay unchanged. Raises the
+    database's error."""
+    by_id: dict[str, Record] = {}
+    for one in records:
+        by_id.setdefault(one.settle.request_id, one)
     if not by_id:
         return
     rows = [row_of(*record) for record in by_id.values()]

@@ -1,7 +1,7 @@
 """One batch of operations, applied to the database in one transaction: SQLite and PostgreSQL.
 
 A statement or two a table, for any size of batch. Every writer locks in this order, budgets by id,
-entries by request id, sums by key, then records, so that two of them never deadlock.
+entries by request id, sums by key; records in a transaction of their own; so two never deadlock.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from metering.ledger.entries import (
     Settle,
 )
 from metering.models import GatewayLease, LedgerEntry, Reservation
-from metering.request_records import Record, insert_records
 from metering.sql import (
     MAX_INT64,
     Row,
@@ -81,8 +80,6 @@ def _apply(operations: Sequence[Operation], cursor: CursorWrapper, using: str) -
     _add_to_hours(cursor, [(settles[id], entries[id]) for id in inserted])
     _write_held(cursor, before, book.held, owners)
     _write_budgets(cursor, [budgets[id] for id in sorted(book.changed)])
-    written = [settles[request_id] for request_id in sorted(inserted)]
-    insert_records([Record(one, one.record) for one in written if one.record], using=using)
     return results
 
 

@@ -17,6 +17,7 @@ from django.db.models import Model
 
 from metering.ledger import store
 from metering.ledger.entries import Granted, Operation, Reserve, Settle
+from metering.ledger.pending_writes import PendingWrite, PendingWrites
 from metering.ledger.writer import LedgerWriter
 from metering.models import (
     Account,
@@ -137,6 +138,13 @@ class Gateway:
 
     def flush(self) -> None:
         assert self.run(self.writer.flush(LONG_S))
+
+
+def write_all(pending: PendingWrites) -> None:
+    """What is queued, and the records."""
+    pending.add(PendingWrite(None, time.monotonic()))
+    while pending.depth:
+        pending.write()
 
 
 def amounts(using: str, budget_id: int) -> tuple[int, int]:

@@ -9,20 +9,21 @@ import time
 import uuid
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 from django.conf import settings
-from django.db import OperationalError, connection, connections
+from django.db import DataError, OperationalError, connection, connections
 from django.utils import timezone
 
 from helexa_site.celery import EVERY_S, TASK_SWEEP_ORPHANS
 from metering import request_records, selectors, tasks
 from metering.errors import QuotaExceededError
-from metering.ledger import store
+from metering.ledger import pending_writes, store
 from metering.ledger.book import Unit
 from metering.ledger.entries import Granted, Outcome, RecordFields, Settle
-from metering.ledger.pending_writes import LEASE_RENEWAL_S, LEASE_S
+from metering.ledger.pending_writes import LEASE_RENEWAL_S, LEASE_S, PendingWrite, PendingWrites
 from metering.ledger.store import MAX_INT64, reservations_sweep
 from metering.ledger.writer import LedgerWriter
 from metering.models import (
@@ -37,7 +38,8 @@ from metering.models import (
 )
 from metering.money import DearestPrices, Metered, Prices
 from metering.request_filters import RequestFilter, matching
-from tests.metering.databases import LONG_S, amounts
+from metering.request_records import Record
+from tests.metering.databases import LONG_S, amounts, write_all
 from tests.metering.operations import book, make_budget, reserve, settle, state
 from tests.metering.request_records.records import ended
 
@@ -89,29 +91,54 @@ def billed(**changes: object) -> Settle:
     return settle(uuid.uuid4().hex, budgets=(), record=TOLD, **changes)
 
 
-def test_a_bill_and_its_record_are_written_once_and_alike(
-    using: str, monkeypatch: pytest.MonkeyPatch
+def test_bills_then_their_records_are_written_once_and_alike(
+    using: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    written: list[str] = []
+    pending = PendingWrites("g1", using=using, notify=lambda _: None)
+
+    def add(*settles: Settle) -> None:
+        for one in settles:
+            done = partial(written.append, one.request_id)
+            pending.add(PendingWrite(one, time.monotonic(), on_written=done))
+
     def away(*_: object, **__: object) -> None:
         raise OperationalError("the server is gone")
 
+    first, other, there = billed(completion_tokens=7), billed(), billed()
     with monkeypatch.context() as patch, pytest.raises(OperationalError):
         patch.setattr(request_records, "figures_add", away)
-        store.apply([billed()], using=using)
-    assert not LedgerEntry.objects.using(using).exists(), "without its record nothing is billed"
+        add(first)
+        write_all(pending)
+    assert LedgerEntry.objects.using(using).exists() and written == []
     assert not RequestRecord.objects.using(using).exists()
-    first, other, there = billed(completion_tokens=7), billed(), billed()
     request_records.insert([ended(there.request_id), ended(is_billed=True)], using=using)
-    store.apply([first, settle("without", budgets=()), there], using=using)
     again = settle(first.request_id, budgets=(), completion_tokens=1, record=TOLD)
-    store.apply([again, first, other], using=using)
+    add(settle("without", budgets=()), there, again, other)
+    write_all(pending)
     assert LedgerEntry.objects.using(using).count() == 4
     assert RequestRecord.objects.using(using).count() == 3, "the billed one's comes with its bill"
+    ids = (first.request_id, first.request_id, "without", there.request_id, other.request_id)
+    assert sorted(written) == sorted(ids)
     record = RequestRecord.objects.using(using).get(request_id=uuid.UUID(first.request_id))
     entry = LedgerEntry.objects.using(using).get(request_id=first.request_id)
     assert record.completion_tokens == entry.completion_tokens == 7
     assert (record.end_user, record.outcome, entry.outcome) == ("ann", "answered", "finished")
     assert SeriesRow.objects.using(using).exists()
+    insert = pending_writes.insert_records
+
+    def refuses(records: list[Record], *, using: str) -> None:
+        if any(one.settle.request_id == refused.request_id for one in records):
+            raise DataError("no")
+        insert(records, using=using)
+
+    monkeypatch.setattr(pending_writes, "insert_records", refuses)
+    refused, last = billed(), billed()
+    add(refused, last)
+    write_all(pending)
+    assert LedgerEntry.objects.using(using).count() == 6
+    assert RequestRecord.objects.using(using).filter(request_id=uuid.UUID(last.request_id)).exists()
+    assert f"request {refused.request_id} cannot be recorded" in caplog.text
 
 
 NONE = {"prompt_tokens": 0, "output_tokens": 0, "default_output_tokens": 0}

@@ -24,6 +24,7 @@ from inference.gateway.request.tokens import UsageCounter
 from inference.protocol.events import Accepted, Delta, Failed, Failure, Finished, Usage
 from inference.wire.errors import ServiceUnavailableError
 from metering.ledger import store
+from metering.ledger.pending_writes import PendingWrite, PendingWrites
 from metering.ledger.spool import Spool
 from metering.models import LedgerEntry, RequestRecord, Reservation
 from metering.money import Prices
@@ -33,6 +34,7 @@ from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.bodies import breaks, chat_body, responses_body, until
 from tests.inference.gateway.conftest import CHAT
 from tests.inference.gateway.fake_neuron import FakeNeuron, Script, endless, failing, paris
+from tests.metering.databases import write_all
 from tests.metering.operations import make_budget, reserve
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -41,12 +43,12 @@ PRICES = Prices(input_micro_usd=1_000_000, output_micro_usd=2_000_000)
 
 
 class Gateway:
-    """Its accounting, over ``LedgerWriter`` without its thread: ``write`` is a batch."""
+    """Its accounting, over ``LedgerWriter`` without its thread."""
 
     is_full = False
 
     def __init__(self, gateway_id: str, directory: Path) -> None:
-        self.queue: list[Any] = []
+        self.pending = PendingWrites(gateway_id, using="default", notify=lambda _: None)
         self.spool = Spool(directory, gateway_id, oldest_unix_s=lambda: 0.0)
         self.spool.create()
         self.begin = self.spool.begin
@@ -54,13 +56,7 @@ class Gateway:
         self.accounting = Accounting(ledger, gateway_id, max_waiting=1)
 
     def settle(self, settle: Any) -> None:
-        self.queue.append((settle, self.spool.settle(settle)))
-
-    def write(self) -> None:
-        store.apply([operation for operation, _ in self.queue])
-        for _, on_written in self.queue:
-            on_written()
-        self.queue.clear()
+        self.pending.add(PendingWrite(settle, 0.0, on_written=self.spool.settle(settle)))
 
     def call(self, budgets: tuple[int, ...] = ()) -> Call:
         record = self.accounting.settle
@@ -88,8 +84,9 @@ class Gateway:
     def look_round(self) -> None:
         """What its writer does until the next adoption."""
         for path in self.spool.files():
-            self.queue += self.spool.adopt(path)
-        self.write()
+            for settle, on_written in self.spool.adopt(path):
+                self.pending.add(PendingWrite(settle, 0.0, on_written=on_written))
+        write_all(self.pending)
 
 
 def billed(call: Call) -> tuple[Any, ...]:
@@ -130,7 +127,7 @@ def test_what_a_gateway_leaves_is_billed_once(tmp_path: Path) -> None:
     late.fail(ServiceUnavailableError("request_lost", "told so"))
     late.close()
     still.settle_as_counted()
-    first.write()
+    write_all(first.pending)
     assert billed(late) == ("request_lost", "beast", 12, 60)
     first.kill()
     for _ in range(2):
