@@ -27,7 +27,6 @@ from inference.logs import configure_logging  # noqa: E402
 from metering.key_directory import KeyDirectory  # noqa: E402
 from metering.ledger.spool import SPOOL_DIRECTORY  # noqa: E402
 from metering.ledger.writer import LedgerWriter  # noqa: E402
-from metering.request_records import RequestRecordWriter  # noqa: E402
 
 raise_descriptor_limit()  # where another server than ``manage.py`` started this process
 secret_key(CONFIG)  # here, rather than at the first login: it raises where it cannot work
@@ -55,7 +54,6 @@ gateway = Gateway(
         spool_directory=CONFIG.data_dir / SPOOL_DIRECTORY,
         oldest_unix_s=_ledger_begins_unix_s,
     ),
-    records=RequestRecordWriter(),
 )
 metrics_endpoint = MetricsEndpoint(gateway)
 application = build_application(

@@ -1,16 +1,14 @@
 """A row for each request that reached a gateway, limited in age and number.
 
-The one thread of a gateway process writes the records of requests without a bill, and captured
-bodies, masked and cut. A bill's record is written after it, by ``metering.ledger``. A request never
-waits for its record: ``add`` appends to a list, and nothing wakes the thread. While the database is
-offline the queue fills; further requests are counted and logged, not recorded.
+The ledger's thread writes records, many at once, those of bills after their bills, and captured
+bodies, masked and cut. A request never waits for its record. While the database is offline the
+queue fills; further requests are counted and logged, not recorded.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -21,10 +19,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from django.db import DataError, Error, IntegrityError, connections, transaction
 from django.db.models import Max
 
-from inference.backoff import Backoff
 from inference.logs import ThrottledLog
 from inference.redaction import HIDDEN, Redactor, masked, secrets_of
-from inference.supervised_threads import SupervisedThread, contained
+from inference.supervised_threads import contained
 from metering.ledger.entries import FINISHED, RecordFields, Settle
 from metering.models import CapturedRequest, RequestRecord
 from metering.series import UNKNOWN_MODEL, changes_of
@@ -55,31 +52,36 @@ class Record(NamedTuple):
     facts: RecordFields | RequestOutcome
 
 
-def insert(ended: Sequence[RequestOutcome], *, using: str = "default") -> None:
-    """All or none; of billed ones only the bodies. Raises the database's error."""
-    with transaction.atomic(using=using):
-        insert_records([Record(one.settle, one) for one in ended if not one.is_billed], using=using)
-        captured = [(one.settle, one.captured) for one in ended if one.captured is not None]
+def insert(ended: Sequence[RequestOutcome | Settle], *, using: str = "default") -> None:
+    """All or none: bills, and what has none; of outcomes that are billed only the bodies. The first
+    record of a request stays. Raises the database's error."""
+    captured = [
+        (one.settle, one.captured)
+        for one in ended
+        if not isinstance(one, Settle) and one.captured is not None
+    ]
+    by_id: dict[str, Record] = {}
+    for one in ended:
+        if (record := _record_of(one)) is not None:
+            by_id.setdefault(record.settle.request_id, record)
+    with transaction.atomic(using=using), connections[using].cursor() as cursor:
+        if by_id:
+            rows = [row_of(*record) for record in by_id.values()]
+            insert_rows(cursor, TABLE, COLUMNS, rows, ONCE)
+            new = [by_id[str(request_id).replace("-", "")] for (request_id,) in cursor.fetchall()]
+            figures_add(changes_of([(one.settle, one.facts.kind) for one in new]), using=using)
         if captured:
             _insert_captured(captured, using=using)
 
 
-def insert_records(records: Iterable[Record], *, using: str) -> None:
-    """All or none, and the first of each request; existing ones stay unchanged. Raises the
-    database's error."""
-    by_id: dict[str, Record] = {}
-    for one in records:
-        by_id.setdefault(one.settle.request_id, one)
-    if not by_id:
-        return
-    rows = [row_of(*record) for record in by_id.values()]
-    with (
-        transaction.atomic(using=using, savepoint=False),
-        connections[using].cursor() as cursor,
-    ):
-        insert_rows(cursor, TABLE, COLUMNS, rows, ONCE)
-        new = [by_id[str(request_id).replace("-", "")] for (request_id,) in cursor.fetchall()]
-        figures_add(changes_of([(one.settle, one.facts.kind) for one in new]), using=using)
+def _record_of(ended: RequestOutcome | Settle) -> Record | None:
+    if not isinstance(ended, Settle):
+        return None if ended.is_billed else Record(ended.settle, ended)
+    return None if ended.record is None else Record(ended, ended.record)
+
+
+def _settle_of(ended: RequestOutcome | Settle) -> Settle:
+    return ended if isinstance(ended, Settle) else ended.settle
 
 
 def record_fields(facts: RequestOutcome) -> RecordFields:
@@ -183,15 +185,22 @@ def _plain(text: str) -> str:
 
 MAX_QUEUED = 50_000
 MAX_BATCH = 200
-"""Small: SQLite's ledger waits while a batch is written."""
+"""Small: reservations wait while a batch is written."""
 MAX_CAPTURED_BYTES = 64 * 1024 * 1024
 """The limit of captured bodies in the queue. Beyond that only their sizes are recorded."""
-INTERVAL_S = 0.5
-BACKOFF = Backoff(first_s=0.1, max_s=5.0)
+WAIT_S = 0.25
+"""A transaction of many records takes little more than that of one."""
 
 
-class RequestRecordWriter:
-    """``add`` is for one thread, properties for any. ``using``: Django's name of the database."""
+class _Queued(NamedTuple):
+    ended: RequestOutcome | Settle
+    queued_s: float
+    on_written: Callable[[], object] | None
+
+
+class RecordQueue:
+    """Records and captured bodies until they are written, by the ledger's thread. ``using``:
+    Django's name of the database."""
 
     def __init__(
         self,
@@ -199,84 +208,60 @@ class RequestRecordWriter:
         using: str = "default",
         max_queued: int = MAX_QUEUED,
         insert: Callable[..., None] = insert,
-        interval_s: float = INTERVAL_S,
     ) -> None:
         self._using = using
         self._max_queued = max_queued
         self._insert = insert
-        self._interval_s = interval_s
-        self._queue: deque[RequestOutcome] = deque()
+        self._queue: deque[_Queued] = deque()
         self._num_dropped = 0
         self._num_dropped_logged = 0
-        self._stopping = threading.Event()
-        self._stop_by_s = float("inf")
         self._log = ThrottledLog(logger, logging.ERROR)
-        self._thread: SupervisedThread | None = None
 
-    def start(self) -> None:
-        self._thread = SupervisedThread(self._run, name="request records")
-        self._thread.start()
-
-    def stop(self, timeout_s: float) -> None:
-        """Writes the queue, for at most ``timeout_s``. Idempotent. Blocks."""
-        thread, self._thread = self._thread, None
-        if thread is None:
-            return
-        self._stop_by_s = time.monotonic() + timeout_s
-        self._stopping.set()
-        thread.join(timeout_s)
-        if self._queue:
-            logger.error("%d requests are not recorded: the gateway stops", len(self._queue))
-
-    def add(self, ended: RequestOutcome) -> None:
-        if ended.is_billed and ended.captured is None:
-            return
+    def add(
+        self, ended: RequestOutcome | Settle, on_written: Callable[[], object] | None = None
+    ) -> None:
+        """From any thread. ``on_written`` is called when the database has it, or will not get
+        it."""
         if len(self._queue) >= self._max_queued:
             self._num_dropped += 1
+            if on_written is not None:
+                on_written()
             return
-        captured = ended.captured
+        captured = None if isinstance(ended, Settle) else ended.captured
         if captured is not None and self._captured_bytes + captured.num_bytes > MAX_CAPTURED_BYTES:
             captured.drop()
-        self._queue.append(ended)
+        self._queue.append(_Queued(ended, time.monotonic(), on_written))
 
     @property
     def _captured_bytes(self) -> int:
-        return sum(one.captured.num_bytes for one in list(self._queue) if one.captured is not None)
+        queued = [one.ended for one in list(self._queue) if not isinstance(one.ended, Settle)]
+        return sum(one.captured.num_bytes for one in queued if one.captured is not None)
 
     @property
     def depth(self) -> int:
         return len(self._queue)
 
     @property
+    def due_s(self) -> float:
+        """By the monotonic clock."""
+        return self._queue[0].queued_s + WAIT_S if self._queue else float("inf")
+
+    @property
     def num_dropped(self) -> int:
         """The queue was full, or the database refused their row."""
         return self._num_dropped
 
-    # Runs in the thread from here on.
+    def write(self) -> None:
+        """One batch. Raises the database's error when it is offline, with all still queued."""
+        batch = list(islice(self._queue, MAX_BATCH))
+        self._write([one.ended for one in batch])
+        for one in batch:
+            self._queue.popleft()
+            if one.on_written is not None:
+                one.on_written()
+        self._report_dropped()
 
-    def _run(self) -> None:
-        num_failures, wait_s = 0, self._interval_s
-        while not self._stopping.wait(wait_s):
-            num_failures = 0 if self._write_all() else num_failures + 1
-            wait_s = BACKOFF.wait_s(num_failures) if num_failures else self._interval_s
-            self._report_dropped()
-        self._write_all()
-        connections[self._using].close()
-
-    def _write_all(self) -> bool:
-        while self._queue and time.monotonic() < self._stop_by_s:
-            batch = list(islice(self._queue, MAX_BATCH))
-            try:
-                self._write(batch)
-            except Error as error:
-                self._log.log("away", f"requests cannot be recorded, {self.depth} wait: {error}")
-                connections[self._using].close()
-                return False
-            for _ in batch:
-                self._queue.popleft()
-        return True
-
-    def _write(self, batch: Sequence[RequestOutcome]) -> None:
+    def _write(self, batch: Sequence[RequestOutcome | Settle]) -> None:
         try:
             contained(self._insert, batch, using=self._using)
         except Exception as error:
@@ -287,7 +272,7 @@ class RequestRecordWriter:
                     self._write([one])
                 return
             self._num_dropped += 1
-            logger.exception("request %s cannot be recorded", batch[0].settle.request_id)
+            logger.exception("request %s cannot be recorded", _settle_of(batch[0]).request_id)
 
     def _report_dropped(self) -> None:
         if self._num_dropped > self._num_dropped_logged:

@@ -29,7 +29,6 @@ from inference.gateway.metrics import (
     RefusalCounts,
     client_family,
     watch_ledger,
-    watch_records,
 )
 from inference.gateway.redis.event_reader import EventReaders
 from inference.gateway.redis.inbox import Dispatcher
@@ -60,7 +59,6 @@ if TYPE_CHECKING:
     from inference.gateway.tracing import Tracing
     from metering.key_directory import KeyDirectory
     from metering.ledger.writer import LedgerWriter
-    from metering.request_records import RequestRecordWriter
 
 logger = logging.getLogger(__name__)
 
@@ -73,8 +71,8 @@ READ_TIMEOUT_S = 3.0
 """Longer than the reader blocks, so that a Redis that hangs is noticed."""
 FINAL_USAGE_STOP_S = 0.4
 FINAL_USAGE_POLL_S = 0.02
-LEDGER_STOP_S = 5.0
-RECORDS_STOP_S = 2.0
+LEDGER_FLUSH_S = 5.0
+LEDGER_CLOSE_S = 2.0
 SPANS_STOP_S = 2.0
 FLUSH_S = 1.0
 FAREWELL_S = 1.0
@@ -88,7 +86,6 @@ class Gateway:
         *,
         directory: KeyDirectory,
         make_ledger: Callable[[str], LedgerWriter],
-        records: RequestRecordWriter | None = None,
     ) -> None:
         self.config = config
         self.catalogue = catalogue
@@ -108,14 +105,11 @@ class Gateway:
         )
         self.images = ImageParser(image_rules(config), config.image_hosts)
         self.refusals = RefusalCounts()
-        self._records = records
-        if records is not None:
-            watch_records(self.metrics, records)
         self.outcomes = Outcomes(
             self.accounting.settle,
             self.metrics.observe,
             lambda outcome: self.limits.settle(outcome),
-            *(() if records is None else (recorded_by(records),)),
+            recorded_by(self._ledger),
             *(() if config.traces_url is None else (end_spans,)),
             self.refusals.observe,
         )
@@ -167,8 +161,6 @@ class Gateway:
         self._limiter = limiter
         self._directory.start()
         self._ledger.start()
-        if self._records is not None:
-            self._records.start()
         self.placer = Placer(
             self.catalogue,
             self.liveness.placing_snapshot,
@@ -258,8 +250,7 @@ class Gateway:
 
     def close(self) -> None:
         """Call it after ``drain``, when no client is connected any more. Blocks."""
-        if self._records is not None:
-            self._records.stop(RECORDS_STOP_S)
+        self._ledger.close(LEDGER_CLOSE_S)
 
     def end_drain(self) -> None:
         self._drain_ended.set()
@@ -281,7 +272,7 @@ class Gateway:
         await self.readers.close()
         await self._limiter.flush()
         await self._directory.stop()
-        await self._ledger.stop(LEDGER_STOP_S)
+        await self._ledger.flush(LEDGER_FLUSH_S)
         if self._tracing is not None:
             await asyncio.to_thread(self._tracing.stop, SPANS_STOP_S)
         await self.refusals.flush(self._redis)

@@ -42,7 +42,6 @@ from metering.ledger.entries import ERRORS, Outcome
 
 if TYPE_CHECKING:
     from metering.ledger.writer import LedgerWriter
-    from metering.request_records import RequestRecordWriter
 
 logger = logging.getLogger(__name__)
 
@@ -235,18 +234,15 @@ def watch_ledger(metrics: Metrics, ledger: LedgerWriter) -> None:
         "Bills that wait for the database in this gateway's data directory.",
         lambda: ledger.num_spooled,
     )
-
-
-def watch_records(metrics: Metrics, records: RequestRecordWriter) -> None:
     metrics.watch(
         "helexa_request_records_queued",
         "Requests that this gateway has yet to record.",
-        lambda: records.depth,
+        lambda: ledger.records.depth,
     )
     metrics.watch_total(
         "helexa_request_records_dropped",
         "Requests that this gateway could not record.",
-        lambda: records.num_dropped,
+        lambda: ledger.records.num_dropped,
     )
 
 

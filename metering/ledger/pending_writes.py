@@ -6,8 +6,7 @@ Reservations are refused instead: no request waits for a database that is offlin
 have been committed all the same, if the connection broke at the wrong moment: a ``Release`` takes
 its place. The gateway's lease is renewed from its first reservation on.
 
-Records of bills follow them within ``RECORDS_WAIT_S``, many at once: one transaction for each few
-bills would cost more than the bills. ``on_written`` comes after both.
+Records (``metering.request_records``) follow their bills; ``on_written`` comes after both.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from inference.supervised_threads import contained
 from metering.errors import LedgerUnavailableError
 from metering.ledger import store
 from metering.ledger.entries import Operation, Release, Reserve, Settle
-from metering.request_records import Record, insert_records
+from metering.request_records import RecordQueue
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +33,6 @@ MAX_BATCH = 500
 LEASE_S = 20
 LEASE_RENEWAL_S = 5.0
 IDLE_WAIT_S = 600.0
-RECORDS_WAIT_S = 0.25
 
 CONFLICT_SQLSTATES = frozenset({"40001", "40P01", "55P03"})
 """PostgreSQL: serialization failure, deadlock, lock not available."""
@@ -60,6 +58,7 @@ class PendingWrites:
         gateway_id: str,
         *,
         using: str,
+        records: RecordQueue,
         notify: Callable[[Sequence[tuple[Waiter, Outcome]]], None],
         apply: Callable[..., list[store.Result]] = store.apply,
         clock: Callable[[], float] = time.time,
@@ -70,8 +69,7 @@ class PendingWrites:
         self._apply = apply
         self._clock = clock
         self._writes: deque[PendingWrite] = deque()
-        self._unrecorded: list[PendingWrite] = []
-        self._records_due_s = float("inf")
+        self._records = records
         self._oldest_s: float | None = None
         self._lease_due_s = float("inf")
         self._num_singly = 0
@@ -83,7 +81,7 @@ class PendingWrites:
 
     @property
     def depth(self) -> int:
-        return len(self._writes) + len(self._unrecorded)
+        return len(self._writes)
 
     @property
     def age_s(self) -> float:
@@ -94,7 +92,7 @@ class PendingWrites:
         """By the monotonic clock. ``delays_s``: how long operations of a type may wait for
         others."""
         now_s = time.monotonic()
-        due_s = min(self._lease_due_s, self._records_due_s, now_s + IDLE_WAIT_S)
+        due_s = min(self._lease_due_s, self._records.due_s, now_s + IDLE_WAIT_S)
         for write in self._writes:
             due_s = min(due_s, write.queued_s + delays_s.get(type(write.operation), 0.0))
             if due_s <= now_s:
@@ -102,18 +100,20 @@ class PendingWrites:
         return due_s
 
     def write(self) -> None:
-        """Renews the lease when it is due, then writes one batch, and the records that are due.
-        Raises the database's error when it is offline, with all writes still queued."""
+        """Renews the lease when it is due, then writes the records that are due, or that a flush
+        waits for, and one batch. Raises the database's error when it is offline, with all writes
+        still queued."""
         if time.monotonic() >= self._lease_due_s:
             self._write_lease(LEASE_S)
             self._lease_due_s = time.monotonic() + LEASE_RENEWAL_S
         batch = list(islice(self._writes, 1 if self._num_singly else MAX_BATCH))
-        if time.monotonic() >= self._records_due_s or (batch and batch[0].operation is None):
-            self._record_all()
-        if not batch:
+        is_flush = bool(batch) and batch[0].operation is None
+        if self._records.depth and (is_flush or time.monotonic() >= self._records.due_s):
+            self._records.write()
+        if not batch or (is_flush and self._records.depth):
             return
-        if batch[0].operation is not None:  # a flush waits for the records of those before it
-            batch = list(takewhile(lambda write: write.operation is not None, batch))
+        until_flush = takewhile(lambda write: write.operation is not None, batch)
+        batch = batch[:1] if is_flush else [*until_flush]
         self._oldest_s = batch[0].queued_s
         operations = [write.operation for write in batch if write.operation is not None]
         outcomes: Iterator[Outcome]
@@ -135,36 +135,12 @@ class PendingWrites:
         for write in batch:
             self._writes.popleft()
             if isinstance(write.operation, Settle) and write.operation.record is not None:
-                self._unrecorded.append(write)
-                self._records_due_s = min(self._records_due_s, time.monotonic() + RECORDS_WAIT_S)
+                self._records.add(write.operation, write.on_written)
             elif write.on_written is not None:
                 write.on_written()
         self._num_singly = max(0, self._num_singly - 1)
         self._oldest_s = self._writes[0].queued_s if self._writes else None
         self._done(batch, [None if write.operation is None else next(outcomes) for write in batch])
-
-    def _record_all(self) -> None:
-        """In the order of all writers (``store``)."""
-        self._record(sorted(self._unrecorded, key=lambda write: _bill(write).request_id))
-        for write in self._unrecorded:
-            if write.on_written is not None:
-                write.on_written()
-        self._unrecorded = []
-        self._records_due_s = float("inf")
-
-    def _record(self, writes: Sequence[PendingWrite]) -> None:
-        bills = [_bill(write) for write in writes]
-        records = [Record(bill, bill.record) for bill in bills if bill.record is not None]
-        try:
-            contained(insert_records, records, using=self._using)
-        except Exception as error:
-            if isinstance(error, Error) and not isinstance(error, DataError | IntegrityError):
-                raise
-            if len(writes) == 1:
-                logger.exception("request %s cannot be recorded", bills[0].request_id)
-                return
-            for write in writes:
-                self._record([write])
 
     def recover(self, error: Error) -> None:
         if is_conflict(error):
@@ -204,11 +180,6 @@ class PendingWrites:
                 "DO UPDATE SET lease_until_unix_s = excluded.lease_until_unix_s",
                 [self._gateway_id, int(self._clock()) + lease_s],
             )
-
-
-def _bill(write: PendingWrite) -> Settle:
-    assert isinstance(write.operation, Settle)
-    return write.operation
 
 
 def is_conflict(error: BaseException) -> bool:

@@ -1,10 +1,11 @@
-"""The one thread of a gateway process that writes budgets, reservations and the ledger.
+"""The one thread of a gateway process that writes budgets, reservations, ledger and records.
 
     event loop                          writer thread, with a database connection of its own
     reserve ─┐                          take all that is queued (metering.ledger.pending_writes)
     narrow  ─┼─▶ queue, in order ─────▶ one transaction         (metering.ledger.store)
     settle  ─┤                          notify all waiters by one call into the loop
     release ─┘                          away? keep it all, wait, try again
+    record ─────▶ records of requests, many at once           (metering.request_records)
     begin, settle ─▶ a file of the data directory, until it is written (metering.ledger.spool);
                      files of dead gateways are adopted every ADOPT_EVERY_S
 
@@ -21,6 +22,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING
 
 from django.db import Error
 
@@ -32,6 +34,10 @@ from metering.ledger.book import output_tokens_granted
 from metering.ledger.entries import Granted, Narrow, Operation, Release, Reserve, Settle
 from metering.ledger.pending_writes import Outcome, PendingWrite, PendingWrites, Waiter, release_of
 from metering.ledger.spool import Spool, Tokens
+from metering.request_records import RecordQueue
+
+if TYPE_CHECKING:
+    from inference.gateway.request.outcome import RequestOutcome
 
 logger = logging.getLogger(__name__)
 
@@ -64,13 +70,16 @@ class LedgerWriter:
     ) -> None:
         self._max_queued = max_queued
         self._queue: SimpleQueue[PendingWrite | None] = SimpleQueue()
-        self._pending = PendingWrites(gateway_id, using=using, notify=self._notify, apply=apply)
+        self.records = RecordQueue(using=using)
+        self._pending = PendingWrites(
+            gateway_id, using=using, records=self.records, notify=self._notify, apply=apply
+        )
         """Used by the thread alone."""
         self._spool = None
         if spool_directory is not None:
             self._spool = Spool(spool_directory, gateway_id, oldest_unix_s=oldest_unix_s)
         self._adopt_due_s = float("inf") if self._spool is None else 0.0
-        self._is_stopping = False
+        self._stop_by_s: float | None = None
         self._thread: SupervisedThread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_counting = False
@@ -150,6 +159,12 @@ class LedgerWriter:
         on_written = None if self._spool is None else self._spool.settle(settle)
         self._queue.put(PendingWrite(settle, time.monotonic(), on_written=on_written))
 
+    def record(self, outcome: RequestOutcome) -> None:
+        """Of a bill, its captured bodies; its record comes with the bill."""
+        if not outcome.is_billed or outcome.captured is not None:
+            self.records.add(outcome)
+            self._queue.put(None)
+
     def release(self, release: Release) -> None:
         if release.budgets:
             self._put(release)
@@ -166,16 +181,15 @@ class LedgerWriter:
             return False
         return True
 
-    async def stop(self, timeout_s: float) -> None:
-        """Flushes, releases the lease and ends the thread; unwritten bills are left to the next
-        process. Idempotent."""
+    def close(self, timeout_s: float) -> None:
+        """Writes all that is queued, releases the lease and ends the thread; unwritten bills are
+        left to the next process. Idempotent. Blocks."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
-        await self.flush(timeout_s)
-        self._is_stopping = True
-        self._queue.put(None)
-        await asyncio.to_thread(thread.join, timeout_s)
+        self._put(None)
+        self._stop_by_s = time.monotonic() + timeout_s
+        thread.join(timeout_s)
 
     def _new_waiter(self) -> Waiter:
         assert self._loop is not None, "start() comes first"
@@ -188,7 +202,7 @@ class LedgerWriter:
 
     def _run(self) -> None:
         num_failures = 0
-        while not self._is_stopping:
+        while not self._has_stopped:
             self._await_work()
             self._adopt()
             try:
@@ -206,12 +220,17 @@ class LedgerWriter:
         if self._spool is not None:
             self._spool.close()
 
+    @property
+    def _has_stopped(self) -> bool:
+        by_s = self._stop_by_s
+        return by_s is not None and (self.depth == 0 or time.monotonic() >= by_s)
+
     def _await_work(self) -> None:
-        while not self._is_stopping:
+        while True:
             self._pop_all()
             due_s = min(self._pending.due_s(DELAYS_S), self._adopt_due_s)
             waits_s = due_s - time.monotonic()
-            if waits_s <= 0:
+            if waits_s <= 0 or self._stop_by_s is not None:
                 return
             with suppress(Empty):
                 write = self._queue.get(timeout=waits_s)

@@ -39,7 +39,7 @@ from metering.principal import NO_LIMITS, LimitState, Principal
 
 if TYPE_CHECKING:
     from inference.gateway.tracing import RequestSpans
-    from metering.request_records import RequestRecordWriter
+    from metering.ledger.writer import LedgerWriter
 
 logger = logging.getLogger("helexa.requests")
 
@@ -306,10 +306,10 @@ class Outcomes:
                 logger.exception("the end of request %s is not recorded", outcome.settle.request_id)
 
 
-def recorded_by(records: RequestRecordWriter) -> Listener:
+def recorded_by(ledger: LedgerWriter) -> Listener:
     def record(outcome: RequestOutcome) -> None:
         if outcome.settle.endpoint not in PROBES:
-            records.add(outcome)
+            ledger.record(outcome)
 
     return record
 

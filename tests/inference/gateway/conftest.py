@@ -170,10 +170,10 @@ async def make_gateway(
     """A gateway with other settings: the changes of ``Config`` by name."""
     gateways: list[Gateway] = []
 
-    def make(*, records: Any = None, **changes: object) -> Gateway:
+    def make(**changes: object) -> Gateway:
         changed = replace(config, **changes)  # type: ignore[arg-type]
-        fakes = {"directory": directory, "make_ledger": lambda _id: ledger}
-        gateways.append(Gateway(changed, catalogue, **fakes, records=records))
+        fakes: Any = {"directory": directory, "make_ledger": lambda _id: ledger}
+        gateways.append(Gateway(changed, catalogue, **fakes))
         return gateways[-1]
 
     yield make

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from inference.gateway.request.outcome import RequestOutcome
 from metering.api_keys import AccountRecord, prefix_of
 from metering.errors import (
     DirectoryUnavailableError,
@@ -16,6 +17,7 @@ from metering.errors import (
 from metering.ledger.entries import Granted, Narrow, Release, Reserve, Settle
 from metering.ledger.spool import Tokens
 from metering.principal import ALL_SCOPES, ANONYMOUS_ACCOUNT, Principal, Scope
+from metering.request_records import RecordQueue
 
 KEY = "hx-abcdefghij-" + 32 * "s"
 OTHERS_KEY = "hx-klmnopqrst-" + 32 * "s"
@@ -97,13 +99,23 @@ class FakeLedger:
         self.counted: dict[str, Callable[[], Tokens]] = {}
         """What each request has used so far."""
         self.released: list[Release] = []
+        self.records = RecordQueue()
+        self.recorded: list[RequestOutcome] = []
+        self.is_closed = False
         self.reserved: list[Reserve] = []
 
     def start(self) -> None:
         pass
 
-    async def stop(self, timeout_s: float) -> None:
-        pass
+    async def flush(self, timeout_s: float) -> bool:
+        return True
+
+    def close(self, timeout_s: float) -> None:
+        self.is_closed = True
+
+    def record(self, outcome: RequestOutcome) -> None:
+        assert not self.is_closed, "it is never written"
+        self.recorded.append(outcome)
 
     @property
     def left(self) -> int:

@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from django.db import OperationalError
 from msgspec.structs import replace
@@ -20,6 +21,7 @@ from metering.ledger.entries import Granted, Operation, Reserve, Settle
 from metering.ledger.pending_writes import Outcome, PendingWrite, PendingWrites, Waiter
 from metering.models import Budget, GatewayLease, LedgerEntry, Reservation, UsageHour
 from metering.money import Prices
+from metering.request_records import RecordQueue
 from tests.cases import each_case
 from tests.metering.databases import Database, clear
 from tests.metering.operations import NOON_UNIX_S, make_budget, narrow, release, reserve, settle
@@ -91,7 +93,8 @@ class Fleet:
     def new_gateway(self) -> Gateway:
         self.num_gateways += 1
         name, database = f"g{self.num_gateways}", Database()
-        own = {"notify": notify_at_once, "apply": database.apply, "clock": lambda: self.now_unix_s}
+        own: Any = {"apply": database.apply, "clock": lambda: self.now_unix_s}
+        own |= {"notify": notify_at_once, "records": RecordQueue(using=self.using)}
         return Gateway(name, PendingWrites(name, using=self.using, **own), database)
 
     def step(self) -> None:

@@ -153,14 +153,14 @@ def test_the_next_gateway_writes_them_once_the_database_is_back(
         wait_until(lambda: first.writer.spool_problem is None)
         first.writer.settle(settle("r2", budgets=()))
         wait_until(lambda: first.writer.num_spooled == 2)
-        first.run(first.writer.stop(0.05))
+        first.writer.close(0.05)
         wait_until(is_closed)  # its thread may take longer
         assert files(directory) == ["gone.bills"] and entries() == []
         shutil.copy(directory / "gone.bills", directory / "more.bills")
         second = start("g1", is_away=True, max_queued=2)
         wait_until(lambda: second.writer.num_spooled > 0)
         assert second.writer.depth == 2 and second.writer.is_full, "no more than it takes"
-        second.run(second.writer.stop(0.05))
+        second.writer.close(0.05)
         assert {"gone.bills", "more.bills"} <= {*files(directory)} and entries() == []
         start("g2")
         wait_until(lambda: files(directory, but="g2") == [])
@@ -168,7 +168,7 @@ def test_the_next_gateway_writes_them_once_the_database_is_back(
         assert amounts(using, id) == (70, 0) and not Reservation.objects.using(using).exists()
         assert sum(hour.requests for hour in UsageHour.objects.using(using).all()) == 2
         for gateway in started[::-1]:
-            gateway.run(gateway.writer.stop(LONG_S))
+            gateway.writer.close(LONG_S)
         assert files(directory) == []
 
 

@@ -20,7 +20,7 @@ from django.utils import timezone
 from helexa_site.celery import EVERY_S, TASK_SWEEP_ORPHANS
 from metering import request_records, selectors, tasks
 from metering.errors import QuotaExceededError
-from metering.ledger import pending_writes, store
+from metering.ledger import store
 from metering.ledger.book import Unit
 from metering.ledger.entries import Granted, Outcome, RecordFields, Settle
 from metering.ledger.pending_writes import LEASE_RENEWAL_S, LEASE_S, PendingWrite, PendingWrites
@@ -38,7 +38,7 @@ from metering.models import (
 )
 from metering.money import DearestPrices, Metered, Prices
 from metering.request_filters import RequestFilter, matching
-from metering.request_records import Record
+from metering.request_records import RecordQueue
 from tests.metering.databases import LONG_S, amounts, write_all
 from tests.metering.operations import book, make_budget, reserve, settle, state
 from tests.metering.request_records.records import ended
@@ -71,7 +71,7 @@ def test_of_many_at_once_exactly_what_fits_is_granted(using: str) -> None:
             writers[number % 2].settle(entry)
             writers[1 - number % 2].settle(entry)
         for writer in writers:
-            await writer.stop(LONG_S)
+            writer.close(LONG_S)
         return granted
 
     granted = asyncio.run(scenario())
@@ -95,7 +95,15 @@ def test_bills_then_their_records_are_written_once_and_alike(
     using: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     written: list[str] = []
-    pending = PendingWrites("g1", using=using, notify=lambda _: None)
+    refused = billed()
+
+    def insert(settles: list[Settle], *, using: str) -> None:
+        if refused in settles:
+            raise DataError("no")
+        request_records.insert(settles, using=using)
+
+    records = RecordQueue(using=using, insert=insert)
+    pending = PendingWrites("g1", using=using, records=records, notify=lambda _: None)
 
     def add(*settles: Settle) -> None:
         for one in settles:
@@ -125,15 +133,7 @@ def test_bills_then_their_records_are_written_once_and_alike(
     assert record.completion_tokens == entry.completion_tokens == 7
     assert (record.end_user, record.outcome, entry.outcome) == ("ann", "answered", "finished")
     assert SeriesRow.objects.using(using).exists()
-    insert = pending_writes.insert_records
-
-    def refuses(records: list[Record], *, using: str) -> None:
-        if any(one.settle.request_id == refused.request_id for one in records):
-            raise DataError("no")
-        insert(records, using=using)
-
-    monkeypatch.setattr(pending_writes, "insert_records", refuses)
-    refused, last = billed(), billed()
+    last = billed()
     add(refused, last)
     write_all(pending)
     assert LedgerEntry.objects.using(using).count() == 6

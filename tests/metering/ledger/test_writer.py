@@ -28,7 +28,7 @@ def gateway(using: str) -> Iterator[Gateway]:
         gateway.start()
         yield gateway
         gateway.database.is_away = False
-        gateway.run(gateway.writer.stop(LONG_S))
+        gateway.writer.close(LONG_S)
 
 
 def test_from_reservation_to_entry(
@@ -67,7 +67,7 @@ def test_from_reservation_to_entry(
     gateway.writer.settle(settle("free too", budgets=()))
     gateway.flush()
     assert leases.exists(), "it is renewed"
-    gateway.run(gateway.writer.stop(LONG_S))
+    gateway.writer.close(LONG_S)
     assert leases.get().lease_until_unix_s <= time.time()
 
 

@@ -6,11 +6,12 @@ from __future__ import annotations
 import csv
 import io
 import json
-import logging
 import time
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import pytest
@@ -28,12 +29,11 @@ from metering.money import Metered
 from metering.pages import requests_url
 from metering.pages.requests import details
 from metering.request_filters import all_fields
-from metering.request_records import RequestRecordWriter
+from metering.request_records import RecordQueue
 from metering.services import CreatedKey, key_create
 from tests.cases import each_case
 from tests.metering.callers import get, ok, person, refused, text_of
 from tests.metering.commands.command_output import output, printed, printed_json
-from tests.metering.databases import LONG_S, wait_until
 from tests.metering.operations import NOON_UNIX_S
 from tests.metering.request_records.records import ended, record
 
@@ -43,16 +43,14 @@ def recorded(using: str) -> list[RequestRecord]:
 
 
 def test_all_of_a_request_is_recorded_and_texts_of_clients_fit(using: str) -> None:
-    writer, request_id = RequestRecordWriter(using=using, interval_s=LONG_S), uuid.uuid4().hex
-    writer.start()
+    queue, request_id = RecordQueue(using=using), uuid.uuid4().hex
     failure = {"status": 503, "outcome": "neuron_lost", "error_message": "It went away."}
     tried = ("own: queue_full", f"box/{'m' * 600}: upstream_failed")
-    writer.add(ended(request_id, **failure, end_user="ann", targets_tried=tried))
-    writer.add(ended(model="-", queue_ms=None, time_to_first_token_ms=None))
+    queue.add(ended(request_id, **failure, end_user="ann", targets_tried=tried))
+    queue.add(ended(model="-", queue_ms=None, time_to_first_token_ms=None))
     strange = "a\0b\ud800" + "ü" * 500
-    writer.add(ended(model_asked=strange, end_user=strange, error_message=strange * 2))
-    for _ in range(2):
-        writer.stop(LONG_S)  # which records what is queued
+    queue.add(ended(model_asked=strange, end_user=strange, error_message=strange * 2))
+    queue.write()
     row, nothing, other = recorded(using)
     assert row.targets_tried.startswith("own: queue_full, box/mmm")
     assert len(row.targets_tried) == 500
@@ -76,10 +74,9 @@ def test_an_outage_is_waited_for_and_a_full_queue_drops_with_a_log_line(
     using: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     faults: set[str] = {"away"}
-    refuses, calls = uuid.uuid4().hex, []
+    refuses = uuid.uuid4().hex
 
     def insert(batch: Sequence[RequestOutcome], *, using: str) -> None:
-        calls.append(batch)
         if "away" in faults:
             raise OperationalError("the server is gone")
         if any(one.settle.request_id == refuses for one in batch):
@@ -89,26 +86,30 @@ def test_an_outage_is_waited_for_and_a_full_queue_drops_with_a_log_line(
             faults.clear()
             raise OperationalError("the connection broke")
 
-    writer = RequestRecordWriter(using=using, max_queued=5, insert=insert, interval_s=0.01)
-    writer.start()
-    with caplog.at_level(logging.ERROR):
-        for _ in range(7):
-            writer.add(ended())
-        assert (writer.depth, writer.num_dropped) == (5, 2)
-        wait_until(lambda: "2 requests of this gateway are not recorded" in caplog.text)
-    wait_until(lambda: calls != [])
-    assert (writer.depth, recorded(using)) == (5, [])
+    queue = RecordQueue(using=using, max_queued=5, insert=insert)
+    let_go: list[int] = []
+
+    def write() -> None:
+        """As its thread does while the database is offline, and after."""
+        for _ in range(3):
+            with suppress(OperationalError):
+                queue.write()
+
+    for number in range(7):
+        queue.add(ended(), partial(let_go.append, number))
+    assert (queue.depth, queue.num_dropped, let_go) == (5, 2, [5, 6])
+    write()
+    assert (queue.depth, recorded(using), let_go) == (5, [], [5, 6])
     faults.clear()
-    wait_until(lambda: writer.depth == 0)
-    assert (len(recorded(using)), writer.num_dropped) == (5, 2)
+    write()
+    assert "2 requests of this gateway are not recorded" in caplog.text
+    assert (len(recorded(using)), queue.num_dropped, len(let_go)) == (5, 2, 7)
     # A batch is recorded once, and a row that is refused holds up no other.
-    faults |= {"away", "breaks after commit"}
+    faults.add("breaks after commit")
     for request_id in ("", refuses, ""):
-        writer.add(ended(request_id))
-    faults.remove("away")
-    wait_until(lambda: writer.depth == 0)
-    assert (len(recorded(using)), writer.num_dropped >= 3) == (7, True)
-    writer.stop(LONG_S)
+        queue.add(ended(request_id))
+    write()
+    assert (queue.depth, len(recorded(using)), queue.num_dropped) == (0, 7, 3)
 
 
 SECRET = "sk-" + "x" * 30
@@ -147,7 +148,7 @@ def test_what_is_stored(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
     left = CapturedRequest.objects.using(using).values_list("pk", flat=True)
     assert set(left) == {row.pk for row in made[1:]}, "the oldest are deleted beyond the most"
     monkeypatch.setattr(request_records, "MAX_CAPTURED_BYTES", 20)
-    captures, queue = [capture("question") for _ in range(2)], RequestRecordWriter()
+    captures, queue = [capture("question") for _ in range(2)], RecordQueue()
     for captured in captures:
         queue.add(ended(captured=captured))
     assert ([one.num_bytes for one in captures], queue.depth) == ([14, 0], 2)

@@ -34,7 +34,7 @@ from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient, AsgiSocket
 from tests.inference.gateway.bodies import RESPONSES, until
 from tests.inference.gateway.conftest import BEARER, CHAT, SHORT_CHAT, MakeGateway, Rig, parts_of
-from tests.inference.gateway.fake_metering import KEY, NARROW_KEY, OTHERS_KEY
+from tests.inference.gateway.fake_metering import KEY, NARROW_KEY, OTHERS_KEY, FakeLedger
 from tests.inference.gateway.fake_neuron import FakeNeuron, endless, paris
 
 REVOKED = {"authorization": f"Bearer {OTHERS_KEY}"}
@@ -71,7 +71,7 @@ async def test_refusals_and_answers(rig: RecordingRig, neuron: FakeNeuron) -> No
     await exchange.until(b"data: ")
     exchange.leave()
     await exchange.finish()
-    await until(lambda: rig.records.ended)
+    await until(lambda: rig.ledger.recorded)
     one = rig.record()
     assert (one.kind, one.status, one.settle.outcome) == (Outcome.CANCELLED, 200, "cancelled")
 
@@ -169,7 +169,7 @@ async def test_unhandled(rig: RecordingRig, case: Any) -> None:
     for ignored in ("/health", "/ping"):
         await rig.client.get(ignored)
     assert (await rig.client.open("OPTIONS", CHAT, headers=LOCAL).finish()).status == 200
-    assert rig.records.ended == [], "probes, and a preflight that is allowed"
+    assert rig.ledger.recorded == [], "probes, and a preflight that is allowed"
 
 
 @each_case("num_parts", [0, 1])
@@ -231,7 +231,7 @@ async def test_a_body_that_the_server_does_not_read_is_its_senders(rig: Recordin
         error = RequestTooLargeError(10)
         refused = UnhandledRequests(rig.gateway).refused
         request_id = refused(target.encode(), error, error.status, headers=headers)
-        await until(lambda: bool(rig.records.ended))
+        await until(lambda: bool(rig.ledger.recorded))
         one = rig.refused(413, "request_too_large", account=account)
         assert one.settle.request_id == request_id
 
@@ -280,7 +280,7 @@ async def test_what_django_refuses(
 async def test_pages_are_not_recorded(rig: RecordingRig, with_django: AsgiClient) -> None:
     await with_django.get("/ping")  # starts the gateway
     answer = await with_django.get("/login/nothing", headers={"accept": "text/html"})
-    assert (answer.status, rig.records.ended) == (404, [])
+    assert (answer.status, rig.ledger.recorded) == (404, [])
     assert "x-request-id" not in answer.headers
     answer = await with_django.post("/v3/chat/completions", {"model": "gpt-4o"})
     one = rig.refused(answer.status, "unknown_url", account="")
@@ -288,34 +288,12 @@ async def test_pages_are_not_recorded(rig: RecordingRig, with_django: AsgiClient
     assert (answer.status, one.error_message) == (404, answer.error["message"])
 
 
-class Records:
-    """What the gateway passes on to be recorded."""
-
-    def __init__(self) -> None:
-        self.ended: list[RequestOutcome] = []
-        self.has_stopped = False
-        self.depth = 3
-        self.num_dropped = 0
-
-    def start(self) -> None:
-        pass
-
-    def stop(self, timeout_s: float) -> None:
-        self.has_stopped = True
-
-    def add(self, ended: RequestOutcome) -> None:
-        assert not self.has_stopped, "it is never written"
-        self.ended.append(ended)
-
-
 @dataclass(slots=True, kw_only=True)
 class RecordingRig(Rig):
-    records: Records
-
     def record(self) -> RequestOutcome:
         """The only record since the last one that was read."""
-        (one,) = self.records.ended
-        self.records.ended.clear()
+        (one,) = self.ledger.recorded
+        self.ledger.recorded.clear()
         return one
 
     def refused(self, status: int, code: str, *, account: str = "lab") -> RequestOutcome:
@@ -327,20 +305,15 @@ class RecordingRig(Rig):
         return one
 
 
-@pytest.fixture
-def records() -> Records:
-    return Records()
-
-
 @pytest_asyncio.fixture
-async def gateway(make_gateway: MakeGateway, records: Records) -> AsyncIterator[Gateway]:
-    made = make_gateway(records=records, allow_anonymous=False)
+async def gateway(make_gateway: MakeGateway, ledger: FakeLedger) -> AsyncIterator[Gateway]:
+    made = make_gateway(allow_anonymous=False)
     yield made
     await made.drain(0)
     made.close()
-    assert records.has_stopped
+    assert ledger.is_closed
 
 
 @pytest.fixture
-def rig(rig: Rig, records: Records) -> RecordingRig:
-    return RecordingRig(**parts_of(rig), records=records)
+def rig(rig: Rig) -> RecordingRig:
+    return RecordingRig(**parts_of(rig))

@@ -29,6 +29,7 @@ from metering.ledger.spool import Spool
 from metering.models import LedgerEntry, RequestRecord, Reservation
 from metering.money import Prices
 from metering.principal import Principal
+from metering.request_records import RecordQueue
 from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.bodies import breaks, chat_body, responses_body, until
@@ -48,7 +49,9 @@ class Gateway:
     is_full = False
 
     def __init__(self, gateway_id: str, directory: Path) -> None:
-        self.pending = PendingWrites(gateway_id, using="default", notify=lambda _: None)
+        self.pending = PendingWrites(
+            gateway_id, using="default", records=RecordQueue(), notify=lambda _: None
+        )
         self.spool = Spool(directory, gateway_id, oldest_unix_s=lambda: 0.0)
         self.spool.create()
         self.begin = self.spool.begin

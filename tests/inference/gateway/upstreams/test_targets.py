@@ -19,7 +19,6 @@ from tests.inference.gateway.bodies import until
 from tests.inference.gateway.conftest import BEARER, MakeGateway, client_of
 from tests.inference.gateway.fake_metering import KEY
 from tests.inference.gateway.fake_neuron import FakeNeuron, breaking, counting, paris, silent
-from tests.inference.gateway.records.test_records import Records
 from tests.inference.gateway.upstreams.conftest import (
     BOX,
     CHAT,
@@ -317,11 +316,11 @@ async def test_each_is_tried_once(
         assert rig.ledger.settled[-1].cost_micro_usd == cost
     assert rig.ledger.reserved[0].metered.micro_usd == 1 + 6 * 5
     # The record has the targets tried.
-    records, rig.box.answer = Records(), refuses(429)
-    gateway = make_gateway(records=records)
+    gateway, rig.box.answer = make_gateway(), refuses(429)
+    rig.ledger.recorded.clear()
     rig.target("own", "box/org/m", "cloud/m")
     assert (await client_of(gateway).post(PATH, CHAT)).status == 200
     await gateway.drain(0)
-    (record,) = records.ended
+    (record,) = rig.ledger.recorded
     assert record.targets_tried == ("own: no_neuron", "box/org/m: rate_limit_exceeded")
     assert record.settle.neuron == "upstream:cloud"
