@@ -190,6 +190,12 @@ async def test_embeddings_and_tokens(client: AsgiClient, neuron: FakeNeuron) -> 
     neuron.script = failing
     answer = await client.post(EMBEDDINGS, embeddings_body())
     assert (answer.status, answer.error["param"]) == (400, "messages"), "the neuron's"
+    neuron.script = scores
+    reranked = (await client.post("/v1/rerank", ASKED)).json["results"]
+    assert [(one["index"], one["relevance_score"]) for one in reranked] == [(1, 0.75), (0, 0.25)]
+    scored = {"model": "tiny", "text_1": "red?", "text_2": ["grass", "blood"]}
+    scored = (await client.post("/v1/score", scored)).json
+    assert [one["score"] for one in scored["data"]] == [0.25, 0.75]
     # Tokens of texts and chats.
     neuron.script = tokenizes
     answer = await client.post("/tokenize", {"model": "tiny", "prompt": "Hi!"})
