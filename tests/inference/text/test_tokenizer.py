@@ -69,6 +69,10 @@ def test_special_tokens_become_their_ids_and_too_many_tokens_are_refused(
     ):
         with pytest.raises(TooManyTokensError, match=f"^{words} tokens"):
             tokenizer.encode(text, max_tokens=most, **given)
+    pair = tokenizer.encode_pair(("The capital", "of"), max_tokens=99)
+    assert pair[: len(ids)] == ids and len(pair) > len(ids)
+    with pytest.raises(TooManyTokensError, match=f"^{len(pair)} tokens"):
+        tokenizer.encode_pair(("The capital", "of"), max_tokens=len(pair) - 1)
     assert len(tokenizer.encode_start("é" * 9000, 5)) == 5
 
 
