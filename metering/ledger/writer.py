@@ -189,7 +189,10 @@ class LedgerWriter:
             return
         self._put(None)
         self._stop_by_s = time.monotonic() + timeout_s
+        self._queue.put(None)  # the thread may have flushed before it could see that it stops
         thread.join(timeout_s)
+        if num_unrecorded := self.records.depth:
+            logger.error("%d requests are not recorded: the gateway stops", num_unrecorded)
 
     def _new_waiter(self) -> Waiter:
         assert self._loop is not None, "start() comes first"

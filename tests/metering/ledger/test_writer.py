@@ -5,20 +5,23 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
-from django.db import connections
+from django.db import OperationalError, connections
 
 from inference.gateway.database import FIRST_WAIT_S, READ_WAIT_S
+from metering import request_records
 from metering.errors import LedgerUnavailableError
 from metering.key_directory import LOOK_UP_TIMEOUT_S
 from metering.ledger.entries import Granted, Narrow
 from metering.ledger.pending_writes import PendingWrites
 from metering.ledger.writer import DELAYS_S, RESERVE_TIMEOUT_S
-from metering.models import GatewayLease, LedgerEntry, Reservation, UsageHour
+from metering.models import GatewayLease, LedgerEntry, RequestRecord, Reservation, UsageHour
 from tests.cases import each_case
 from tests.metering.databases import LONG_S, Gateway, amounts, clear, wait_until
 from tests.metering.operations import make_budget, narrow, release, reserve, settle
+from tests.metering.request_records.records import ended
 
 
 @pytest.fixture
@@ -69,6 +72,39 @@ def test_from_reservation_to_entry(
     assert leases.exists(), "it is renewed"
     gateway.writer.close(LONG_S)
     assert leases.get().lease_until_unix_s <= time.time()
+
+
+def test_a_close_writes_records_and_says_what_it_leaves(
+    using: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def away(*_: object, **__: object) -> None:
+        raise OperationalError("the server is gone")
+
+    with asyncio.Runner() as runner:
+        first, second = (Gateway(using, runner, gateway_id=name) for name in ("g1", "g2"))
+        for each in (first, second):
+            each.start()
+        put = first.writer._put
+
+        def flushed_at_once(*write: Any) -> None:
+            """The thread is faster than its closer."""
+            put(*write)
+            wait_until(lambda: first.writer.depth == 0)
+
+        monkeypatch.setattr(first.writer, "_put", flushed_at_once)
+        first.writer.record(ended())
+        thread = first.writer._thread
+        first.writer.close(LONG_S)
+        assert thread is not None and not thread.is_alive
+        assert RequestRecord.objects.using(using).count() == 1
+        assert "not recorded" not in caplog.text
+        monkeypatch.setattr(request_records, "figures_add", away)
+        second.writer.record(ended())
+        thread = second.writer._thread
+        second.writer.close(0.05)
+        assert "1 requests are not recorded: the gateway stops" in caplog.text
+        assert thread is not None
+        thread.join(LONG_S)
 
 
 def test_a_release_and_a_caller_that_leaves_hold_nothing(using: str, gateway: Gateway) -> None:
