@@ -103,7 +103,7 @@ def outdated(request: HttpRequest, outcomes: Sequence[Outcome] = ()) -> HttpResp
 
 
 PARTS = {"outdated": outdated, "model-home": model_part, "neuron-home": neuron_part}
-"""By the ids of the elements that htmx replaces."""
+"""They are named by the ids of the elements that htmx replaces."""
 
 
 def _home(request: HttpRequest) -> str:
@@ -113,7 +113,7 @@ def _home(request: HttpRequest) -> str:
 @never_cache
 @require_GET
 def log(request: HttpRequest, neuron: str, model: str) -> HttpResponse:
-    """By name, since a reload makes a new row."""
+    """The replica is found by name, since a reload makes a new row."""
     lines, problem = "", ""
     try:
         lines = "\n".join(engine_log(neuron, model).lines)

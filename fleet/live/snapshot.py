@@ -38,7 +38,7 @@ class ReplicaView:
     job_id: str
     status: ReplicaStatus
     status_age_s: float
-    """By the neuron's own clock, so hosts need not agree on the time."""
+    """The neuron's own clock counts it, so hosts need not agree on the time."""
     num_restarts: int = 0
     num_failed_loads: int = 0
     """Consecutive failed loads there, the last one included."""
@@ -92,7 +92,7 @@ class ReplicaView:
 
     @property
     def eta_s(self) -> float | None:
-        """Until the present load stage ends; ``None``: no estimate."""
+        """Seconds until the present load stage ends; ``None``: no estimate."""
         if self.progress is None:
             return None
         return remaining_s(self.stage_age_s, self.progress.done, self.progress.total)
