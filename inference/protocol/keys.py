@@ -101,8 +101,7 @@ def gateways_write(key: bytes) -> bool:
     return key.split(b":", 4)[3] in _OF_GATEWAYS
 
 
-def neuron_queue(name: str) -> str:
-    return f"neuron.{name}"
+neuron_queue = "neuron.{}".format
 
 
 def queue_keys(name: str) -> list[str]:
@@ -115,61 +114,21 @@ def queue_keys(name: str) -> list[str]:
     ]
 
 
-def heartbeat_key(name: str) -> str:
-    return f"helexa:neuron:{name}:heartbeat"
-
-
-def lease_key(name: str) -> str:
-    return f"helexa:neuron:{name}:lease"
-
-
-def inbox_key(name: str) -> str:
-    return f"helexa:neuron:{name}:frames"
-
-
-def held_key(name: str) -> str:
-    return f"helexa:neuron:{name}:held"
-
-
-def preparing_key(name: str) -> str:
-    return f"helexa:neuron:{name}:preparing"
-
-
-def downloads_key(name: str) -> str:
-    return f"helexa:neuron:{name}:downloads"
-
-
-def engine_log_key(name: str, ask_id: str) -> str:
-    return f"helexa:neuron:{name}:log:{ask_id}"
-
-
-def images_key(name: str, request_id: str) -> str:
-    """Its gateway deletes it; no other request can refer to its images."""
-    return f"helexa:neuron:{name}:images:{request_id}"
-
-
-def specs_key(name: str) -> str:
-    return f"helexa:neuron:{name}:specs"
-
-
-def events_key(neuron: str, gateway_id: str) -> str:
-    return f"helexa:neuron:{neuron}:events:{gateway_id}"
-
-
-def gateway_alive_key(gateway_id: str) -> str:
-    return f"helexa:gateway:{gateway_id}:alive"
-
-
-def gateway_marker_key(gateway_id: str) -> str:
-    return f"helexa:gateway:{gateway_id}:marker"
-
-
-def limit_counts_key(kind: str, name: str) -> str:
-    return f"helexa:limit:{kind}:{name}"
-
-
-def limit_open_key(kind: str, name: str) -> str:
-    return f"helexa:limit:{kind}:{name}:open"
+heartbeat_key = "helexa:neuron:{}:heartbeat".format
+lease_key = "helexa:neuron:{}:lease".format
+inbox_key = "helexa:neuron:{}:frames".format
+held_key = "helexa:neuron:{}:held".format
+preparing_key = "helexa:neuron:{}:preparing".format
+downloads_key = "helexa:neuron:{}:downloads".format
+engine_log_key = "helexa:neuron:{}:log:{}".format
+images_key = "helexa:neuron:{}:images:{}".format
+"""Its gateway deletes it; no other request can refer to its images."""
+specs_key = "helexa:neuron:{}:specs".format
+events_key = "helexa:neuron:{}:events:{}".format
+gateway_alive_key = "helexa:gateway:{}:alive".format
+gateway_marker_key = "helexa:gateway:{}:marker".format
+limit_counts_key = "helexa:limit:{}:{}".format
+limit_open_key = "helexa:limit:{}:{}:open".format
 
 
 KEPT_AFTER_LIMIT_S = 5.0

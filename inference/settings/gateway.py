@@ -18,10 +18,10 @@ from inference.settings.setting import (
     WEB_ORIGIN,
     Form,
     Setting,
-    WholeNumber,
     choice,
     text,
     url,
+    whole,
     word_list,
 )
 
@@ -101,9 +101,9 @@ IMAGE_HOST_LIST = word_list(
 LONG_SECRET = text("a text of at least 16 characters; use 50 random ones", min_characters=16)
 COLLECTOR = url("http", "https", rule="an address like http://collector:4318")
 TRACES = url("http", "https", rule="an address like http://collector:4318/v1/traces")
-WAIT = WholeNumber(1, MAX_WAIT_S, "seconds")
-BYTES = WholeNumber(0, MAX_BYTES, "bytes")
-BODY_BYTES = WholeNumber(1024, MAX_BYTES, "bytes")
+WAIT = whole(1, MAX_WAIT_S, "seconds")
+BYTES = whole(0, MAX_BYTES, "bytes")
+BODY_BYTES = whole(1024, MAX_BYTES, "bytes")
 
 API_KEY: Setting[str | None] = Setting("HELEXA_API_KEY", text(), is_secret=True)
 ALLOW_ANONYMOUS: Setting[bool | None] = Setting("HELEXA_ALLOW_ANONYMOUS", FLAG)
@@ -114,42 +114,38 @@ TRUSTED_PROXIES = Setting("HELEXA_TRUSTED_PROXIES", NETWORKS, ())
 PUBLIC_URL: Setting[str | None] = Setting("HELEXA_PUBLIC_URL", WEB_ORIGIN)
 SECURE_COOKIES: Setting[bool | None] = Setting("HELEXA_SECURE_COOKIES", FLAG)
 HTTPS_REDIRECT: Setting[bool | None] = Setting("HELEXA_HTTPS_REDIRECT", FLAG)
-HSTS_S: Setting[int | None] = Setting("HELEXA_HSTS_S", WholeNumber(0, 2 * 365 * 86_400, "seconds"))
+HSTS_S: Setting[int | None] = Setting("HELEXA_HSTS_S", whole(0, 2 * 365 * 86_400, "seconds"))
 LISTEN_HOST: Setting[str | None] = Setting("HELEXA_LISTEN_HOST", text("a host name or an address"))
 SECRET_KEY: Setting[str | None] = Setting("HELEXA_SECRET_KEY", LONG_SECRET, is_secret=True)
 DEBUG = Setting("HELEXA_DEBUG", FLAG, False)
 MAX_BODY_BYTES = Setting("HELEXA_MAX_BODY_BYTES", BODY_BYTES, 32 * MIB)
-MAX_OPEN_REQUESTS = Setting("HELEXA_MAX_OPEN_REQUESTS", WholeNumber(1, MAX_COUNT, "requests"), 4096)
+MAX_OPEN_REQUESTS = Setting("HELEXA_MAX_OPEN_REQUESTS", whole(1, MAX_COUNT, "requests"), 4096)
 MAX_OPEN_BODY_BYTES = Setting("HELEXA_MAX_OPEN_BODY_BYTES", BODY_BYTES, 256 * MIB)
-MAX_WAITING_REQUESTS = Setting(
-    "HELEXA_MAX_WAITING_REQUESTS", WholeNumber(0, MAX_COUNT, "requests"), 2000
-)
+MAX_WAITING_REQUESTS = Setting("HELEXA_MAX_WAITING_REQUESTS", whole(0, MAX_COUNT, "requests"), 2000)
 REQUEST_TIMEOUT_S = Setting("HELEXA_REQUEST_TIMEOUT_S", WAIT, 600)
 HEAD_TIMEOUT_S = Setting("HELEXA_HEAD_TIMEOUT_S", WAIT, 10)
 BODY_TIMEOUT_S = Setting("HELEXA_BODY_TIMEOUT_S", WAIT, 20)
 IDLE_TIMEOUT_S = Setting("HELEXA_IDLE_TIMEOUT_S", WAIT, 75)
 MAX_CONNECTIONS_PER_ADDRESS = Setting(
-    "HELEXA_MAX_CONNECTIONS_PER_ADDRESS", WholeNumber(1, MAX_COUNT, "connections"), 512
+    "HELEXA_MAX_CONNECTIONS_PER_ADDRESS", whole(1, MAX_COUNT, "connections"), 512
 )
-MAX_IMAGE_BYTES = Setting("HELEXA_MAX_IMAGE_BYTES", WholeNumber(1, MAX_BYTES, "bytes"), 20 * MIB)
-MAX_IMAGE_PIXELS = Setting(
-    "HELEXA_MAX_IMAGE_PIXELS", WholeNumber(1, MAX_COUNT, "pixels"), 50_000_000
-)
-MAX_IMAGES = Setting("HELEXA_MAX_IMAGES", WholeNumber(0, MAX_COUNT, "images"), 100)
+MAX_IMAGE_BYTES = Setting("HELEXA_MAX_IMAGE_BYTES", whole(1, MAX_BYTES, "bytes"), 20 * MIB)
+MAX_IMAGE_PIXELS = Setting("HELEXA_MAX_IMAGE_PIXELS", whole(1, MAX_COUNT, "pixels"), 50_000_000)
+MAX_IMAGES = Setting("HELEXA_MAX_IMAGES", whole(0, MAX_COUNT, "images"), 100)
 MAX_IMAGES_BYTES = Setting("HELEXA_MAX_IMAGES_BYTES", BYTES, 64 * MIB)
 IMAGE_HOSTS = Setting("HELEXA_IMAGE_HOSTS", IMAGE_HOST_LIST, ())
 MAX_STORED_RESPONSES = Setting(
-    "HELEXA_MAX_STORED_RESPONSES", WholeNumber(0, MAX_COUNT, "responses"), 10_000
+    "HELEXA_MAX_STORED_RESPONSES", whole(0, MAX_COUNT, "responses"), 10_000
 )
 MAX_STORED_RESPONSE_BYTES = Setting("HELEXA_MAX_STORED_RESPONSE_BYTES", BYTES, GIB)
-MAX_STORED_FILES = Setting("HELEXA_MAX_STORED_FILES", WholeNumber(0, MAX_COUNT, "files"), 1000)
+MAX_STORED_FILES = Setting("HELEXA_MAX_STORED_FILES", whole(0, MAX_COUNT, "files"), 1000)
 MAX_STORED_FILE_BYTES = Setting("HELEXA_MAX_STORED_FILE_BYTES", BYTES, 4 * GIB)
-MAX_OPEN_BATCHES = Setting("HELEXA_MAX_OPEN_BATCHES", WholeNumber(0, MAX_COUNT, "batches"), 100)
-BATCH_DISCOUNT_PERCENT = Setting("HELEXA_BATCH_DISCOUNT_PERCENT", WholeNumber(0, 100, "percent"), 0)
+MAX_OPEN_BATCHES = Setting("HELEXA_MAX_OPEN_BATCHES", whole(0, MAX_COUNT, "batches"), 100)
+BATCH_DISCOUNT_PERCENT = Setting("HELEXA_BATCH_DISCOUNT_PERCENT", whole(0, 100, "percent"), 0)
 UNKNOWN_FIELDS = Setting("HELEXA_UNKNOWN_FIELDS", choice("refuse", "ignore"), "refuse")
 ALWAYS_STREAM_USAGE = Setting("HELEXA_ALWAYS_STREAM_USAGE", FLAG, False)
 BENCH_PUBLIC = Setting("HELEXA_BENCH_PUBLIC", FLAG, False)
-DRAIN_SECONDS = Setting("HELEXA_DRAIN_SECONDS", WholeNumber(0, 86_400, "seconds"), 300)
+DRAIN_SECONDS = Setting("HELEXA_DRAIN_SECONDS", whole(0, 86_400, "seconds"), 300)
 OTLP_ENDPOINT: Setting[str | None] = Setting("OTEL_EXPORTER_OTLP_ENDPOINT", COLLECTOR)
 OTLP_TRACES_ENDPOINT: Setting[str | None] = Setting("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", TRACES)
 OTLP_PROTOCOL = Setting("OTEL_EXPORTER_OTLP_PROTOCOL", choice("http/protobuf"), "http/protobuf")

@@ -11,9 +11,9 @@ from inference.settings.setting import (
     URL_OR_OFF,
     LogLevel,
     Setting,
-    WholeNumber,
     choice,
     url,
+    whole,
 )
 
 TORCH_CPU_INDEX_URL = "https://download.pytorch.org/whl/cpu"
@@ -27,6 +27,6 @@ TORCH_CPU_INDEX: Setting[str | None] = Setting(
 REQUIRE_HASHES = Setting("HELEXA_REQUIRE_HASHES", FLAG, True)
 VENV: Setting[Path | None] = Setting("HELEXA_VENV", FILE_PATH)
 ENVIRONMENT_ATTEMPT = Setting(
-    "HELEXA_ENVIRONMENT_ATTEMPT", WholeNumber(0, 1000, "attempts"), 0, is_internal=True
+    "HELEXA_ENVIRONMENT_ATTEMPT", whole(0, 1000, "attempts"), 0, is_internal=True
 )
 URL: Setting[str | None] = Setting("HELEXA_URL", SERVER)

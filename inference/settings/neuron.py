@@ -17,12 +17,12 @@ from inference.settings.setting import (
     MAX_WAIT_S,
     MIB,
     PYTHON_NAME,
-    Decimal,
     Form,
     Setting,
-    WholeNumber,
     choice,
+    decimal,
     text,
+    whole,
 )
 
 ALL = "all"
@@ -149,21 +149,19 @@ STAGE_ADDRESS = Form(
     "HOST, HOST:PORT or HOST:FIRST-LAST, with an address that other hosts reach", _stage_listen
 )
 
-NEURON_DRAIN_S = Setting("HELEXA_NEURON_DRAIN_S", WholeNumber(0, 86_400, "seconds"), 300)
+NEURON_DRAIN_S = Setting("HELEXA_NEURON_DRAIN_S", whole(0, 86_400, "seconds"), 300)
 LOG_BODIES = Setting("HELEXA_LOG_BODIES", ACCOUNTS, LoggedBodies())
-STEP_TIMEOUT_S = Setting("HELEXA_STEP_TIMEOUT_S", Decimal(0, MAX_WAIT_S, "seconds"), 120.0)
-LOAD_STALL_S = Setting("HELEXA_LOAD_STALL_S", WholeNumber(0, 86_400, "seconds"), 900)
-ENGINE_THREADS: Setting[int | None] = Setting(
-    "HELEXA_ENGINE_THREADS", WholeNumber(1, 1024, "threads")
-)
+STEP_TIMEOUT_S = Setting("HELEXA_STEP_TIMEOUT_S", decimal(0, MAX_WAIT_S, "seconds"), 120.0)
+LOAD_STALL_S = Setting("HELEXA_LOAD_STALL_S", whole(0, 86_400, "seconds"), 900)
+ENGINE_THREADS: Setting[int | None] = Setting("HELEXA_ENGINE_THREADS", whole(1, 1024, "threads"))
 CPU_KV_SHARE: Setting[float | None] = Setting(
-    "HELEXA_CPU_KV_SHARE", Decimal(0.001, 0.9, "parts of 1")
+    "HELEXA_CPU_KV_SHARE", decimal(0.001, 0.9, "parts of 1")
 )
 VISION_MAX_PIXELS: Setting[int | None] = Setting(
-    "HELEXA_VISION_MAX_PIXELS", WholeNumber(0, MAX_COUNT, "pixels")
+    "HELEXA_VISION_MAX_PIXELS", whole(0, MAX_COUNT, "pixels")
 )
 VISION_MIN_PIXELS: Setting[int | None] = Setting(
-    "HELEXA_VISION_MIN_PIXELS", WholeNumber(1, MAX_COUNT, "pixels")
+    "HELEXA_VISION_MIN_PIXELS", whole(1, MAX_COUNT, "pixels")
 )
 ENGINE_CHECKS = Setting("HELEXA_ENGINE_CHECKS", FLAG, False)
 ENGINE_COMMAND = Setting("HELEXA_ENGINE_COMMAND", COMMAND, ())

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 T_co = TypeVar("T_co", covariant=True)
@@ -50,15 +50,13 @@ class SettingError(ValueError):
     """The message is for the operator and contains no secret."""
 
 
-class Kind(Protocol[T_co]):
-    @property
-    def rule(self) -> str:
-        """The rule for its values, to be read after "is not"."""
-        ...
+@dataclass(frozen=True, slots=True)
+class Form(Generic[T_co]):
+    """``rule`` is read after "is not". ``parse`` raises ``ValueError``, whose message names the
+    wrong part if it can."""
 
-    def parse(self, word: str, /) -> T_co:
-        """Raises ``ValueError``, whose message names the wrong part if it can."""
-        ...
+    rule: str
+    parse: Callable[[str], T_co]
 
 
 class PageRow(NamedTuple):
@@ -71,7 +69,7 @@ class PageRow(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Setting(Generic[T]):
     name: str
-    kind: Kind[T]
+    kind: Form[T]
     default: T = None  # type: ignore[assignment]  # only of a ``Setting[… | None]``
     is_secret: bool = False
     """No message contains the value."""
@@ -106,48 +104,25 @@ def page_rows() -> dict[str, PageRow]:
     return {name: PageRow(*row) for name, *row in (line.split(" | ") for line in cells)}
 
 
-@dataclass(frozen=True, slots=True)
-class Form(Generic[T_co]):
-    rule: str
-    parse: Callable[[str], T_co]
+def whole(minimum: int, maximum: int, unit: str) -> Form[int]:
+    rule = f"a whole number of {unit} from {minimum} to {maximum}"
+    return Form(rule, _number(int, WHOLE_NUMBER, minimum, maximum))
 
 
-@dataclass(frozen=True, slots=True)
-class WholeNumber:
-    minimum: int
-    maximum: int
-    unit: str
+def decimal(minimum: float, maximum: float, unit: str) -> Form[float]:
+    rule = f"a number of {unit} from {minimum:g} to {maximum:.12g}"
+    return Form(rule, _number(float, DECIMAL_NUMBER, minimum, maximum))
 
-    @property
-    def rule(self) -> str:
-        return f"a whole number of {self.unit} from {self.minimum} to {self.maximum}"
 
-    def parse(self, word: str) -> int:
-        if not WHOLE_NUMBER.fullmatch(word.strip()):
+def _number(
+    read: Callable[[str], Number], form: re.Pattern[str], minimum: Number, maximum: Number
+) -> Callable[[str], Number]:
+    def parse(word: str) -> Number:
+        if not form.fullmatch(word.strip()) or not minimum <= read(word) <= maximum:
             raise ValueError
-        return _within(self.minimum, int(word), self.maximum)
+        return read(word)
 
-
-@dataclass(frozen=True, slots=True)
-class Decimal:
-    minimum: float
-    maximum: float
-    unit: str
-
-    @property
-    def rule(self) -> str:
-        return f"a number of {self.unit} from {self.minimum:g} to {self.maximum:.12g}"
-
-    def parse(self, word: str) -> float:
-        if not DECIMAL_NUMBER.fullmatch(word.strip()):
-            raise ValueError
-        return _within(self.minimum, float(word), self.maximum)
-
-
-def _within(least: Number, value: Number, greatest: Number) -> Number:
-    if not least <= value <= greatest:
-        raise ValueError
-    return value
+    return parse
 
 
 def text(rule: str = "a text", min_characters: int = 0) -> Form[str]:

@@ -14,8 +14,8 @@ from inference.settings.setting import (
     MAX_RETENTION_DAYS,
     Form,
     Setting,
-    WholeNumber,
     url,
+    whole,
     word_list,
 )
 
@@ -138,7 +138,7 @@ REDIS = url(*("redis", "rediss", "unix"), rule="like redis://:password@host:6379
 VARIABLES = word_list(
     OTHERS_KEY, "a list of variables like PEER_API_KEY, none of helexa's own secrets"
 )
-DAYS = WholeNumber(0, MAX_RETENTION_DAYS, "days")
+DAYS = whole(0, MAX_RETENTION_DAYS, "days")
 
 DATABASE_URL: Setting[str | None] = Setting("DATABASE_URL", DATABASE, is_secret=True)
 REDIS_URL: Setting[str | None] = Setting("REDIS_URL", REDIS, is_secret=True)
@@ -148,11 +148,11 @@ RESPONSE_RETENTION_DAYS = Setting("HELEXA_RESPONSE_RETENTION_DAYS", DAYS, 30)
 LEDGER_RETENTION_DAYS = Setting("HELEXA_LEDGER_RETENTION_DAYS", DAYS, 400)
 REQUEST_RETENTION_DAYS = Setting("HELEXA_REQUEST_RETENTION_DAYS", DAYS, 30)
 MAX_REQUEST_RECORDS = Setting(
-    "HELEXA_MAX_REQUEST_RECORDS", WholeNumber(0, MAX_COUNT, "records"), 1_000_000
+    "HELEXA_MAX_REQUEST_RECORDS", whole(0, MAX_COUNT, "records"), 1_000_000
 )
 CAPTURE_RETENTION_DAYS = Setting(
-    "HELEXA_CAPTURE_RETENTION_DAYS", WholeNumber(1, MAX_RETENTION_DAYS, "days"), 7
+    "HELEXA_CAPTURE_RETENTION_DAYS", whole(1, MAX_RETENTION_DAYS, "days"), 7
 )
-REDIS_STALL_S = Setting("HELEXA_REDIS_STALL_S", WholeNumber(1, 86_400, "seconds"), 30)
+REDIS_STALL_S = Setting("HELEXA_REDIS_STALL_S", whole(1, 86_400, "seconds"), 30)
 SOURCES = Setting("HELEXA_SOURCES", SOURCE_LIST, NamedSources())
 BENCH_VARIABLES = Setting("HELEXA_BENCH_VARIABLES", VARIABLES, ())

@@ -59,18 +59,27 @@ class ApiError(Exception):
     status = 400
     type = "invalid_request_error"
     code = "invalid_value"
-    account = ""
-    key = ""
+    form = "{}"
+    """The message, with places for the arguments."""
+    param: str | None = None
+    retry_after_s: float | None = None
     cause = ""
     """The limit that refuses, where the code has several causes; not sent to clients."""
 
     def __init__(
-        self, message: str, *, param: str | None = None, retry_after_s: float | None = None
+        self,
+        *words: object,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+        cause: str = "",
+        account: str = "",
+        key: str = "",
     ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.param = param
-        self.retry_after_s = retry_after_s
+        self.message = self.form.format(*words)
+        super().__init__(self.message)
+        self.param = self.param if param is None else param
+        self.retry_after_s = self.retry_after_s if retry_after_s is None else retry_after_s
+        self.cause, self.account, self.key = cause or self.cause, account, key
 
     def param_in(self, names: Mapping[str, str]) -> str | None:
         """``names``: from chat completions' names, which neurons use, to the dialect's."""
@@ -95,12 +104,10 @@ class InvalidJsonError(InvalidRequestError):
 
 class TooManyValuesError(InvalidRequestError):
     code = "too_many_values"
-
-    def __init__(self, max_values: int) -> None:
-        super().__init__(
-            f"The body holds more than {max_values:,} JSON strings (keys among them), or objects "
-            f"and lists: some {max_values // 4:,} messages are the most. Send fewer, longer ones."
-        )
+    form = (
+        "The body holds more than {:,} JSON strings (keys among them), or objects and lists: some "
+        "{:,} messages are the most. Send fewer, longer ones."
+    )
 
 
 class InvalidTypeError(InvalidRequestError):
@@ -109,17 +116,18 @@ class InvalidTypeError(InvalidRequestError):
 
 class MissingParameterError(InvalidRequestError):
     code = "missing_required_parameter"
+    form = "Missing required parameter: '{}'."
 
     def __init__(self, param: str) -> None:
-        super().__init__(f"Missing required parameter: '{param}'.", param=param)
+        super().__init__(param, param=param)
 
 
 class UnsupportedParameterError(InvalidRequestError):
     code = "unsupported_parameter"
+    form = "Unsupported parameter: '{}': {}{}"
 
     def __init__(self, param: str, reason: str) -> None:
-        end = "" if reason.endswith("?") else "."
-        super().__init__(f"Unsupported parameter: '{param}': {reason}{end}", param=param)
+        super().__init__(param, reason, "" if reason.endswith("?") else ".", param=param)
 
 
 class ThreadUnsupportedError(UnsupportedParameterError):
@@ -130,33 +138,29 @@ class ThreadUnsupportedError(UnsupportedParameterError):
 
 class InvalidImageError(InvalidRequestError):
     code = "invalid_image"
+    form = "Invalid image: {}."
 
     def __init__(self, reason: str, param: str | None) -> None:
-        super().__init__(f"Invalid image: {reason}.", param=param)
+        super().__init__(reason, param=param)
 
 
 class VisionUnsupportedError(InvalidRequestError):
     code = "vision_unsupported"
+    form = "This model reads text only; it was sent an image."
 
     def __init__(self, param: str | None) -> None:
-        super().__init__("This model reads text only; it was sent an image.", param=param)
+        super().__init__(param=param)
 
 
 class PreviousResponseNotFoundError(InvalidRequestError):
     code = "previous_response_not_found"
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message, param="previous_response_id")
+    param = "previous_response_id"
 
 
 class InvalidApiKeyError(ApiError):
     status = 401
     type = "authentication_error"
     code = "invalid_api_key"
-
-    def __init__(self, message: str, *, account: str = "", key: str = "") -> None:
-        super().__init__(message)
-        self.account, self.key = account, key
 
 
 class ForbiddenError(ApiError):
@@ -175,20 +179,15 @@ class InsufficientScopeError(ForbiddenError):
 
 
 class ModelNotAllowedError(ForbiddenError):
+    param = "model"
+
     def __init__(self, name: str) -> None:
-        super().__init__(
-            "model_not_allowed", f"This key may not use the model '{name}'.", param="model"
-        )
+        super().__init__("model_not_allowed", f"This key may not use the model '{name}'.")
 
 
 class InsufficientQuotaError(ApiError):
     status = 429
-    type = "insufficient_quota"
-    code = "insufficient_quota"
-
-    def __init__(self, message: str, *, cause: Cause, param: str | None = None) -> None:
-        super().__init__(message, param=param)
-        self.cause = cause
+    type = code = "insufficient_quota"
 
 
 class RateLimitExceededError(ApiError):
@@ -200,9 +199,8 @@ class RateLimitExceededError(ApiError):
     def __init__(
         self, message: str, *, kind: str, cause: Cause, retry_after_s: float | None
     ) -> None:
-        super().__init__(message, retry_after_s=retry_after_s)
+        super().__init__(message, retry_after_s=retry_after_s, cause=cause)
         self.type = kind
-        self.cause = cause
 
 
 class BudgetReservedError(ApiError):
@@ -218,13 +216,11 @@ class TooManyConnectionsError(ApiError):
     status = 429
     type = "requests"
     code = "too_many_connections"
-
-    def __init__(self, most: int) -> None:
-        super().__init__(
-            f"This address has more than {most:,} connections open, which is the most "
-            "(HELEXA_MAX_CONNECTIONS_PER_ADDRESS).",
-            retry_after_s=DEFAULT_RETRY_AFTER_S,
-        )
+    form = (
+        "This address has more than {:,} connections open, which is the most "
+        "(HELEXA_MAX_CONNECTIONS_PER_ADDRESS)."
+    )
+    retry_after_s = DEFAULT_RETRY_AFTER_S
 
 
 class NotFoundError(ApiError):
@@ -233,30 +229,25 @@ class NotFoundError(ApiError):
 
 class ModelNotFoundError(NotFoundError):
     code = "model_not_found"
-
-    def __init__(self, name: str) -> None:
-        super().__init__(f"The model '{name}' does not exist here.", param="model")
+    form = "The model '{}' does not exist here."
+    param = "model"
 
 
 class ResponseNotFoundError(NotFoundError):
     code = "response_not_found"
-
-    def __init__(self, response_id: str) -> None:
-        super().__init__(f"Response with id '{response_id}' not found.")
+    form = "Response with id '{}' not found."
 
 
 class FileNotStoredError(NotFoundError):
     code = "file_not_found"
-
-    def __init__(self, file_id: str) -> None:
-        super().__init__(f"File '{file_id}' is not here.", param="file_id")
+    form = "File '{}' is not here."
+    param = "file_id"
 
 
 class BatchNotFoundError(NotFoundError):
     code = "batch_not_found"
-
-    def __init__(self, batch_id: str) -> None:
-        super().__init__(f"Batch '{batch_id}' is not here.", param="batch_id")
+    form = "Batch '{}' is not here."
+    param = "batch_id"
 
 
 class UnknownUrlError(NotFoundError):
@@ -266,51 +257,42 @@ class UnknownUrlError(NotFoundError):
 class MethodNotAllowedError(ApiError):
     status = 405
     code = "method_not_allowed"
+    form = "{} is not allowed here; use {}."
 
     def __init__(self, method: str, allowed: str) -> None:
-        super().__init__(f"{method} is not allowed here; use {allowed}.")
+        super().__init__(method, allowed)
         self.allowed = allowed
 
 
 class RequestTimeoutError(ApiError):
     status = 408
     code = "request_timeout"
-
-    def __init__(self, part: str) -> None:
-        super().__init__(f"The request's {part} did not come in time.")
+    form = "The request's {} did not come in time."
 
 
 class RequestTooLargeError(ApiError):
     status = 413
     code = "request_too_large"
-
-    def __init__(self, max_body_bytes: int) -> None:
-        super().__init__(f"The request body is over the limit of {max_body_bytes:,} bytes.")
+    form = "The request body is over the limit of {:,} bytes."
 
 
 class TargetTooLongError(ApiError):
     status = 414
     code = "uri_too_long"
-
-    def __init__(self, max_bytes: int) -> None:
-        super().__init__(f"The request line is over the limit of {max_bytes:,} bytes.")
+    form = "The request line is over the limit of {:,} bytes."
 
 
 class HeadersTooLargeError(ApiError):
     status = 431
     code = "headers_too_large"
-
-    def __init__(self, limit: int, unit: str = "bytes") -> None:
-        super().__init__(f"The request's headers are over the limit of {limit:,} {unit}.")
+    form = "The request's headers are over the limit of {:,} {}."
 
 
 class InternalError(ApiError):
     status = 500
     type = "server_error"
     code = "internal_error"
-
-    def __init__(self) -> None:
-        super().__init__("The server failed on this request; its log has the details.")
+    form = "The server failed on this request; its log has the details."
 
 
 class NotSupportedError(ApiError):
@@ -339,12 +321,12 @@ class RequestFailedError(ApiError):
         retry_after_s = failure.retry_after_s
         if retry_after_s is None:
             retry_after_s = kind.retry_after_s
-        super().__init__(failure.message, param=failure.param, retry_after_s=retry_after_s)
-        self.failure = failure
-        self.status = kind.status
-        self.type = kind.type
-        self.code = failure.code
-        self.cause = CAUSES_BEHIND.get(failure.code, "")
+        cause = CAUSES_BEHIND.get(failure.code, "")
+        super().__init__(
+            failure.message, param=failure.param, retry_after_s=retry_after_s, cause=cause
+        )
+        self.failure, self.code = failure, failure.code
+        self.status, self.type = kind.status, kind.type
 
     def param_in(self, names: Mapping[str, str]) -> str | None:
         return None if self.param is None else names.get(self.param, self.param)

@@ -338,7 +338,7 @@ def check_num_values(body: bytes) -> None:
         num_quotes += len(parts) - 1
         num_containers += outside.count(b"[") + outside.count(b"{")
         if num_quotes > 2 * MAX_VALUES or num_containers > MAX_VALUES:
-            raise TooManyValuesError(MAX_VALUES)
+            raise TooManyValuesError(MAX_VALUES, MAX_VALUES // 4)
 
 
 def _pieces(body: bytes) -> Iterator[bytes]:

@@ -195,14 +195,14 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
 
     def lineLengthExceeded(self, line: bytes) -> None:  # noqa: N802
         if hasattr(self, "_path"):
-            self._refuse_head(HeadersTooLargeError(self.totalHeadersSize))
+            self._refuse_head(HeadersTooLargeError(self.totalHeadersSize, "bytes"))
             return
         self._path = line.partition(b" ")[2].partition(b" ")[0]
         self._refuse_head(TargetTooLongError(self.totalHeadersSize))
 
     def _respondToBadRequestAndDisconnect(self) -> None:  # noqa: N802
         if self._receivedHeaderSize > self.totalHeadersSize:
-            self._refuse_head(HeadersTooLargeError(self.totalHeadersSize))
+            self._refuse_head(HeadersTooLargeError(self.totalHeadersSize, "bytes"))
         elif self._receivedHeaderCount > self.maxHeaders:
             self._refuse_head(HeadersTooLargeError(self.maxHeaders, "header fields"))
         else:

@@ -22,7 +22,7 @@ from tests.cases import each_case
 
 NO_NUMBERS = ("never", "zero", "1,5", "1_000", "²", "٣", "0x10", "--1", "1 000", "nan", "inf", "1e")
 URLS = ("host", "gopher://host", "redis:/", "http:/", "://", "http://a b", "postgres://a b")
-SAMPLES: dict[kinds.Kind[Any], tuple[tuple[str, ...], tuple[str, ...]]] = {
+SAMPLES: dict[kinds.Form[Any], tuple[tuple[str, ...], tuple[str, ...]]] = {
     kinds.FLAG: (("1", "0", "true", "No", "ON", " off "), ("maybe", "2", "-1", "truee", "1 0")),
     kinds.LOG_LEVELS: (
         ("info", "DEBUG", "error,a.b=debug", "inference.neuron=info"),
@@ -121,18 +121,20 @@ SAMPLES: dict[kinds.Kind[Any], tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 def samples(setting: kinds.Setting[Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Accepted values, its least and its greatest among them, and refused ones."""
-    match setting.kind:
-        case kinds.WholeNumber(minimum=least, maximum=greatest):
-            outside = (str(least - 1), str(greatest + 1), "1.5", "9" * 5000)
-            return (str(least), str(greatest), f" {least} ", f"+{greatest}"), outside + NO_NUMBERS
-        case kinds.Decimal(minimum=least, maximum=greatest):
-            beyond = (math.nextafter(least, -math.inf), math.nextafter(greatest, math.inf))
-            inside = (f"{least:.17g}", f"{greatest:.17g}", f"{greatest / 2:.17g}", f"{greatest:e}")
-            return inside, (*(f"{one:.17g}" for one in beyond), "1e999", "-1", *NO_NUMBERS)
+    rule = setting.kind.rule
+    if bounds := re.fullmatch(r"a whole number of .* from (\d+) to (\d+)", rule):
+        least, greatest = bounds.groups()
+        outside = (str(int(least) - 1), str(int(greatest) + 1), "1.5", "9" * 5000)
+        return (least, greatest, f" {least} ", f"+{greatest}"), outside + NO_NUMBERS
+    if bounds := re.fullmatch(r"a number of .* from (\S+) to (\S+)", rule):
+        low, high = map(float, bounds.groups())
+        beyond = (math.nextafter(low, -math.inf), math.nextafter(high, math.inf))
+        inside = (f"{low:.17g}", f"{high:.17g}", f"{high / 2:.17g}", f"{high:e}")
+        return inside, (*(f"{one:.17g}" for one in beyond), "1e999", "-1", *NO_NUMBERS)
     if setting.kind in SAMPLES:
         return SAMPLES[setting.kind]
     if isinstance(setting.default, str):  # one of its words
-        words = setting.kind.rule.split(" or ")
+        words = rule.split(" or ")
         return (*words, words[-1].upper()), ("other", f"{words[0]}x", "1")
     return ("x", "x" * 4096), ()  # any text
 
