@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -64,7 +63,7 @@ class Style:
     reports_edits: bool = False
 
 
-class MessageEncoder(ABC):
+class MessageBodyEncoder:
     def __init__(self, model: str, style: Style, request_id: str) -> None:
         self._head = {
             "id": f"msg_{request_id}",
@@ -76,17 +75,8 @@ class MessageEncoder(ABC):
         self._open: Kind | None = None
         self._thought = hashlib.sha256(SIGNATURE_START)
         self._finished: ChoiceFinished | None = None
-
-    @abstractmethod
-    def _start(self, prompt_tokens: int) -> bytes: ...
-    @abstractmethod
-    def _open_block(self, block: dict[str, Any]) -> bytes: ...
-    @abstractmethod
-    def _add(self, kind: Kind, text: str) -> bytes: ...
-    @abstractmethod
-    def _close_block(self, signature: str | None) -> bytes: ...
-    @abstractmethod
-    def _end(self, stop: dict[str, Any], more: dict[str, Any]) -> bytes: ...
+        self._content: list[dict[str, Any]] = []
+        self._pieces: list[str] = []
 
     def encode(self, event: Event) -> bytes:
         match event:
@@ -146,8 +136,33 @@ class MessageEncoder(ABC):
             more["context_management"] = {"applied_edits": []}
         return self._end({"stop_reason": reason, "stop_sequence": sequence, **NO_MORE}, more)
 
+    def _start(self, prompt_tokens: int) -> bytes:
+        return b""
 
-class MessageStreamEncoder(MessageEncoder):
+    def _open_block(self, block: dict[str, Any]) -> bytes:
+        self._content.append({**block})
+        return b""
+
+    def _add(self, kind: Kind, text: str) -> bytes:
+        self._pieces.append(text)
+        return b""
+
+    def _close_block(self, signature: str | None) -> bytes:
+        block, joined = self._content[-1], "".join(self._pieces)
+        self._pieces = []
+        if block["type"] == "tool_use":
+            block["input"] = orjson.Fragment(joined)
+        else:
+            block[block["type"]] = joined
+        if signature is not None:
+            block["signature"] = signature
+        return b""
+
+    def _end(self, stop: dict[str, Any], more: dict[str, Any]) -> bytes:
+        return orjson.dumps({**self._head, "content": self._content, **stop, **more})
+
+
+class MessageStreamEncoder(MessageBodyEncoder):
     _index = -1
 
     def _start(self, prompt_tokens: int) -> bytes:
@@ -177,38 +192,6 @@ class MessageStreamEncoder(MessageEncoder):
 
     def _end(self, stop: dict[str, Any], more: dict[str, Any]) -> bytes:
         return _frame("message_delta", delta=stop, **more) + _frame("message_stop")
-
-
-class MessageBodyEncoder(MessageEncoder):
-    def __init__(self, model: str, style: Style, request_id: str) -> None:
-        super().__init__(model, style, request_id)
-        self._content: list[dict[str, Any]] = []
-        self._pieces: list[str] = []
-
-    def _start(self, prompt_tokens: int) -> bytes:
-        return b""
-
-    def _open_block(self, block: dict[str, Any]) -> bytes:
-        self._content.append({**block})
-        return b""
-
-    def _add(self, kind: Kind, text: str) -> bytes:
-        self._pieces.append(text)
-        return b""
-
-    def _close_block(self, signature: str | None) -> bytes:
-        block, joined = self._content[-1], "".join(self._pieces)
-        self._pieces = []
-        if block["type"] == "tool_use":
-            block["input"] = orjson.Fragment(joined)
-        else:
-            block[block["type"]] = joined
-        if signature is not None:
-            block["signature"] = signature
-        return b""
-
-    def _end(self, stop: dict[str, Any], more: dict[str, Any]) -> bytes:
-        return orjson.dumps({**self._head, "content": self._content, **stop, **more})
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:

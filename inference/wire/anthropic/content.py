@@ -17,7 +17,7 @@ from inference.wire.errors import (
     UnsupportedParameterError,
 )
 from inference.wire.images import FILE_REASON, address_image, base64_image
-from inference.wire.parts import PART_SEPARATOR, Called, Part, Returned, Thought
+from inference.wire.parts import Called, Part, Returned, Thought, joined_text
 
 MAX_ID_CHARS = 256
 ERROR_PREFIX = "Error: "
@@ -52,23 +52,6 @@ tool_name = f.spelled(
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
-    text: str
-    cache: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Image:
-    image: ImageRef
-    cache: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Redacted:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
 class ToolReference:
     """A tool's result that makes a deferred tool available. ``path`` is that of the name."""
 
@@ -77,19 +60,14 @@ class ToolReference:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolResult:
-    returned: Returned
-    path: str
+class Block:
+    """``part`` is ``None`` for redacted thoughts. ``path`` and ``references``: of a result."""
+
+    part: Part | Thought | Called | Returned | None
+    cache: str | None = None
+    path: str = ""
     references: tuple[ToolReference, ...] = ()
-    cache: str | None = None
 
-
-@dataclass(frozen=True, slots=True)
-class ToolUse(Called):
-    cache: str | None = None
-
-
-Block = Text | Image | Thought | Redacted | ToolUse | ToolResult
 
 _id = f.text(MAX_ID_CHARS, min_chars=1)
 _toolset = f.refused("toolset_name", "there are no toolsets here")
@@ -103,17 +81,17 @@ TEXT_FIELDS = f.table(
 )
 
 
-def _text(value: Any, path: str, kinds: tuple[str, ...] = ("text",)) -> Text:
+def _text(value: Any, path: str, kinds: tuple[str, ...] = ("text",)) -> Block:
     kind = f.kind_of(value, path)
     if kind != "text":
         raise _not_read(kind, path, kinds)
     read = TEXT_FIELDS.read(value, path)
-    return Text(str(read["text"]), cache_of(read))
+    return Block(read["text"], cache_of(read))
 
 
-def text_blocks(value: Any, path: str) -> tuple[Text, ...]:
+def text_blocks(value: Any, path: str) -> tuple[Block, ...]:
     if isinstance(value, str):
-        return (Text(value),)
+        return (Block(value),)
     if not isinstance(value, list):
         raise f.wrong_type(path, "a string or an array of blocks", value)
     return tuple(_text(block, f"{path}[{index}]") for index, block in enumerate(value))
@@ -161,15 +139,9 @@ REFERENCE_FIELDS = f.table(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _ResultContent:
-    parts: tuple[Part, ...]
-    references: tuple[ToolReference, ...] = ()
-
-
-def _result_content(value: Any, path: str) -> _ResultContent:
+def _result_content(value: Any, path: str) -> tuple[tuple[Part, ...], tuple[ToolReference, ...]]:
     if not isinstance(value, list):
-        return _ResultContent((texts_of(text_blocks(value, path)),))
+        return (texts_of(text_blocks(value, path)),), ()
     parts: list[Part] = []
     references = []
     for index, block in enumerate(value):
@@ -182,8 +154,8 @@ def _result_content(value: Any, path: str) -> _ResultContent:
             case "image":
                 parts.append(IMAGE_FIELDS.read(block, at)["source"])
             case _:
-                parts.append(_text(block, at, RESULT_BLOCKS).text)
-    return _ResultContent(tuple(parts), tuple(references))
+                parts.append(texts_of([_text(block, at, RESULT_BLOCKS)]))
+    return tuple(parts), tuple(references)
 
 
 BLOCK_FIELDS = {
@@ -232,7 +204,7 @@ def blocks(kinds: tuple[str, ...]) -> f.Check[Any]:
 
     def check(value: Any, path: str) -> tuple[Block, ...]:
         if isinstance(value, str):
-            return (Text(value),)
+            return (Block(value),)
         if not isinstance(value, list):
             raise f.wrong_type(path, "a string or an array of blocks", value)
         if not value:
@@ -251,28 +223,28 @@ def _block(value: Any, path: str, kinds: tuple[str, ...]) -> Block:
 
 
 def _made(kind: str, read: Mapping[str, Any], path: str) -> Block:
+    cache = cache_of(read)
     match kind:
         case "text":
-            return Text(read["text"], cache_of(read))
+            return Block(read["text"], cache)
         case "image":
-            return Image(read["source"], cache_of(read))
+            return Block(read["source"], cache)
         case "thinking":
-            return Thought(read["thinking"])
+            return Block(Thought(read["thinking"]))
         case "tool_use":
             arguments = orjson.dumps(read["input"]).decode()
             call = ToolCall(id=read["id"], name=read["name"], arguments=arguments)
-            return ToolUse(call, cache_of(read))
+            return Block(Called(call), cache)
         case "tool_result":
-            content = read.get("content", _ResultContent(("",)))
-            parts = _as_error(content.parts) if read.get("is_error", False) else content.parts
+            parts, references = read.get("content", (("",), ()))
+            parts = _as_error(parts) if read.get("is_error", False) else parts
             returned = Returned(read["tool_use_id"], parts)
-            path = f"{path}.tool_use_id"
-            return ToolResult(returned, path, content.references, cache_of(read))
-    return Redacted()
+            return Block(returned, cache, f"{path}.tool_use_id", references)
+    return Block(None)
 
 
 def texts_of(content: Iterable[Block]) -> str:
-    return PART_SEPARATOR.join([block.text for block in content if isinstance(block, Text)])
+    return joined_text(block.part for block in content if isinstance(block.part, str))
 
 
 def _as_error(parts: tuple[Part, ...]) -> tuple[Part, ...]:

@@ -20,21 +20,17 @@ from typing import Any
 from inference.protocol.generation import (
     CacheMark,
     ChatMessage,
-    ToolCall,
     ToolChoice,
     ToolDefinition,
 )
+from inference.protocol.images import ImageRef
 from inference.wire import fields as f
 from inference.wire.anthropic.content import (
     ASSISTANT_BLOCKS,
     CACHE_CONTROL,
     USER_BLOCKS,
     Block,
-    Image,
-    Redacted,
-    Text,
     ToolReference,
-    ToolResult,
     blocks,
     cache_of,
     text_blocks,
@@ -47,7 +43,7 @@ from inference.wire.errors import (
     MissingParameterError,
     UnsupportedParameterError,
 )
-from inference.wire.parts import PART_SEPARATOR, Called, Thought, parts_with_images
+from inference.wire.parts import PART_SEPARATOR, Called, Returned, Thought, parts_with_images
 
 MAX_TOOLS = 1024
 
@@ -193,13 +189,11 @@ def _places(blocks: Sequence[Block]) -> Iterator[tuple[int | None, str]]:
     end = 0
     num_texts = 0
     for block in blocks:
-        if isinstance(block, Thought | Redacted):
-            continue
-        if isinstance(block, Text):
-            end += len(block.text) + (len(PART_SEPARATOR) if num_texts else 0)
+        if isinstance(block.part, str):
+            end += len(block.part) + (len(PART_SEPARATOR) if num_texts else 0)
             num_texts += 1
         if block.cache is not None:
-            yield (end if isinstance(block, Text) else None), block.cache
+            yield (end if isinstance(block.part, str) else None), block.cache
 
 
 MAX_MESSAGES = 100_000
@@ -251,7 +245,7 @@ def _turn(value: Any, path: str) -> Turn:
     )
 
 
-def system(value: Any, path: str) -> tuple[Text, ...]:
+def system(value: Any, path: str) -> tuple[Block, ...]:
     if isinstance(value, list) and value and _is_billing(value[0]):
         value = value[1:]
     return text_blocks(value, path)
@@ -262,7 +256,7 @@ def _is_billing(block: Any) -> bool:
     return isinstance(block_text, str) and block_text.startswith(BILLING_MARK)
 
 
-def chat_messages(turns: list[Turn], system_blocks: Sequence[Text]) -> MarkedChat:
+def chat_messages(turns: list[Turn], system_blocks: Sequence[Block]) -> MarkedChat:
     dialogue = [turn for turn in turns if turn.role != "system"]
     if all(turn.role != "user" for turn in dialogue):
         raise InvalidRequestError("'messages' must have a turn of the user.", param="messages")
@@ -286,8 +280,7 @@ def chat_messages(turns: list[Turn], system_blocks: Sequence[Text]) -> MarkedCha
 def tool_references(turns: Iterable[Turn]) -> Iterator[ToolReference]:
     for turn in turns:
         for block in turn.blocks:
-            if isinstance(block, ToolResult):
-                yield from block.references
+            yield from block.references
 
 
 def _system_texts(turns: list[Turn]) -> Iterator[str]:
@@ -302,30 +295,29 @@ def _user_messages(
 ) -> Iterator[tuple[ChatMessage, Sequence[Block]]]:
     rest = []
     for block in content:
-        if not isinstance(block, ToolResult):
+        if not isinstance(block.part, Returned):
             rest.append(block)
             continue
-        call_id = block.returned.call_id
+        call_id = block.part.call_id
         if call_id not in open_ids:
             raise InvalidRequestError(
                 f"'{block.path}' is no tool_use before it that has no result yet: '{call_id}'.",
                 param=block.path,
             )
         open_ids.remove(call_id)
-        yield block.returned.message, (block,)
+        yield block.part.message, (block,)
     if rest:
         images = parts_with_images(
-            block.text if isinstance(block, Text) else block.image
-            for block in rest
-            if isinstance(block, Text | Image)
+            block.part for block in rest if isinstance(block.part, str | ImageRef)
         )
         yield ChatMessage(role="user", content=texts_of(rest), parts=images), rest
 
 
 def _assistant_message(content: list[Block]) -> ChatMessage:
-    calls: list[ToolCall] = [block.call for block in content if isinstance(block, Called)]
-    thoughts = [block.text for block in content if isinstance(block, Thought) and block.text]
-    has_text = any(isinstance(block, Text) for block in content)
+    parts = [block.part for block in content]
+    calls = [part.call for part in parts if isinstance(part, Called)]
+    thoughts = [part.text for part in parts if isinstance(part, Thought) and part.text]
+    has_text = any(isinstance(part, str) for part in parts)
     return ChatMessage(
         role="assistant",
         content=texts_of(content) if has_text or not calls else None,

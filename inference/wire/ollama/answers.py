@@ -3,7 +3,6 @@ object."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -61,7 +60,7 @@ def timestamp(unix_s: float) -> str:
     )
 
 
-class OllamaEncoder(ABC):
+class OllamaBodyEncoder:
     def __init__(self, shape: Shape, clock: FineClock, *, shows_thinking: bool = True) -> None:
         self._shape = shape
         self._shows_thinking = shows_thinking
@@ -71,16 +70,13 @@ class OllamaEncoder(ABC):
         self._call: ToolCallStarted | None = None
         self._arguments: list[str] = []
         self._reason = ""
+        self._texts: list[str] = []
+        self._thoughts: list[str] = []
+        self._calls: list[dict[str, Any]] = []
+        self._logprobs: list[orjson.Fragment] | None = None
 
     def asked_at(self, unix_s: float) -> None:
         self._asked_s = min(unix_s, self._started_s)
-
-    @abstractmethod
-    def _add(
-        self, text: str, more: dict[str, Any], logprobs: list[TextLogprob] | None
-    ) -> bytes: ...
-    @abstractmethod
-    def _finish(self, end: dict[str, Any]) -> bytes: ...
 
     def encode(self, event: Event) -> bytes:
         if self._first_s is None and isinstance(event, TOKENS):
@@ -131,24 +127,6 @@ class OllamaEncoder(ABC):
             "eval_duration": _nanoseconds(now_s - first_s),
         }
 
-
-class OllamaStreamEncoder(OllamaEncoder):
-    def _add(self, text: str, more: dict[str, Any], logprobs: list[TextLogprob] | None) -> bytes:
-        end = {} if logprobs is None else {"logprobs": list(map(token_object, logprobs))}
-        return self._shape.line(self._clock(), self._shape.body(text, more, end)) + LINE_END
-
-    def _finish(self, end: dict[str, Any]) -> bytes:
-        return self._shape.line(self._clock(), self._shape.body("", {}, end), done=True) + LINE_END
-
-
-class OllamaBodyEncoder(OllamaEncoder):
-    def __init__(self, shape: Shape, clock: FineClock, *, shows_thinking: bool = True) -> None:
-        super().__init__(shape, clock, shows_thinking=shows_thinking)
-        self._texts: list[str] = []
-        self._thoughts: list[str] = []
-        self._calls: list[dict[str, Any]] = []
-        self._logprobs: list[orjson.Fragment] | None = None
-
     def _add(self, text: str, more: dict[str, Any], logprobs: list[TextLogprob] | None) -> bytes:
         self._texts.append(text)
         self._thoughts.append(more.get("thinking", ""))
@@ -168,6 +146,15 @@ class OllamaBodyEncoder(OllamaEncoder):
             end["logprobs"] = self._logprobs
         body = self._shape.body("".join(self._texts), more, end)
         return self._shape.line(self._clock(), body, done=True)
+
+
+class OllamaStreamEncoder(OllamaBodyEncoder):
+    def _add(self, text: str, more: dict[str, Any], logprobs: list[TextLogprob] | None) -> bytes:
+        end = {} if logprobs is None else {"logprobs": list(map(token_object, logprobs))}
+        return self._shape.line(self._clock(), self._shape.body(text, more, end)) + LINE_END
+
+    def _finish(self, end: dict[str, Any]) -> bytes:
+        return self._shape.line(self._clock(), self._shape.body("", {}, end), done=True) + LINE_END
 
 
 def _nanoseconds(seconds: float) -> int:
