@@ -2,15 +2,13 @@
 family of keys in Redis, found where they are named: ``inference.protocol.keys``.
 
 A field that is added to a message is tried from then on: where its default is nothing, what it may
-hold is made up from its type. A function of the keys whose name ends in ``_key`` makes the keys of
-one family. A new one has to be named in ``test_commands``, with the commands that an invited host
-may give on it.
+hold is made up from its type. A pattern whose name ends in ``_key`` makes the keys of one family. A
+new one has to be named in ``test_commands``, with the commands that an invited host may give on it.
 """
 
 from __future__ import annotations
 
 import enum
-import inspect
 import math
 import types
 from collections.abc import Callable, Iterator
@@ -125,56 +123,36 @@ def _plain(kind: Any) -> Any:
     return _plain(get_args(kind)[0]) if get_origin(kind) is Annotated else kind
 
 
-NAMES = ("name", "neuron")
-"""What the functions call the neuron that a key belongs to."""
-OTHERS = {"gateway_id": "gw", "ask_id": "ask", "request_id": "r", "kind": "key"}
-
 QUEUE_FAMILIES = (
     *("queue", "priority_3", "priority_6", "priority_9", "binding", "permanent_binding"),
 )
 """The families that ``keys.queue_keys`` makes."""
 
 
-def _functions() -> dict[str, Callable[..., str]]:
-    found = dict(inspect.getmembers(keys, inspect.isfunction))
+def _families() -> dict[str, Callable[..., str]]:
+    """The formatters of ``_key`` names. They ignore what their pattern has no place for."""
     return {
-        name: each
-        for name, each in found.items()
-        if name.endswith("_key") and "key" not in inspect.signature(each).parameters
+        name.removesuffix("_key"): each
+        for name, each in vars(keys).items()
+        if name.endswith("_key") and isinstance(getattr(each, "__self__", None), str)
     }
 
 
-def of_neuron(neuron: str, **ids: str) -> dict[str, str]:
-    """Returns by family a key that belongs to that neuron. ``ids`` are those of ``OTHERS``."""
-    found = {
-        name.removesuffix("_key"): _call(function, neuron, ids)
-        for name, function in _functions().items()
-        if _is_of_neuron(function)
-    }
+def of_neuron(neuron: str, gateway_id: str = "gw") -> dict[str, str]:
+    """Returns by family a key that belongs to that neuron."""
+    made = {family: each(neuron, gateway_id) for family, each in _families().items()}
+    found = {name: key for name, key in made.items() if key.startswith(f"helexa:neuron:{neuron}:")}
     queues = dict(zip(QUEUE_FAMILIES, keys.queue_keys(neuron), strict=True))
     return found | queues | {"usage": f"helexa:neuron:{neuron}:usage"}  # of helexa 0.2.0
 
 
 def of_no_neuron() -> dict[str, str]:
     """A key of each family that belongs to no neuron, and every key that has one name."""
-    made = {
-        name.removesuffix("_key"): _call(function, "gw-or-account", {})
-        for name, function in _functions().items()
-        if not _is_of_neuron(function)
-    }
+    made = {family: each("gw", "account") for family, each in _families().items()}
     named = {
         name.lower(): value
         for name, value in vars(keys).items()
         if isinstance(value, str) and value.startswith("helexa:") and "*" not in value
     }
-    return made | named | {"control_queue": keys.CONTROL_QUEUE, "unacked": "unacked"}
-
-
-def _is_of_neuron(function: Callable[..., str]) -> bool:
-    return _call(function, "some-name", {}).startswith("helexa:neuron:some-name:")
-
-
-def _call(function: Callable[..., str], neuron: str, ids: dict[str, str]) -> str:
-    values = OTHERS | ids
-    names = inspect.signature(function).parameters
-    return function(*(neuron if name in NAMES else values[name] for name in names))
+    others = {name: made[name] for name in made.keys() - of_neuron("").keys()}
+    return others | named | {"control_queue": keys.CONTROL_QUEUE, "unacked": "unacked"}

@@ -49,6 +49,8 @@ def newcomer(
         ),
         # What would take half an hour on a processor.
         "bench once": "bench once --samples 2 --scenario chat:128 --max-tokens 8",
+        # It ends with 1 where this machine's disk is nearly full.
+        "manage.py status  ": "manage.py status || test $? = 1  ",
         "beast@0.2.0": neuron,
         "beast": neuron,
     }

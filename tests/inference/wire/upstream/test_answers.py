@@ -12,11 +12,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.gateway.request.answer_check import AnswerCheck
-from inference.protocol.events import Accepted, Delta, Event, Finished, ToolCallStarted, Usage
+from inference.protocol.events import (
+    Accepted,
+    ChoiceFinished,
+    Delta,
+    Event,
+    Finished,
+    ToolCallDelta,
+    ToolCallStarted,
+    Usage,
+)
 from inference.protocol.generation import ChatInput, ChatMessage, GenerationRequest
 from inference.wire.anthropic.answers import MessageBodyEncoder, MessageStreamEncoder, Style
 from inference.wire.ollama.answers import OllamaBodyEncoder, OllamaStreamEncoder, Shape
 from inference.wire.upstream.answer_events import (
+    AnswerEvents,
     FrameError,
     LinesReader,
     SseReader,
@@ -156,6 +166,28 @@ def test_a_call_is_whole_or_text() -> None:
     found = content_of(read(MessagesEvents, message_start(), *blocks, *end))
     assert found.calls == [["toolu_1", "f", '{"a": 1}'], ["t2", "g", "{}"]]
     assert (found.text, found.reason) == ('{"name": "h", "arguments": {"b":}', "length")
+
+
+def test_a_call_of_a_message_is_sent_when_its_own_block_ends() -> None:
+    """An end of another block sends no part of it, a block without an index is the first, and what
+    comes late for a call that was sent is skipped."""
+    opened, first, last, closed = used(0, "f", '{"a":', " 1}")
+    for one in (opened, closed):
+        del one["index"]
+    other = block(1, {"type": "text", "text": "b"})
+    late = block(2, {"type": "text", "text": "c"})
+    counted = {"type": "message_delta", "usage": {"output_tokens": 7}}
+    frames = [opened, first, *other, last, closed, last, *late, counted, message_end("tool_use")]
+    events = read(MessagesEvents, message_start(input_tokens=3), *frames, STOP)
+    kinds = [Accepted, Delta, ToolCallStarted, ToolCallDelta, Delta, ChoiceFinished, Finished]
+    assert [type(one) for one in events] == kinds
+    found = content_of(events)
+    assert found.calls == [["toolu_1", "f", '{"a": 1}']] and found.reason == "tool_calls"
+    limits = dict.fromkeys(("prompt_tokens", "max_prompt_tokens", "max_output_tokens"), 99)
+    reader = MessagesEvents(AnswerEvents("r", num_choices=1, **limits))
+    sent = [message_start(input_tokens=3), *frames, STOP]
+    *_, ended = [reader.read(json.dumps(one).encode()) for one in sent]
+    assert ended == [Finished(request_id="r", usage=found.usage)]
 
 
 def test_a_call_without_an_id_or_index_gets_one() -> None:
