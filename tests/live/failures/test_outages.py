@@ -1,5 +1,5 @@
-"""A whole server whose Redis stands still: answers pause and lose nothing. Hang-ups, and what a dead
-gateway's requests cost, are in ``tests/inference/gateway``."""
+"""A whole server whose Redis stands still: answers pause and lose nothing. Hang-ups, and what the
+requests of a dead gateway cost, are in ``tests/inference/gateway``."""
 
 from __future__ import annotations
 
