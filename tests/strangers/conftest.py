@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
 from tests.live.conftest import with_caches
-from tests.live.serving import WAIT_TIMEOUT_S, Serve, wait_until
+from tests.live.serving import Serve, wait_until
 
 
 @pytest.fixture(scope="session")
@@ -23,9 +22,3 @@ def server(
     with Serve(with_caches(parent / "var", model_cache_dir, native_cache_dir)) as serve:
         wait_until(serve.is_healthy, "the server is healthy")
         yield serve
-
-
-@pytest.fixture(scope="module")
-def client(server: Serve) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=2 * WAIT_TIMEOUT_S) as made:
-        yield made

@@ -1,4 +1,4 @@
-"""An engine process that follows a script: the real channel and messages, no model.
+"""The neurons' fake engine with a script to follow: the real channel and messages, no model.
 
 It stands in where the default model cannot call tools or think. The load spec's source,
 ``path:FOLDER``, names a folder with tokenizer files and a script (``script.py`` here), which holds
@@ -10,10 +10,7 @@ devices are simulated it takes the memory that its script names (``simulated_dev
 from __future__ import annotations
 
 import argparse
-import os
-import queue
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from itertools import chain, repeat
@@ -23,12 +20,13 @@ from typing import Literal
 import msgspec
 import tokenizers
 
-from inference.channel import Channel, ChannelClosedError
+from inference.channel import Channel
 from inference.engine.logits_processors import ThinkingBudget
 from inference.protocol import engine as protocol
 from inference.protocol.engine import SamplingParams, TokenLogprob
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_report import LoadFailure, LoadProgress, LoadReport, LoadStage
+from tests.inference.neuron.fake_engine import FakeEngine
 from tests.inference.reports import engine_stats, load_report
 from tests.live.scripted import script as scripts
 from tests.live.scripted.simulated_devices import NoRoomError, Taken, take_memory
@@ -116,125 +114,80 @@ def _planned(
         yield token_id
 
 
-STEP_S = 0.001
-IDLE_S = 0.5
 HELD_LOAD_S = 0.02
 A_QUARTER = LoadProgress(stage=LoadStage.WEIGHTS, done=1, total=4, unit="tensors")
 NUM_BLOCKS = 1000
 
 
-Output = (
-    protocol.SequenceStep
-    | protocol.SequencesEmbedded
-    | protocol.SequenceFailed
-    | protocol.SequenceCancelled
-)
-
-
-class ScriptedEngine:
+class ScriptedEngine(FakeEngine):
     def __init__(self, channel: Channel, spec: LoadSpec) -> None:
-        self._channel = channel
-        self._spec = spec
-        folder = Path(spec.source.removeprefix("path:"))
-        self._folder = folder
-        script = scripts.read_script(folder)
-        tokenizer_file = folder / "tokenizer.json"
+        super().__init__(channel, spec, "rate=1000")
+        self._folder = Path(spec.source.removeprefix("path:"))
+        script = scripts.read_script(self._folder)
         self._context_tokens = script.context_tokens
         self._vision = script.vision
-        self._tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer_file))
+        self._tokenizer = tokenizers.Tokenizer.from_file(str(self._folder / "tokenizer.json"))
         end_token_id = self._tokenizer.token_to_id(scripts.END_TOKEN)
         assert end_token_id is not None
         self._end_token_id = end_token_id
-        self._vocab_size = self._tokenizer.get_vocab_size(with_added_tokens=True)
-        self._commands: queue.SimpleQueue[protocol.EngineCommand] = queue.SimpleQueue()
         self._performances: dict[str, Performance] = {}
-        self._num_steps = 0
+        self._taken = Taken()
 
-    def run(self) -> None:
-        threading.Thread(target=self._read, daemon=True).start()
+    def _load(self) -> bool:
         if scripts.read_script(self._folder).holds_load:
             self._send(protocol.LoadProgressed(progress=A_QUARTER))
         while scripts.read_script(self._folder).holds_load:
             time.sleep(HELD_LOAD_S)
         try:
-            taken = take_memory(self._spec, scripts.read_script(self._folder))
+            self._taken = take_memory(self.spec, scripts.read_script(self._folder))
         except NoRoomError as error:
             why = {"message": str(error), "needed_bytes": error.needed_bytes}
             failure = LoadFailure(code="does_not_fit", **why)
             self._send(protocol.LoadFailedMessage(failure=failure))
-            return
-        self._send(protocol.Loaded(report=self._report(taken)))
-        while True:
-            outputs: list[Output] = [*self._take_commands(), *self._steps()]
-            if outputs:
-                self._send(protocol.StepOutputs(outputs=outputs, stats=self._stats()))
-            elif not self._performances:
-                self._send(protocol.Idle(stats=self._stats()))
+            return False
+        self._send(protocol.Loaded(report=self._report()))
+        return True
 
-    def _read(self) -> None:
-        try:
-            while True:
-                self._commands.put(protocol.decode_engine_command(self._channel.receive()))
-        except ChannelClosedError:
-            os._exit(0)
-
-    def _take_commands(self) -> list[protocol.SequenceFailed | protocol.SequenceCancelled]:
-        outputs: list[protocol.SequenceFailed | protocol.SequenceCancelled] = []
-        due_s = time.monotonic() + (STEP_S if self._performances else IDLE_S)
-        while (left_s := due_s - time.monotonic()) > 0:
-            try:
-                command = self._commands.get(timeout=left_s)
-            except queue.Empty:
-                break
-            due_s = min(due_s, time.monotonic() + STEP_S)
-            match command:
-                case protocol.SubmitSequence():
-                    outputs += self._start(command)
-                case protocol.CancelSequence(sequence_id=sequence_id):
-                    if (cancelled := self._performances.pop(sequence_id, None)) is not None:
-                        self._note(cancelled, "cancelled")
-                        outputs.append(protocol.SequenceCancelled(sequence_id=sequence_id))
-                case protocol.Shutdown():
-                    os._exit(0)
+    def _steps(self) -> list[protocol.SequenceStep | protocol.SequenceFailed]:
+        for sequence_id in self._performances.keys() - self.running.keys():
+            self._note(self._performances.pop(sequence_id), "cancelled")
+        outputs: list[protocol.SequenceStep | protocol.SequenceFailed] = []
+        now_s = time.monotonic()
+        for sequence_id, (submit, _) in list(self.running.items()):
+            performance = self._performances.get(sequence_id) or self._begun(submit)
+            if performance is None:
+                del self.running[sequence_id]
+                failed = {"code": "engine_error", "message": "no rule for the prompt"}
+                outputs.append(protocol.SequenceFailed(sequence_id=sequence_id, **failed))
+            elif performance.is_due(now_s):
+                if performance.num_output == 0:
+                    self._note(performance, "first token")
+                step = performance.step()
+                if step.finish_reason is not None:
+                    del self.running[sequence_id], self._performances[sequence_id]
+                outputs.append(step)
+        self.num_steps += bool(outputs)
         return outputs
 
-    def _start(self, submit: protocol.SubmitSequence) -> list[protocol.SequenceFailed]:
+    def _begun(self, submit: protocol.SubmitSequence) -> Performance | None:
         prompt = self._tokenizer.decode(submit.token_ids, skip_special_tokens=False)
-        scripts.append(
-            self._folder,
-            scripts.Received(
-                prompt=prompt,
-                num_prompt_tokens=len(submit.token_ids),
-                num_images=len(submit.images),
-                params=submit.params,
-            ),
+        received = scripts.Received(
+            prompt=prompt,
+            num_prompt_tokens=len(submit.token_ids),
+            num_images=len(submit.images),
+            params=submit.params,
         )
+        scripts.append(self._folder, received)
         rule = scripts.read_script(self._folder).rule_for(prompt)
         if rule is None:
-            message = f"no rule for the prompt {prompt!r}"
-            failed = {"code": "engine_error", "message": message}
-            return [protocol.SequenceFailed(sequence_id=submit.sequence_id, **failed)]
+            return None
         index = int(submit.sequence_id.rpartition("/")[2])
         answer = rule.choices[index % len(rule.choices)]
         token_ids = self._tokenizer.encode(answer, add_special_tokens=False).ids
         planned = _planned(token_ids, rule, self._end_token_id, submit.params)
-        self._performances[submit.sequence_id] = Performance(submit, prompt, rule, planned)
-        return []
-
-    def _steps(self) -> list[protocol.SequenceStep]:
-        outputs: list[protocol.SequenceStep] = []
-        now_s = time.monotonic()
-        for sequence_id, performance in list(self._performances.items()):
-            if not performance.is_due(now_s):
-                continue
-            if performance.num_output == 0:
-                self._note(performance, "first token")
-            step = performance.step()
-            if step.finish_reason is not None:
-                del self._performances[sequence_id]
-            outputs.append(step)
-        self._num_steps += bool(outputs)
-        return outputs
+        performance = Performance(submit, prompt, rule, planned)
+        self._performances[submit.sequence_id] = performance
+        return performance
 
     def _note(self, performance: Performance, what: Literal["first token", "cancelled"]) -> None:
         now_s = time.monotonic()
@@ -243,13 +196,14 @@ class ScriptedEngine:
 
     def _stats(self) -> protocol.EngineStats:
         return engine_stats(
-            in_flight=len(self._performances),
-            kv_blocks_used=len(self._performances),
+            in_flight=len(self.running),
+            kv_blocks_used=len(self.running),
             kv_blocks_total=NUM_BLOCKS,
-            last_forward_unix_s=time.time() if self._num_steps else None,
+            last_forward_unix_s=time.time() if self.num_steps else None,
         )
 
-    def _report(self, taken: Taken) -> LoadReport:
+    def _report(self) -> LoadReport:
+        taken = self._taken
         return load_report(
             architecture="scripted",
             device=taken.device,
@@ -259,23 +213,15 @@ class ScriptedEngine:
             num_kv_blocks=NUM_BLOCKS,
             kv_block_tokens=16,
             context_tokens=self._context_tokens,
-            vocab_size=self._vocab_size,
+            vocab_size=self._tokenizer.get_vocab_size(with_added_tokens=True),
             tokenizer_dir=str(self._folder),
             eos_token_ids=[self._end_token_id],
             vision=self._vision,
         )
 
-    def _send(self, message: msgspec.Struct) -> None:
-        self._channel.send(protocol.encode_engine_frame(message))
 
-
-def main() -> None:
+if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--fd", type=int, required=True)
     channel = Channel(socket.socket(fileno=parser.parse_args().fd))
-    spec = msgspec.msgpack.decode(channel.receive(), type=LoadSpec)
-    ScriptedEngine(channel, spec).run()
-
-
-if __name__ == "__main__":
-    main()
+    ScriptedEngine(channel, msgspec.msgpack.decode(channel.receive(), type=LoadSpec)).run()

@@ -1,7 +1,7 @@
 """Each dialect by its SDK, streamed and folded by it, from a neuron that renders and
 parses: a thought, a call that is required, and the tool's result. Whole answers are in
 ``test_one_serve``; the details of each in the tests of ``inference.text``, ``inference.wire`` and
-``inference.gateway``; each field in ``tests/strangers/fields``."""
+``inference.gateway``."""
 
 from __future__ import annotations
 
