@@ -6,6 +6,7 @@ playground's conversation is saved first: no engine answers here.
 
 from __future__ import annotations
 
+import os
 import tempfile
 import uuid
 from pathlib import Path
@@ -68,6 +69,7 @@ SAVE = """
 
 
 def main() -> None:
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "helexa_site.settings")
     with (
         tempfile.TemporaryDirectory() as directory,
         running_chromium(Path(directory) / "chromium") as driver,

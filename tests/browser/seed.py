@@ -11,7 +11,6 @@ import time
 from datetime import timedelta
 
 from django.contrib.auth.models import Group, User
-from django.core.management import call_command
 from django.utils import timezone
 
 from fleet import services
@@ -42,7 +41,6 @@ GIB = 1024**3
 
 
 def main() -> None:
-    call_command("migrate", verbosity=0)
     User.objects.create_superuser(Who.OPERATOR, password=PASSWORD)
     member = User.objects.create_user(Who.MEMBER, password=PASSWORD)
     account = of_metering.account_create(actor=COMMAND, name="research")

@@ -1,76 +1,53 @@
-"""One gateway for tests in a browser: Daphne over a seeded database, with a Redis of its own."""
+"""One gateway for tests in a browser, over a seeded database; a hub stands for Hugging Face."""
 
 from __future__ import annotations
 
-import os
 import signal
 import sqlite3
-import subprocess
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-import httpx
 from django.db.models import Model
 
-from benchmarks.ports import free_port
 from tests.fleet.hub.conftest import running_hub
-from tests.live.fleets.fleet import MANAGE, Program
-from tests.live.serving import READY_TIMEOUT_S, REPOSITORY_DIR, wait_until
-from tests.servers.private_redis import running_redis
+from tests.live.fleets.fleet import DATABASE, Fleet, running_fleet
 
 BUSY_TIMEOUT_S = 30.0
 
 
 @contextmanager
 def running_pages(directory: Path) -> Iterator[PagesServer]:
-    with (
-        running_redis(directory) as redis_url,
-        running_hub() as hub_url,
-        PagesServer(directory, redis_url, hub_url) as server,
-    ):
-        yield server
+    environment = {"HELEXA_BENCH_PUBLIC": "1", "HELEXA_METRICS_LISTEN": "off"}
+    with running_hub() as hub_url:
+        hub = {"HF_ENDPOINT": hub_url, "HF_HUB_OFFLINE": "0"}
+        with running_fleet(directory, **environment, **hub) as fleet:
+            seed = "from tests.browser import seed; seed.main()"
+            fleet.manage("shell", "--no-imports", "-c", seed)
+            fleet.add_gateway()
+            yield PagesServer(fleet)
 
 
 class PagesServer:
-    """``directory`` holds its database and its log; ``hub_url`` stands for Hugging Face."""
-
-    def __init__(self, directory: Path, redis_url: str, hub_url: str) -> None:
-        self._database = directory / "pages.sqlite3"
-        self._directory = directory
-        self._environment = os.environ | {
-            "DJANGO_SETTINGS_MODULE": "helexa_site.settings",
-            "DATABASE_URL": f"sqlite:///{self._database}",
-            "REDIS_URL": redis_url,
-            "HELEXA_DATA_DIR": str(directory),
-            "HELEXA_SECRET_KEY": "of tests in a browser alone, and no secret",
-            "HELEXA_METRICS_LISTEN": "off",
-            "HELEXA_BENCH_PUBLIC": "1",
-            "HF_ENDPOINT": hub_url,
-            "HF_HUB_OFFLINE": "0",
-            "PYTHONPATH": str(REPOSITORY_DIR),
-        }
-        self.command("shell", "--no-imports", "-c", "from tests.browser import seed; seed.main()")
-        self._start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._gateway.end()
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        (self.url,) = fleet.gateway_urls
+        self.command = fleet.manage
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        self._gateway.process.send_signal(signal.SIGSTOP)
+        gateway = self._fleet.programs["gateway-0"].process
+        gateway.send_signal(signal.SIGSTOP)
         try:
             yield
         finally:
-            self._gateway.process.send_signal(signal.SIGCONT)
+            gateway.send_signal(signal.SIGCONT)
 
     def write(self, statement: str, *values: object) -> list[Any]:
         """Runs a statement of SQL, also one that reads."""
-        with closing(sqlite3.connect(self._database, timeout=BUSY_TIMEOUT_S)) as connection:
+        database = self._fleet.run_dir / DATABASE
+        with closing(sqlite3.connect(database, timeout=BUSY_TIMEOUT_S)) as connection:
             with connection:
                 return connection.execute(statement, values).fetchall()
 
@@ -81,31 +58,3 @@ class PagesServer:
         rows = self.write(f"SELECT {key.column} FROM {table} ORDER BY rowid LIMIT 1")
         assert rows, f"tests/browser/seed.py makes no {model.__name__}"
         return str(rows[0][0])
-
-    def command(self, *arguments: str) -> str:
-        done = subprocess.run(
-            [*MANAGE, *arguments],
-            cwd=REPOSITORY_DIR,
-            env=self._environment,
-            capture_output=True,
-            text=True,
-            timeout=READY_TIMEOUT_S,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    def _start(self) -> None:
-        port = free_port()
-        self.url = f"http://127.0.0.1:{port}"
-        command = [*MANAGE, "gateway", "--host", "127.0.0.1", "--port", str(port)]
-        self._gateway = Program("gateway", command, self._environment, self._directory)
-        try:
-            wait_until(self._answers, f"{self.url} answers", READY_TIMEOUT_S)
-        except BaseException:
-            self._gateway.end()
-            raise
-
-    def _answers(self) -> bool:
-        assert self._gateway.process.poll() is None, self._gateway.log_tail()
-        return httpx.get(f"{self.url}/login/", timeout=30.0).status_code == 200

@@ -40,6 +40,7 @@ from tests.servers.private_redis import MortalRedis, mortal_redis
 
 GB = 10**9
 CONTROL = ("-m", "helexa_site.control")
+DATABASE = "helexa.sqlite3"
 MANAGE = (sys.executable, str(REPOSITORY_DIR / "manage.py"))
 
 
@@ -82,7 +83,9 @@ class Program:
 
 
 class Fleet:
-    def __init__(self, run_dir: Path, server: MortalRedis, port: int, database_url: str) -> None:
+    def __init__(
+        self, run_dir: Path, server: MortalRedis, port: int, database_url: str, **environment: str
+    ) -> None:
         self.run_dir = run_dir
         self.redis, self.redis_port = server, port
         self.programs: dict[str, Program] = {}
@@ -91,14 +94,18 @@ class Fleet:
         self._client = redis.Redis.from_url(server.url_at(port))
         self._log_dir = run_dir / "logs"
         self._log_dir.mkdir(parents=True)
-        self.environment = serve_environment() | {
-            "DATABASE_URL": database_url,
-            "REDIS_URL": server.url_at(port),
-            "HELEXA_DATA_DIR": str(run_dir / "var"),
-            # This process reads what they sign.
-            "HELEXA_SECRET_KEY": str(django_settings.SECRET_KEY),
-            "PYTHONPATH": str(REPOSITORY_DIR),
-        }
+        self.environment = (
+            serve_environment()
+            | {
+                "DATABASE_URL": database_url,
+                "REDIS_URL": server.url_at(port),
+                "HELEXA_DATA_DIR": str(run_dir / "var"),
+                # This process reads what they sign.
+                "HELEXA_SECRET_KEY": str(django_settings.SECRET_KEY),
+                "PYTHONPATH": str(REPOSITORY_DIR),
+            }
+            | environment
+        )
         self.manage("migrate", "--verbosity", "0")
 
     def manage(self, *arguments: str) -> str:
@@ -206,13 +213,13 @@ class Fleet:
 
 
 @contextmanager
-def running_fleet(run_dir: Path, database_url: str = "") -> Iterator[Fleet]:
+def running_fleet(run_dir: Path, database_url: str = "", **environment: str) -> Iterator[Fleet]:
     """One without programs yet, on a Redis of its own; without a URL on SQLite. Everything that is
     added ends with it."""
     port = free_port()
-    database_url = database_url or f"sqlite:///{run_dir / 'helexa.sqlite3'}"
+    database_url = database_url or f"sqlite:///{run_dir / DATABASE}"
     with mortal_redis(run_dir / "redis", port=port) as server:
-        fleet = Fleet(run_dir, server, port, database_url)
+        fleet = Fleet(run_dir, server, port, database_url, **environment)
         try:
             yield fleet
         finally:
