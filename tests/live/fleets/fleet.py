@@ -46,11 +46,17 @@ MANAGE = (sys.executable, str(REPOSITORY_DIR / "manage.py"))
 
 class Program:
     def __init__(
-        self, name: str, command: Sequence[str], environment: Mapping[str, str], log_dir: Path
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log_dir: Path,
+        cwd: Path = REPOSITORY_DIR,
     ) -> None:
         self.name = name
         self._command = command
         self._environment = environment
+        self._cwd = cwd
         self._log_path = log_dir / f"{name}.log"
         self.start()
 
@@ -61,7 +67,7 @@ class Program:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                cwd=REPOSITORY_DIR,
+                cwd=self._cwd,
                 env=dict(self._environment),
             )
 
@@ -77,9 +83,22 @@ class Program:
         except subprocess.TimeoutExpired:
             self.kill()
 
+    @property
+    def output(self) -> str:
+        return self._log_path.read_text(errors="replace")
+
     def log_tail(self) -> str:
-        text = self._log_path.read_text(errors="replace")
-        return f"--- {self.name}\n{text[-LOG_TAIL_CHARACTERS:]}"
+        return f"--- {self.name}\n{self.output[-LOG_TAIL_CHARACTERS:]}"
+
+    def wait_for(self, words: str) -> None:
+        def is_printed() -> bool:
+            assert self.process.poll() is None, f"it ended:\n{self.log_tail()}"
+            return words in self.output
+
+        try:
+            wait_until(is_printed, f"{self.name} prints {words!r}")
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.log_tail()}") from None
 
 
 class Fleet:

@@ -10,10 +10,10 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
-from tests.live.serving import WAIT_TIMEOUT_S, serve_environment, wait_until
+from tests.live.fleets.fleet import Program
+from tests.live.serving import WAIT_TIMEOUT_S, serve_environment
 from tests.strangers.docs.blocks import REPOSITORY_DIR, Block, all_blocks
 
 BLOCK_TIMEOUT_S = 240.0
@@ -74,53 +74,20 @@ class Newcomer:
         return done.stdout
 
     @contextmanager
-    def running(self, text: str, name: str, **environment: str) -> Iterator[Running]:
+    def running(self, text: str, name: str, **environment: str) -> Iterator[Program]:
         """A command that runs until SIGTERM, upon which it has to end with code 0. The last of the
         commands that ``&&`` joins is the process."""
         before, joint, last = text.rpartition(" && ")
-        log = self.folder / f"{name}.log"
-        with log.open("wb") as file:
-            process = subprocess.Popen(
-                _command(f"{before}{joint}exec {last}", "sh"),
-                cwd=self.folder,
-                env=self._environment | environment,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-            )
-        running = Running(text, log, process)
+        command = _command(f"{before}{joint}exec {last}", "sh")
+        program = Program(name, command, self._environment | environment, self.folder, self.folder)
         try:
-            yield running
-            process.terminate()
-            code = process.wait(WAIT_TIMEOUT_S)
-            assert code == 0, f"{text} ended with {code}:\n{running.output}"
-            assert "Traceback" not in running.output, running.output
+            yield program
+            program.process.terminate()
+            code = program.process.wait(WAIT_TIMEOUT_S)
+            assert code == 0, f"{text} ended with {code}:\n{program.log_tail()}"
+            assert "Traceback" not in program.output, program.output
         finally:
-            if process.poll() is None:
-                process.kill()
-                process.wait(WAIT_TIMEOUT_S)
-
-
-@dataclass(frozen=True, slots=True)
-class Running:
-    text: str
-    log: Path
-    process: subprocess.Popen[bytes]
-
-    @property
-    def output(self) -> str:
-        return self.log.read_text(errors="replace")
-
-    def wait_for(self, words: str) -> None:
-
-        def is_printed() -> bool:
-            assert self.process.poll() is None, f"{self.text} ended:\n{self.output}"
-            return words in self.output
-
-        try:
-            wait_until(is_printed, f"{self.text} prints {words!r}")
-        except AssertionError as error:
-            raise AssertionError(f"{error}\n{self.output}") from None
+            program.end()
 
 
 def _command(text: str, language: str) -> list[str]:
