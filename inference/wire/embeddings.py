@@ -4,7 +4,6 @@ https://docs.ollama.com/api/embed."""
 from __future__ import annotations
 
 import base64
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -29,10 +28,11 @@ SHORTEST = 1e-12
 """Keeps a vector of zeros."""
 
 
-class VectorsEncoder(ABC):
+class VectorsEncoder:
     """Encoding all vectors may take 0.3 s; the event loop runs between the parts."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: str) -> None:
+        self._model = model
         self._num_vectors = 0
 
     def encode(self, event: Event) -> bytes:
@@ -47,10 +47,11 @@ class VectorsEncoder(ABC):
         if isinstance(event, Embedded):
             yield self._end(event)
 
-    @abstractmethod
-    def _vector(self, vector: bytes) -> bytes: ...
-    @abstractmethod
-    def _end(self, embedded: Embedded) -> bytes: ...
+    def _vector(self, vector: bytes) -> bytes:
+        raise NotImplementedError
+
+    def _end(self, embedded: Embedded) -> bytes:
+        raise NotImplementedError
 
 
 def _numbers(vector: bytes, *, to_unit: bool = False) -> bytes:
@@ -136,8 +137,7 @@ def parse_openai(body: bytes, context: RequestContext = NO_CONTEXT) -> OpenAIEmb
 
 class OpenAIVectors(VectorsEncoder):
     def __init__(self, request: OpenAIEmbeddings) -> None:
-        super().__init__()
-        self._model = request.embedding.model
+        super().__init__(request.embedding.model)
         self._as_base64 = request.encoding_format == "base64"
 
     def _vector(self, vector: bytes) -> bytes:
@@ -215,8 +215,7 @@ def parse_old_ollama(body: bytes, context: RequestContext = NO_CONTEXT) -> Ollam
 
 class OllamaVectors(VectorsEncoder):
     def __init__(self, model: str, clock: FineClock) -> None:
-        super().__init__()
-        self._model = model
+        super().__init__(model)
         self._clock = clock
         self._asked_s = clock()
 

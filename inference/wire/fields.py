@@ -8,7 +8,7 @@ unless the operator wants them ignored. ``null`` means the same as leaving a fie
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeVar
@@ -81,7 +81,7 @@ def refused(name: str, reason: str) -> Field:
 class Table(dict[str, Field]):
     __slots__ = ("checks", "required")
 
-    def __init__(self, fields: Sequence[Field]) -> None:
+    def __init__(self, *fields: Field) -> None:
         super().__init__({field.name: field for field in fields})
         assert len(self) == len(fields), "a field is declared twice"
         self.checks = {field.name: field.check for field in fields}
@@ -93,8 +93,7 @@ class Table(dict[str, Field]):
         return read_fields(value, self, path=f"{path}.")
 
 
-def table(*fields: Field) -> Table:
-    return Table(fields)
+table = Table
 
 
 def read_json_object(body: bytes, *, bounds_values: bool = True) -> dict[str, Any]:

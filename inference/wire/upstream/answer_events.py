@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import orjson
@@ -119,12 +119,6 @@ def decoded(decode: Callable[[bytes], AnyAnswer], data: bytes, otherwise: str) -
     if found.error is not None:
         raise UpstreamErrorObject(found.error)
     return found
-
-
-class AnswerReader(Protocol):
-    def read(self, data: bytes) -> list[Event]:
-        """A frame or a whole answer. Raises ``UpstreamFaultError``, ``UpstreamErrorObject``."""
-        ...
 
 
 @dataclass(slots=True)
@@ -308,6 +302,16 @@ class AnswerEvents:
         state.num_tokens += added
         self._left_tokens -= added
         return added
+
+
+class AnswerReader:
+    def __init__(self, answer: AnswerEvents, *, wants_logprobs: bool = False) -> None:
+        self._answer = answer
+        self._wants_logprobs = wants_logprobs
+
+    def read(self, data: bytes) -> list[Event]:
+        """A frame or a whole answer. Raises ``UpstreamFaultError``, ``UpstreamErrorObject``."""
+        raise NotImplementedError
 
 
 def reason_of(reasons: Mapping[str, FinishReason], given: str) -> FinishReason:

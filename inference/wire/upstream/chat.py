@@ -24,7 +24,7 @@ from inference.protocol.images import ImageRef
 from inference.wire.upstream import Sending, refuse, refuse_format, refuse_unknown, tool_of
 from inference.wire.upstream.answer_events import (
     Answer,
-    AnswerEvents,
+    AnswerReader,
     UpstreamFaultError,
     decoded,
     reason_of,
@@ -273,11 +273,7 @@ REASONS: dict[str, FinishReason] = {
 """Our reasons lack a filter's."""
 
 
-class ChatEvents:
-    def __init__(self, answer: AnswerEvents, *, wants_logprobs: bool = False) -> None:
-        self._answer = answer
-        self._wants_logprobs = wants_logprobs
-
+class ChatEvents(AnswerReader):
     def read(self, data: bytes) -> list[Event]:
         if data == DONE:
             self._answer.end()

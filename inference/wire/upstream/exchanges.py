@@ -68,6 +68,7 @@ def is_forwarded(dialect: str, request: Forwarded) -> bool:
 
 def exchange_of(dialect: str, request: Forwarded, sending: Sending) -> Exchange:
     """Raises ``ApiError`` for fields that are not translated."""
+    reader: type[AnswerReader]
     match request:
         case EmbeddingRequest():
             is_ollamas = dialect == "ollama"
@@ -79,21 +80,20 @@ def exchange_of(dialect: str, request: Forwarded, sending: Sending) -> Exchange:
             )
         case TokenCountRequest():
             return _token_count(dialect, request, sending)
+    how: dict[str, Any] = {"content_type": EVENT_STREAM, "frames": SseReader}
+    match dialect:
+        case "ollama":
+            reader, how = ollama.OllamaEvents, {"content_type": JSON_LINES}
+            path, body = ollama.path_and_body(request, sending)
+        case "anthropic":
+            reader = MessagesEvents
+            path, body = messages_request.PATH, messages_request.body_of(request, sending)
+        case _:
+            reader = chat.ChatEvents
+            path, body = chat.path_and_body(request, sending)
     wants_logprobs = request.sampling.top_logprobs is not None
-    if dialect == "ollama":
-        path, body = ollama.path_and_body(request, sending)
-        reader_of = partial(ollama.OllamaEvents, wants_logprobs=wants_logprobs)
-        return Exchange(path=path, body=body, reader_of=reader_of, content_type=JSON_LINES)
-    reader: Callable[[AnswerEvents], AnswerReader]
-    if dialect == "anthropic":
-        path, body = messages_request.PATH, messages_request.body_of(request, sending)
-        reader = MessagesEvents
-    else:
-        path, body = chat.path_and_body(request, sending)
-        reader = partial(chat.ChatEvents, wants_logprobs=wants_logprobs)
-    return Exchange(
-        path=path, body=body, reader_of=reader, content_type=EVENT_STREAM, frames=SseReader
-    )
+    reader_of = partial(reader, wants_logprobs=wants_logprobs)
+    return Exchange(path=path, body=body, reader_of=reader_of, **how)
 
 
 def _token_count(dialect: str, request: TokenCountRequest, sending: Sending) -> Exchange:
@@ -164,9 +164,9 @@ class Vectors(Answer):
 _decode_vectors = msgspec.json.Decoder(Vectors).decode
 
 
-class VectorsReader:
+class VectorsReader(AnswerReader):
     def __init__(self, answer: AnswerEvents, request: EmbeddingRequest) -> None:
-        self._answer = answer
+        super().__init__(answer)
         self._request = request
 
     def read(self, data: bytes) -> list[Event]:
@@ -224,10 +224,7 @@ class Count(Answer):
 _decode_count = msgspec.json.Decoder(Count).decode
 
 
-class TokenCountReader:
-    def __init__(self, answer: AnswerEvents) -> None:
-        self._answer = answer
-
+class TokenCountReader(AnswerReader):
     def read(self, data: bytes) -> list[Event]:
         found = decoded(_decode_count, data, "something else than a number of tokens")
         name = "count" if found.input_tokens is None else "input_tokens"

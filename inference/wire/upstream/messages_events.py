@@ -16,6 +16,7 @@ from inference.protocol.events import Event, FinishReason, Usage
 from inference.wire.upstream.answer_events import (
     Answer,
     AnswerEvents,
+    AnswerReader,
     UpstreamErrorObject,
     decoded,
     reason_of,
@@ -73,9 +74,9 @@ class MessageEvent(Answer):
 _decode = msgspec.json.Decoder(MessageEvent).decode
 
 
-class MessagesEvents:
-    def __init__(self, answer: AnswerEvents) -> None:
-        self._answer = answer
+class MessagesEvents(AnswerReader):
+    def __init__(self, answer: AnswerEvents, *, wants_logprobs: bool = False) -> None:
+        super().__init__(answer)
         self._usage: dict[str, Any] = {}
         self._calls: set[int] = set()
 

@@ -34,7 +34,7 @@ from inference.wire.upstream import (
 )
 from inference.wire.upstream.answer_events import (
     Answer,
-    AnswerEvents,
+    AnswerReader,
     UpstreamFaultError,
     decoded,
     reason_of,
@@ -170,11 +170,7 @@ class Line(Answer):
 _decode = msgspec.json.Decoder(Line).decode
 
 
-class OllamaEvents:
-    def __init__(self, answer: AnswerEvents, *, wants_logprobs: bool = False) -> None:
-        self._answer = answer
-        self._wants_logprobs = wants_logprobs
-
+class OllamaEvents(AnswerReader):
     def read(self, data: bytes) -> list[Event]:
         line = decoded(_decode, data, "what is no line of an answer")
         if line.message is None and line.response is None:
