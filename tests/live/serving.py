@@ -9,10 +9,9 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -41,7 +40,7 @@ LOG_TAIL_CHARACTERS = 3000
 MARK_VARIABLE = "HELEXA_TEST_SERVE"
 Found = TypeVar("Found")
 Events = list[dict[str, Any]]
-READY = re.compile(r"^ready: (http://\S+)$")
+READY = re.compile(r"^ready: (http://\S+)$", re.MULTILINE)
 
 _CLIENT = httpx.Client(verify=False, limits=httpx.Limits(max_keepalive_connections=0), timeout=30.0)
 """The client of those who look again and again: reading the system's certificates takes longer than
@@ -67,29 +66,78 @@ def wait_until(is_done: Callable[[], Found], what: str, timeout_s: float = WAIT_
     raise AssertionError(f"not within {timeout_s:g} s: {what}")
 
 
-class Serve:
-    """One life of ``manage.py serve``. What it prints is in ``lines``, as it comes. As a context it
-    is ready, and ended afterwards."""
+class Program:
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log_dir: Path,
+        cwd: Path = REPOSITORY_DIR,
+    ) -> None:
+        self.name = name
+        self._command = command
+        self._environment = environment
+        self._cwd = cwd
+        self._log_path = log_dir / f"{name}.log"
+        self.start()
+
+    def start(self) -> None:
+        with self._log_path.open("ab") as log:
+            self.process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self._cwd,
+                env=dict(self._environment),
+            )
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(WAIT_TIMEOUT_S)
+
+    def end(self) -> None:
+        """However it stands, it is gone after this."""
+        self.process.terminate()
+        try:
+            self.process.wait(WAIT_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    @property
+    def output(self) -> str:
+        return self._log_path.read_text(errors="replace")
+
+    def log_tail(self) -> str:
+        return f"--- {self.name}\n{self.output[-LOG_TAIL_CHARACTERS:]}"
+
+    def wait_for(self, words: str) -> None:
+        def is_printed() -> bool:
+            assert self.process.poll() is None, f"it ended:\n{self.log_tail()}"
+            return words in self.output
+
+        try:
+            wait_until(is_printed, f"{self.name} prints {words!r}")
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.log_tail()}") from None
+
+
+class Serve(Program):
+    """One life of ``manage.py serve``; its log is beside its data. As a context it is ready, and
+    ended afterwards."""
 
     def __init__(self, data_dir: Path, *flags: str, port: int | None = None, **env: str) -> None:
         self.data_dir = data_dir
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self.lines: list[str] = []
         self._mark = uuid.uuid4().hex
-        self.process = subprocess.Popen(
-            [
-                *(sys.executable, str(REPOSITORY_DIR / "manage.py"), "serve"),
-                *("--data-dir", str(data_dir), "--port", str(self.port), *flags),
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=serve_environment() | {MARK_VARIABLE: self._mark} | env,
-        )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        command = [
+            *(sys.executable, str(REPOSITORY_DIR / "manage.py"), "serve"),
+            *("--data-dir", str(data_dir), "--port", str(self.port), *flags),
+        ]
+        environment = serve_environment() | {MARK_VARIABLE: self._mark} | env
+        super().__init__(f"serve-{self._mark}", command, environment, data_dir.parent)
 
     def __enter__(self) -> Self:
         try:
@@ -102,32 +150,23 @@ class Serve:
     def __exit__(self, *_: object) -> None:
         self.end()
 
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append(line.rstrip("\n"))
-
     @property
-    def output(self) -> str:
-        return "\n".join(self.lines)
+    def lines(self) -> list[str]:
+        return self.output.splitlines()
 
     def wait_ready(self) -> str:
 
         def ready() -> str | None:
             assert self.process.poll() is None, f"serve ended:\n{self.output}"
-            matches = [match for line in self.lines if (match := READY.match(line))]
-            return matches[0][1] if matches else None
+            match = READY.search(self.output)
+            return match and match[1]
 
         return self.wait(ready, "ready", READY_TIMEOUT_S)
 
     def wait_printed(self, pattern: str) -> re.Match[str]:
         """The first line that ``pattern`` matches. Several lines come after the ready line."""
-
-        def printed() -> re.Match[str] | None:
-            found = (re.search(pattern, line) for line in list(self.lines))
-            return next(filter(None, found), None)
-
-        return self.wait(printed, f"a line like {pattern}")
+        form = re.compile(pattern, re.MULTILINE)
+        return self.wait(lambda: form.search(self.output), f"a line like {pattern}")
 
     def wait(
         self, is_done: Callable[[], Found], what: str, timeout_s: float = WAIT_TIMEOUT_S
@@ -139,9 +178,7 @@ class Serve:
             raise AssertionError(f"{error}\n{self.describe()}") from None
 
     def wait_ended(self) -> int:
-        code = self.process.wait(WAIT_TIMEOUT_S)
-        self._reader.join(WAIT_TIMEOUT_S)
-        return code
+        return self.process.wait(WAIT_TIMEOUT_S)
 
     def describe(self) -> str:
         try:
@@ -166,11 +203,6 @@ class Serve:
 
         return wait_until(found, f"one process named {name}")
 
-    def kill(self, name: str) -> psutil.Process:
-        process = self.find(name)
-        process.send_signal(signal.SIGKILL)
-        return process
-
     def stop(self) -> float:
         """SIGTERM and the seconds until the end; asserts that it ends in order, in time, and
         that nothing is left."""
@@ -184,13 +216,7 @@ class Serve:
 
     def end(self) -> None:
         """However it stands, nothing is left after this."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(STOP_TIMEOUT_S)
-        if self.process.poll() is None:
-            self.process.kill()
-        self.wait_ended()
+        super().end()
         for process in self.processes():
             with contextlib.suppress(psutil.Error):
                 process.kill()

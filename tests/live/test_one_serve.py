@@ -96,7 +96,7 @@ def test_a_killed_engine_fails_the_request_once_and_comes_back(serve: Serve) -> 
     killed = serve.find("engine")
     with serve.stream(**LONG) as stream:
         stream.next_text()
-        serve.kill("engine")
+        killed.kill()
         events = list(stream)
     (error,) = (event for event in events if '"error"' in event)
     assert json.loads(error)["error"]["message"]

@@ -29,10 +29,10 @@ from inference.protocol.heartbeat import ReplicaStatus
 from tests.live.scripted.model import ENGINE, ScriptedModel, make_model
 from tests.live.scripted.simulated_devices import SimulatedDevices, device_environment
 from tests.live.serving import (
-    LOG_TAIL_CHARACTERS,
     REPOSITORY_DIR,
     SERVE_KEY,
     WAIT_TIMEOUT_S,
+    Program,
     serve_environment,
     wait_until,
 )
@@ -42,63 +42,6 @@ GB = 10**9
 CONTROL = ("-m", "helexa_site.control")
 DATABASE = "helexa.sqlite3"
 MANAGE = (sys.executable, str(REPOSITORY_DIR / "manage.py"))
-
-
-class Program:
-    def __init__(
-        self,
-        name: str,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        log_dir: Path,
-        cwd: Path = REPOSITORY_DIR,
-    ) -> None:
-        self.name = name
-        self._command = command
-        self._environment = environment
-        self._cwd = cwd
-        self._log_path = log_dir / f"{name}.log"
-        self.start()
-
-    def start(self) -> None:
-        with self._log_path.open("ab") as log:
-            self.process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=self._cwd,
-                env=dict(self._environment),
-            )
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait(WAIT_TIMEOUT_S)
-
-    def end(self) -> None:
-        """However it stands, it is gone after this."""
-        self.process.terminate()
-        try:
-            self.process.wait(WAIT_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self.kill()
-
-    @property
-    def output(self) -> str:
-        return self._log_path.read_text(errors="replace")
-
-    def log_tail(self) -> str:
-        return f"--- {self.name}\n{self.output[-LOG_TAIL_CHARACTERS:]}"
-
-    def wait_for(self, words: str) -> None:
-        def is_printed() -> bool:
-            assert self.process.poll() is None, f"it ended:\n{self.log_tail()}"
-            return words in self.output
-
-        try:
-            wait_until(is_printed, f"{self.name} prints {words!r}")
-        except AssertionError as error:
-            raise AssertionError(f"{error}\n{self.log_tail()}") from None
 
 
 class Fleet:

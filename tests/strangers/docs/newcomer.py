@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.live.fleets.fleet import Program
-from tests.live.serving import WAIT_TIMEOUT_S, serve_environment
+from tests.live.serving import WAIT_TIMEOUT_S, Program, serve_environment
 from tests.strangers.docs.blocks import REPOSITORY_DIR, Block, all_blocks
 
 BLOCK_TIMEOUT_S = 240.0
