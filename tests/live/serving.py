@@ -24,6 +24,7 @@ from tests.processes import command_line
 from tests.time_limit import TimeLimitExceeded
 
 REPOSITORY_DIR = Path(__file__).resolve().parent.parent.parent
+MANAGE = (sys.executable, str(REPOSITORY_DIR / "manage.py"))
 SERVE_KEY = "what-serve-asks-its-gateway-with"
 MODEL = "smollm2-135m-instruct"
 QUESTION = "What is the capital of France?"
@@ -132,10 +133,8 @@ class Serve(Program):
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._mark = uuid.uuid4().hex
-        command = [
-            *(sys.executable, str(REPOSITORY_DIR / "manage.py"), "serve"),
-            *("--data-dir", str(data_dir), "--port", str(self.port), *flags),
-        ]
+        place = ("--data-dir", str(data_dir), "--port", str(self.port))
+        command = [*MANAGE, "serve", *place, *flags]
         environment = serve_environment() | {MARK_VARIABLE: self._mark} | env
         super().__init__(f"serve-{self._mark}", command, environment, data_dir.parent)
 
@@ -357,15 +356,22 @@ def operator_key(helexa: Serve) -> str:
 
 def run(helexa: Serve, code: str) -> str:
     """What it prints, in Django's shell on the server's machine."""
-    command = [sys.executable, str(REPOSITORY_DIR / "manage.py"), "shell", "-v", "0", "-c"]
+    environment = helexa.find("gateway").environ()
+    return manage(environment, "shell", "-v", "0", "-c", IMPORTS + code)
+
+
+def manage(environment: Mapping[str, str], *words: str) -> str:
+    """What a command prints, run as an operator beside a gateway would."""
     done = subprocess.run(
-        [*command, IMPORTS + code],
-        env=helexa.find("gateway").environ(),
-        stdout=subprocess.PIPE,
+        [*MANAGE, *words],
+        env=environment,
+        cwd=REPOSITORY_DIR,
+        capture_output=True,
         text=True,
-        check=True,
         timeout=WAIT_TIMEOUT_S,
+        check=False,
     )
+    assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 

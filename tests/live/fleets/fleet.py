@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,10 +28,12 @@ from inference.protocol.heartbeat import ReplicaStatus
 from tests.live.scripted.model import ENGINE, ScriptedModel, make_model
 from tests.live.scripted.simulated_devices import SimulatedDevices, device_environment
 from tests.live.serving import (
+    IMPORTS,
+    MANAGE,
     REPOSITORY_DIR,
     SERVE_KEY,
-    WAIT_TIMEOUT_S,
     Program,
+    manage,
     serve_environment,
     wait_until,
 )
@@ -41,7 +42,6 @@ from tests.servers.private_redis import MortalRedis, mortal_redis
 GB = 10**9
 CONTROL = ("-m", "helexa_site.control")
 DATABASE = "helexa.sqlite3"
-MANAGE = (sys.executable, str(REPOSITORY_DIR / "manage.py"))
 
 
 class Fleet:
@@ -70,19 +70,8 @@ class Fleet:
         )
         self.manage("migrate", "--verbosity", "0")
 
-    def manage(self, *arguments: str) -> str:
-        """What a command prints, run as an operator beside a gateway would."""
-        finished = subprocess.run(
-            [*MANAGE, *arguments],
-            env=self.environment,
-            cwd=REPOSITORY_DIR,
-            capture_output=True,
-            text=True,
-            timeout=WAIT_TIMEOUT_S,
-            check=False,
-        )
-        assert finished.returncode == 0, finished.stdout + finished.stderr
-        return finished.stdout
+    def manage(self, *words: str) -> str:
+        return manage(self.environment, *words)
 
     def add_gateway(self) -> None:
         port = free_port()
@@ -132,8 +121,7 @@ class Fleet:
         return line
 
     def shell(self, *lines: str) -> None:
-        imports = "from fleet import services", "from metering.audit import COMMAND"
-        self.manage("shell", "-v", "0", "-c", "\n".join([*imports, *lines]))
+        self.manage("shell", "-v", "0", "-c", IMPORTS + "\n".join(lines))
 
     def snapshot(self) -> FleetSnapshot:
         """Returns the snapshot of the neurons' heartbeats; empty while Redis does not answer."""

@@ -5,13 +5,11 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.live.serving import REPOSITORY_DIR, Serve
+from tests.live.serving import Serve, manage
 from tests.strangers.docs.blocks import Block, commands_of
 from tests.strangers.docs.newcomer import Newcomer, blocks_for, linked_checkout
 
@@ -24,8 +22,9 @@ NO_VERDICT = 2
 
 @pytest.fixture(scope="module")
 def key(server: Serve) -> str:
-    manage(server, "accounts", "create", "readers")
-    made = manage(server, "keys", "create", "readers", "--scopes", SCOPES, "--json")
+    environment = server.find("gateway").environ()
+    manage(environment, "accounts", "create", "readers")
+    made = manage(environment, "keys", "create", "readers", "--scopes", SCOPES, "--json")
     return str(json.loads(made)["key"])
 
 
@@ -57,18 +56,6 @@ def newcomer(
     folder = linked_checkout(tmp_path_factory.mktemp("newcomer") / "helexa")
     environment = {"HELEXA_DATA_DIR": str(server.data_dir)}
     return Newcomer(folder, rewrites=rewrites, environment=environment)
-
-
-def manage(server: Serve, *words: str) -> str:
-    done = subprocess.run(
-        [sys.executable, str(REPOSITORY_DIR / "manage.py"), *words],
-        env=server.find("gateway").environ(),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @pytest.mark.parametrize("block", blocks_for("serve"), ids=str)
