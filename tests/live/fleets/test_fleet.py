@@ -15,7 +15,6 @@ import pytest
 from inference.protocol.heartbeat import ReplicaStatus
 from tests.live.fleets.crowd import Crowd, ending_of
 from tests.live.fleets.fleet import GB, Fleet, running_fleet
-from tests.live.scripted.simulated_devices import CardWatch
 from tests.servers.private_postgres import running_postgres
 
 pytestmark = [pytest.mark.slow, pytest.mark.postgres, pytest.mark.limit_s(900)]
@@ -59,10 +58,8 @@ def shared_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
             fleet.add_neuron(name, *cards, join=line if name == "guest" else "")
         for model in fleet.add_models(SIZES, pinned=PINNED):
             model.answers(QUESTION, TEXT, token_s=TOKEN_S)
-        with CardWatch(fleet.cards) as watch:
-            yield fleet
-        assert watch.num_looks > 0
-        assert watch.overcommitted == [], fleet.describe()
+        yield fleet
+        assert not any(one.overcommitted() for one in fleet.cards.values()), fleet.describe()
 
 
 @pytest.fixture

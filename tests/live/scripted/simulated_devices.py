@@ -16,11 +16,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import threading
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 import psutil
 
@@ -32,7 +29,7 @@ from tests.live.scripted.script import Script
 
 VARIABLE = "HELEXA_TEST_DEVICES"
 REPOSITORY_DIR = Path(__file__).resolve().parents[3]
-LOOK_EVERY_S = 0.02
+OVERCOMMITTED = "overcommitted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +69,15 @@ class SimulatedDevices:
         partial = directory / f".{os.getpid()}"
         partial.write_text(str(num_bytes))
         partial.replace(directory / str(os.getpid()))
+        # Each writes before it reads, so that the last one sees the bytes of all.
+        over_bytes = sum(self.taken_bytes(device).values()) - self.sizes().get(device, num_bytes)
+        if over_bytes > 0:
+            (directory / OVERCOMMITTED).write_text(f"{device}: {over_bytes} bytes too many")
+
+    def overcommitted(self) -> list[str]:
+        """The devices of which more was ever taken than they have."""
+        found = self.path.parent.glob(f"{self.path.name}.taken/*/{OVERCOMMITTED}")
+        return [one.read_text() for one in found]
 
     def taken_bytes(self, device: str) -> dict[int, int]:
         """Process id -> what it holds."""
@@ -142,32 +148,3 @@ def take_memory(spec: LoadSpec, script: Script) -> Taken:
     kv_bytes = spec.kv_memory_bytes or min(script.kv_bytes, free_bytes - script.weight_bytes)
     simulated.take(device, script.weight_bytes + kv_bytes)
     return Taken(device, script.weight_bytes, kv_bytes)
-
-
-class CardWatch:
-    """Looks all the time whether more was ever taken of a card than it has."""
-
-    def __init__(self, cards: Mapping[str, SimulatedDevices]) -> None:
-        self.overcommitted: list[str] = []
-        """The neuron, the card and by how many bytes, each time that it was seen."""
-        self.num_looks = 0
-        self._cards = cards
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
-
-    def _look(self) -> None:
-        while not self._stop.wait(LOOK_EVERY_S):
-            for neuron, simulated in list(self._cards.items()):
-                for card, size_bytes in simulated.sizes().items():
-                    over_bytes = sum(simulated.taken_bytes(card).values()) - size_bytes
-                    if over_bytes > 0:
-                        self.overcommitted.append(f"{neuron} {card}: {over_bytes}")
-            self.num_looks += 1
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
