@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import orjson
 
@@ -16,12 +16,20 @@ from inference.wire.errors import TOO_MANY_REQUESTS, ApiError, MethodNotAllowedE
 from inference.wire.failures import NOT_REPEATED
 
 
-class ErrorDialect(Protocol):
-    @property
-    def keep_alive_frame(self) -> bytes: ...
+class ErrorDialect:
+    keep_alive_frame = WAITING_COMMENT
+    param_names: Mapping[str, str] = {}
+    frame = b"data: ", b"\n\n"
 
-    def error_body(self, error: ApiError, *, request_id: str) -> bytes: ...
-    def error_frame(self, error: ApiError, *, request_id: str) -> bytes: ...
+    def error_object(self, error: ApiError, *, request_id: str = "") -> dict[str, Any]:
+        raise NotImplementedError
+
+    def error_body(self, error: ApiError, *, request_id: str) -> bytes:
+        return orjson.dumps(self.error_object(error, request_id=request_id))
+
+    def error_frame(self, error: ApiError, *, request_id: str) -> bytes:
+        begin, end = self.frame
+        return begin + self.error_body(error, request_id=request_id) + end
 
 
 def error_headers(error: ApiError) -> list[tuple[bytes, bytes]]:
@@ -37,11 +45,8 @@ def error_headers(error: ApiError) -> list[tuple[bytes, bytes]]:
     return headers
 
 
-class OpenAIErrors:
-    keep_alive_frame = WAITING_COMMENT
-    param_names: Mapping[str, str] = {}
-
-    def error_object(self, error: ApiError) -> dict[str, Any]:
+class OpenAIErrors(ErrorDialect):
+    def error_object(self, error: ApiError, *, request_id: str = "") -> dict[str, Any]:
         return {
             "error": {
                 "message": error.message,
@@ -51,12 +56,6 @@ class OpenAIErrors:
                 **error.extras,
             }
         }
-
-    def error_body(self, error: ApiError, *, request_id: str) -> bytes:
-        return orjson.dumps(self.error_object(error))
-
-    def error_frame(self, error: ApiError, *, request_id: str) -> bytes:
-        return b"data: " + self.error_body(error, request_id=request_id) + b"\n\n"
 
 
 class OpenAIResponsesErrors(OpenAIErrors):
@@ -97,11 +96,12 @@ TOO_LONG = "prompt is too long: "
 """Anthropic's clients look for this before they shorten a conversation."""
 
 
-class AnthropicErrors:
+class AnthropicErrors(ErrorDialect):
     keep_alive_frame = b'event: ping\ndata: {"type":"ping"}\n\n'
     param_names = {"prompt": "messages", "stop": "stop_sequences"}
+    frame = b"event: error\ndata: ", b"\n\n"
 
-    def error_object(self, error: ApiError, *, request_id: str) -> dict[str, Any]:
+    def error_object(self, error: ApiError, *, request_id: str = "") -> dict[str, Any]:
         other = "api_error" if error.status >= 500 else "invalid_request_error"
         is_too_long = error.code == "context_length_exceeded"
         return {
@@ -118,26 +118,16 @@ class AnthropicErrors:
             "request_id": request_id,
         }
 
-    def error_body(self, error: ApiError, *, request_id: str) -> bytes:
-        return orjson.dumps(self.error_object(error, request_id=request_id))
 
-    def error_frame(self, error: ApiError, *, request_id: str) -> bytes:
-        return b"event: error\ndata: " + self.error_body(error, request_id=request_id) + b"\n\n"
-
-
-class OllamaErrors:
+class OllamaErrors(ErrorDialect):
     keep_alive_frame = b""
     """JSON lines have no comments: the consumer sends an empty answer."""
     param_names = {"stop": "options.stop", "max_tokens": "options.num_predict"}
+    frame = b"", b"\n"
 
-    def error_body(self, error: ApiError, *, request_id: str) -> bytes:
+    def error_object(self, error: ApiError, *, request_id: str = "") -> dict[str, Any]:
         param = error.param_in(self.param_names)
-        return orjson.dumps(
-            {"error": error.message, "code": error.code, "param": param} | error.extras
-        )
-
-    def error_frame(self, error: ApiError, *, request_id: str) -> bytes:
-        return self.error_body(error, request_id=request_id) + b"\n"
+        return {"error": error.message, "code": error.code, "param": param, **error.extras}
 
 
 openai_errors = OpenAIErrors()

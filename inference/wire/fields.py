@@ -141,8 +141,8 @@ def unknown_field(name: str, known: Iterable[str], path: str = "") -> Unsupporte
     return UnsupportedParameterError(path + shown(name), f"it is not known to this server{help_}")
 
 
-def shown(name: str) -> str:
-    return name if len(name) <= MAX_SHOWN_NAME_CHARS else name[:MAX_SHOWN_NAME_CHARS] + "…"
+def shown(name: str, most: int = MAX_SHOWN_NAME_CHARS) -> str:
+    return name if len(name) <= most else name[:most] + "…"
 
 
 def number(minimum: float, maximum: float) -> Check[float]:

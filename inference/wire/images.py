@@ -31,7 +31,7 @@ import msgspec
 
 from inference.protocol.images import ImageRef, MediaType
 from inference.wire.errors import InvalidImageError, UnsupportedParameterError
-from inference.wire.fields import Check, one_of, wrong_type
+from inference.wire.fields import Check, one_of, shown, wrong_type
 
 EXIF_MARK = b"Exif\x00\x00"
 ORIENTATION_TAG = 0x0112
@@ -279,12 +279,14 @@ def images_read(reading: ImageReading) -> Iterator[None]:
 def image_url(value: Any, path: str) -> ImageFile:
     if not isinstance(value, str):
         raise wrong_type(path, "a string", value)
-    if given := DATA_URI.match(value):
-        if not given[2].lower().endswith(";base64"):
+    if found := DATA_URI.match(value):
+        if not found[2].lower().endswith(";base64"):
             raise InvalidImageError("a data URI must be base64", path)
-        return base64_image(value[given.end() :], path)
+        return base64_image(value[found.end() :], path)
     if ADDRESS.match(value) is None:
-        raise InvalidImageError(f"'{_short(value)}' is neither a data URI nor an address", path)
+        raise InvalidImageError(
+            f"'{shown(value, SHOWN_URI_CHARS)}' is neither a data URI nor an address", path
+        )
     return address_image(value, path)
 
 
@@ -354,10 +356,6 @@ def _check_size(num_bytes: int, reading: ImageReading, path: str) -> None:
         raise InvalidImageError(
             f"the image has {num_bytes:,} bytes; at most {reading.rules.max_bytes:,} are read", path
         )
-
-
-def _short(value: str) -> str:
-    return value if len(value) <= SHOWN_URI_CHARS else value[:SHOWN_URI_CHARS] + "…"
 
 
 _NOT_HERE = ImageFile(

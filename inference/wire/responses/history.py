@@ -224,18 +224,14 @@ def _last_turns(conversation: Sequence[InputItem]) -> str:
 def _words(part: TurnPart) -> str:
     match part:
         case Message(role="assistant", text=text):
-            return f"You said: {_short(text)}"
+            return f"You said: {f.shown(text, MAX_ONE_CHARS)}"
         case Called(call=call):
-            return f"You called {call.name}: {_short(call.arguments)}"
+            return f"You called {call.name}: {f.shown(call.arguments, MAX_ONE_CHARS)}"
         case Returned():
-            return f"It returned: {_short(part.message.content or '')}"
+            return f"It returned: {f.shown(part.message.content or '', MAX_ONE_CHARS)}"
         case Summarised(text=text):
             return text
     return ""
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= MAX_ONE_CHARS else f"{text[:MAX_ONE_CHARS]}…"
 
 
 SUMMARISE = (
