@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,10 +12,7 @@ import orjson
 from inference.protocol.generation import ToolCall
 from inference.protocol.images import ImageRef
 from inference.wire import fields as f
-from inference.wire.errors import (
-    InvalidRequestError,
-    UnsupportedParameterError,
-)
+from inference.wire.errors import InvalidRequestError
 from inference.wire.images import FILE_REASON, address_image, base64_image
 from inference.wire.parts import Called, Part, Returned, Thought, joined_text
 
@@ -82,10 +79,7 @@ TEXT_FIELDS = f.table(
 
 
 def _text(value: Any, path: str, kinds: tuple[str, ...] = ("text",)) -> Block:
-    kind = f.kind_of(value, path)
-    if kind != "text":
-        raise _not_read(kind, path, kinds)
-    read = TEXT_FIELDS.read(value, path)
+    _, read = f.read_kind(value, path, {"text": TEXT_FIELDS}, _only(kinds))
     return Block(read["text"], cache_of(read))
 
 
@@ -118,10 +112,7 @@ SOURCE_FIELDS = {
 
 
 def _source(value: Any, path: str) -> ImageRef:
-    kind = f.kind_of(value, path)
-    if kind not in SOURCE_FIELDS:
-        raise _not_read(kind, path, tuple(SOURCE_FIELDS))
-    read = SOURCE_FIELDS[kind].read(value, path)
+    kind, read = f.read_kind(value, path, SOURCE_FIELDS, _only(SOURCE_FIELDS))
     image: ImageRef = read["data" if kind == "base64" else "url"]
     return image
 
@@ -201,6 +192,7 @@ ASSISTANT_BLOCKS = ("text", "thinking", "redacted_thinking", "tool_use")
 
 
 def blocks(kinds: tuple[str, ...]) -> f.Check[Any]:
+    tables, reason = {kind: BLOCK_FIELDS[kind] for kind in kinds}, _only(kinds)
 
     def check(value: Any, path: str) -> tuple[Block, ...]:
         if isinstance(value, str):
@@ -209,17 +201,10 @@ def blocks(kinds: tuple[str, ...]) -> f.Check[Any]:
             raise f.wrong_type(path, "a string or an array of blocks", value)
         if not value:
             raise InvalidRequestError(f"'{path}' must not be empty.", param=path)
-        return tuple(_block(one, f"{path}[{index}]", kinds) for index, one in enumerate(value))
+        places = [(one, f"{path}[{index}]") for index, one in enumerate(value)]
+        return tuple(_made(*f.read_kind(*place, tables, reason), place[1]) for place in places)
 
     return check
-
-
-def _block(value: Any, path: str, kinds: tuple[str, ...]) -> Block:
-    kind = f.kind_of(value, path)
-    if kind not in kinds:
-        raise _not_read(kind, path, kinds)
-    read = BLOCK_FIELDS[kind].read(value, path)
-    return _made(kind, read, path)
 
 
 def _made(kind: str, read: Mapping[str, Any], path: str) -> Block:
@@ -254,7 +239,5 @@ def _as_error(parts: tuple[Part, ...]) -> tuple[Part, ...]:
     return (ERROR_PREFIX, *parts)
 
 
-def _not_read(kind: str, path: str, kinds: tuple[str, ...]) -> UnsupportedParameterError:
-    return UnsupportedParameterError(
-        f"{path}.type", f"'{f.shown(kind)}' blocks are not read here, only {', '.join(kinds)}"
-    )
+def _only(kinds: Iterable[str]) -> Callable[[str], str]:
+    return lambda kind: f"'{kind}' blocks are not read here, only {', '.join(kinds)}"

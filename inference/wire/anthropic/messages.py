@@ -51,11 +51,7 @@ from inference.wire.anthropic.turns import (
     tools,
 )
 from inference.wire.dialect import NO_CONTEXT, RequestContext, UnixClock
-from inference.wire.errors import (
-    InvalidRequestError,
-    ThreadUnsupportedError,
-    UnsupportedParameterError,
-)
+from inference.wire.errors import InvalidRequestError, ThreadUnsupportedError
 from inference.wire.parts import without_answer_start
 
 MAX_TOKENS = 2**31 - 1
@@ -106,11 +102,10 @@ THINKING_FIELDS = {
 
 
 def read_thinking(value: Any, path: str) -> Thinking:
-    kind = f.kind_of(value, path)
-    if kind not in THINKING_FIELDS:
-        known = ", ".join(THINKING_FIELDS)
-        raise UnsupportedParameterError(f"{path}.type", f"'{f.shown(kind)}' is none of {known}")
-    read = THINKING_FIELDS[kind].read(value, path)
+    known = ", ".join(THINKING_FIELDS)
+    kind, read = f.read_kind(
+        value, path, THINKING_FIELDS, lambda kind: f"'{kind}' is none of {known}"
+    )
     if kind == "disabled":
         return Thinking()
     return Thinking(
@@ -150,12 +145,10 @@ CLEAR_THINKING_FIELDS = f.table(
 
 
 def _context_edit(value: Any, path: str) -> dict[str, Any]:
-    kind = f.kind_of(value, path)
-    if kind != "clear_thinking_20251015":
-        raise UnsupportedParameterError(
-            f"{path}.type", f"'{f.shown(kind)}' is not done; contexts are never edited here"
-        )
-    return CLEAR_THINKING_FIELDS.read(value, path)
+    tables = {"clear_thinking_20251015": CLEAR_THINKING_FIELDS}
+    return f.read_kind(
+        value, path, tables, lambda kind: f"'{kind}' is not done; contexts are never edited here"
+    )[1]
 
 
 CONTEXT_MANAGEMENT_FIELDS = f.table(

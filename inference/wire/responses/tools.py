@@ -112,12 +112,12 @@ def _tool(value: Any, path: str) -> ToolDefinition | Namespace:
 
 
 def _function_tool(value: Any, path: str) -> ToolDefinition:
-    kind = f.kind_of(value, path)
-    if kind != "function":
-        raise UnsupportedParameterError(
-            f"{path}.type", f"'{f.shown(kind)}' is not offered here, only functions are"
-        )
-    read = TOOL_FIELDS.read(value, path)
+    _, read = f.read_kind(
+        value,
+        path,
+        {"function": TOOL_FIELDS},
+        lambda kind: f"'{kind}' is not offered here, only functions are",
+    )
     parameters = read.get("parameters")
     return ToolDefinition(
         name=read["name"],
