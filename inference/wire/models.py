@@ -20,15 +20,6 @@ from inference.wire.errors import InvalidRequestError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelPrices:
-    """Micro-USD per million tokens; 0 is free."""
-
-    input_micro_usd: int
-    cached_input_micro_usd: int
-    output_micro_usd: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelProgress:
     """Progress of the load that is furthest. ``total`` is 0 while unknown."""
 
@@ -85,7 +76,8 @@ class ModelCard:
     capabilities: tuple[str, ...] | None = None
     sampling: Mapping[str, float] = field(default_factory=dict)
     """Keys are the names of ``SamplingOptions``."""
-    prices: ModelPrices | None = None
+    prices: tuple[int, int, int] | None = None
+    """Micro-USD per million tokens of input, cached input and output; 0 is free."""
     status_reason: str | None = None
     progress: ModelProgress | None = None
     parent: str | None = None
@@ -144,16 +136,11 @@ def _own_fields(card: ModelCard, name: str) -> dict[str, Any]:
     }
 
 
-def _cost(prices: ModelPrices | None) -> dict[str, Any]:
+def _cost(prices: tuple[int, int, int] | None) -> dict[str, Any]:
     if prices is None:
         return {}
-    return {
-        "cost": {
-            "input": _usd(prices.input_micro_usd),
-            "output": _usd(prices.output_micro_usd),
-            "cache_read": _usd(prices.cached_input_micro_usd),
-        }
-    }
+    given, cached, output = map(_usd, prices)
+    return {"cost": {"input": given, "output": output, "cache_read": cached}}
 
 
 def _usd(micro_usd: int) -> orjson.Fragment:

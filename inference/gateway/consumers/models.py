@@ -25,7 +25,6 @@ from inference.wire.models import (
     LOADED,
     ModelCard,
     ModelLocation,
-    ModelPrices,
     ModelProgress,
     ModelStage,
     PageRequest,
@@ -106,13 +105,8 @@ def model_card(
         "created_unix_s": entry.created_unix_s,
         "description": entry.description,
         "aliases": entry.aliases,
-        "prices": None
-        if prices is None
-        else ModelPrices(
-            input_micro_usd=prices.input_micro_usd,
-            cached_input_micro_usd=prices.cached_input_micro_usd,
-            output_micro_usd=prices.output_micro_usd,
-        ),
+        "prices": prices
+        and (prices.input_micro_usd, prices.cached_input_micro_usd, prices.output_micro_usd),
     }
     if base.upstream_model is not None:
         return _forwarded_card(entry, base.upstream_names, shared)

@@ -121,7 +121,7 @@ class PassThroughConsumer(ApiConsumer):
         await gateway.limits.acquire(call, most if is_counted else None, entry.name)
 
     async def _reserve(self) -> None:
-        call, most_units = self.call, self._request.most_units
+        call, most_units = self.call, self._request.units.most
         each = [self._metered(one, most_units) for one in self._failover.permitted()]
         call.metered = max(each, key=lambda metered: metered.micro_usd)
         try:
@@ -183,18 +183,18 @@ class PassThroughConsumer(ApiConsumer):
 
     def _units_used(self, answer: _PassedAnswer) -> int:
         request, reported = self._request, answer.reported[0]
-        if reported is not None and reported <= request.most_units:
+        if reported is not None and reported <= request.units.most:
             return reported
-        self.call.is_usage_estimated = not (request.is_exact and answer.is_whole)
+        self.call.is_usage_estimated = not (request.units.is_exact and answer.is_whole)
         if reported is not None:
             logger.warning(
                 "request %s: its upstream reports %d %ss, and %d are the most; they are estimated",
                 self.call.request_id,
                 reported,
                 UNIT_OF_TASK[self._entry.task],
-                request.most_units,
+                request.units.most,
             )
-        return request.likely_units
+        return request.units.likely
 
     def _tokens_used(self, answer: _PassedAnswer, units: int) -> Usage:
         reported, most = answer.reported[1], self._most
@@ -324,7 +324,7 @@ TOKENS_A_SECOND = 10
 def most_tokens(entry: CatalogueEntry, request: PassedRequest) -> TokenBounds:
     if not any(entry.charges_tokens_at(target) for target in entry.ordered_targets):
         return NO_TOKENS
-    num_answers = request.most_units if request.endpoint.task == "images" else 1
+    num_answers = request.units.most if request.endpoint.task == "images" else 1
     return TokenBounds(
         prompt_tokens=entry.max_context_tokens or 0,
         output_tokens=(entry.max_output_tokens or 0) * num_answers,
@@ -339,7 +339,7 @@ def estimate(most: Usage, request: PassedRequest, *, units: int, num_bytes: int)
         prompt_tokens = min(prompt_tokens, units * TOKENS_A_SECOND)
         output_tokens = min(output_tokens, -(-num_bytes // BYTES_A_TOKEN))
     else:
-        output_tokens = output_tokens * units // max(1, request.most_units)
+        output_tokens = output_tokens * units // max(1, request.units.most)
     return Usage(prompt_tokens=prompt_tokens, completion_tokens=output_tokens)
 
 

@@ -36,10 +36,7 @@ class PassedRequest:
     endpoint: PassedEndpoint
     model: str
     end_user: str
-    most_units: int
-    likely_units: int
-    """Charged where the upstream reports none."""
-    is_exact: bool
+    units: Units
     fields: Mapping[str, msgspec.Raw] | None = None
     form: Form | None = None
 
@@ -90,9 +87,7 @@ def _request(
         endpoint=endpoint,
         model=_text(values["model"], "model", MAX_MODEL_NAME_CHARS),
         end_user=_end_user(values),
-        most_units=units.most,
-        likely_units=units.likely,
-        is_exact=units.is_exact,
+        units=units,
         **content,
     )
 
@@ -180,6 +175,7 @@ SAMPLES = frozenset({1, 3, 0xFFFE})
 class Units:
     most: int
     likely: int
+    """Charged where the upstream reports none."""
     is_exact: bool
 
 

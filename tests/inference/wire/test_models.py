@@ -14,7 +14,6 @@ from inference.wire.errors import InvalidRequestError
 from inference.wire.models import (
     ModelCard,
     ModelLocation,
-    ModelPrices,
     PageRequest,
     anthropic_model,
     anthropic_model_list,
@@ -73,9 +72,7 @@ def test_prices_are_exact_decimals() -> None:
     for micro_usd, shown in (
         *((0, "0"), (1, "0.000001"), (150_000, "0.15"), (10**15 - 1, "999999999.999999")),
     ):
-        prices = ModelPrices(
-            input_micro_usd=micro_usd, cached_input_micro_usd=0, output_micro_usd=20_000_000
-        )
+        prices = (micro_usd, 0, 20_000_000)
         for shape in (openai_model, anthropic_model):
             body = orjson.dumps(shape(replace(CARD, prices=prices), CARD.id)).decode()
             assert f'"cost":{{"input":{shown},"output":20,"cache_read":0}}' in body

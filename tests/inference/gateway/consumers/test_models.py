@@ -14,7 +14,7 @@ from inference.gateway.consumers.models import model_card
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load import AdapterSpec
 from inference.protocol.load_report import LoadFailure, LoadProgress, LoadStage
-from inference.wire.models import ModelCard, ModelPrices, openai_model
+from inference.wire.models import ModelCard, openai_model
 from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.conftest import Rig
@@ -87,9 +87,7 @@ def test_a_model_is_outdated_where_all_that_is_ready_is(digests: list[str], stat
     assert model_card(entry, fleet).prices is None
     priced = {f"{kind}_price_micro_usd": n for n, kind in enumerate(PRICED, 1)}
     card = model_card(replace(entry, **priced), fleet)
-    assert card.prices == ModelPrices(
-        **{f"{kind}_micro_usd": n for n, kind in enumerate(PRICED, 1)}
-    )
+    assert card.prices == (1, 2, 3)
     assert shown(card)["sampling_defaults"] == {"temperature": 0.25, "repetition_window": 64}
 
 
