@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from helexa_site.program import default_data_dir
 from inference.settings import gateway, storage
-from inference.settings.gateway import MetricsSetting
+from inference.settings.gateway import MetricsListen
 from inference.settings.setting import Network, Setting, SettingError
 from inference.settings.table import check_settings
 
@@ -53,7 +53,7 @@ class Config:
     api_key: str | None = field(repr=False)
     always_stream_usage: bool
     ignores_unknown_fields: bool
-    metrics: MetricsSetting
+    metrics: MetricsListen
     traces_url: str | None = field(repr=False)
     allow_anonymous: bool | None
     """``None``: on loopback, while no key is set."""

@@ -38,29 +38,23 @@ HOST_NAME = re.compile(r"(?i)\.?[a-z0-9_-]([a-z0-9_.-]*[a-z0-9_-])?\.?|\[[0-9a-f
 
 @dataclass(frozen=True, slots=True)
 class MetricsListen:
-    host: str
-    port: int
+    """Without a ``host``: the gateway's."""
+
+    host: str = ""
+    port: int = DEFAULT_PORT
+    is_on: bool = True
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-
-@dataclass(frozen=True, slots=True)
-class MetricsSetting:
-    """``host`` ``None``: the gateway's."""
-
-    is_on: bool = True
-    host: str | None = None
-    port: int = DEFAULT_PORT
 
     def at(self, gateway_host: str) -> MetricsListen | None:
         return MetricsListen(self.host or gateway_host, self.port) if self.is_on else None
 
 
-METRICS_OFF = MetricsSetting(is_on=False)
+METRICS_OFF = MetricsListen(is_on=False)
 
 
-def _metrics_address(word: str) -> MetricsSetting:
+def _metrics_address(word: str) -> MetricsListen:
     """
     9100, :9100       the gateway's host, port 9100
     10.0.0.5          port 31314 there
@@ -76,8 +70,7 @@ def _metrics_address(word: str) -> MetricsSetting:
     port = int(found["port"] or DEFAULT_PORT) if found else 0
     if found is None or not 1 <= port <= MAX_PORT:
         raise ValueError(f"{word!r} is not like 127.0.0.1:{DEFAULT_PORT}, :9100 or off")
-    host = found["host"]
-    return MetricsSetting(host=host.strip("[]") if host else None, port=port)
+    return MetricsListen((found["host"] or "").strip("[]"), port)
 
 
 METRICS_ADDRESS = Form("HOST:PORT, HOST, :PORT or off", _metrics_address)
@@ -153,7 +146,7 @@ OTLP_HEADERS: Setting[str | None] = Setting(
     "OTEL_EXPORTER_OTLP_HEADERS", text("a list like name=value,name=value"), is_secret=True
 )
 METRICS_LISTEN = Setting(
-    "HELEXA_METRICS_LISTEN", METRICS_ADDRESS, MetricsSetting(), reads_blank=True
+    "HELEXA_METRICS_LISTEN", METRICS_ADDRESS, MetricsListen(), reads_blank=True
 )
 SERVE_KEY: Setting[str | None] = Setting(
     "HELEXA_SERVE_KEY", text(), is_secret=True, is_internal=True
