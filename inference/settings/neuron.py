@@ -28,23 +28,21 @@ from inference.settings.setting import (
 ALL = "all"
 
 
-@dataclass(frozen=True, slots=True)
-class LoggedBodies:
-    accounts: frozenset[str] = frozenset()
-    are_all: bool = False
+class LoggedBodies(frozenset[str]):
+    """Names of accounts, or ``ALL`` alone."""
 
     def include(self, account: str) -> bool:
-        return self.are_all or account in self.accounts
+        return self == frozenset({ALL}) or account in self
 
     def __str__(self) -> str:
-        return ALL if self.are_all else ", ".join(sorted(self.accounts))
+        return ", ".join(sorted(self))
 
 
 def _logged_bodies(word: str) -> LoggedBodies:
-    names = frozenset(filter(None, (name.strip() for name in word.split(","))))
+    names = LoggedBodies(filter(None, (name.strip() for name in word.split(","))))
     if not names:
         raise ValueError
-    return LoggedBodies(are_all=True) if names == {ALL} else LoggedBodies(names)
+    return names
 
 
 DEVICE_NAME = re.compile(r"cpu|cuda:(0|[1-9][0-9]{0,3})")
@@ -56,22 +54,19 @@ SCALES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryLimits:
+class MemoryLimits(dict[str, int]):
     """A device without a limit has no entry."""
 
-    by_device: tuple[tuple[str, int], ...] = ()
-
     def of(self, device: str) -> int | None:
-        return dict(self.by_device).get(device)
+        return self.get(device)
 
     @property
     def devices(self) -> tuple[str, ...]:
-        return tuple(device for device, _ in self.by_device)
+        return tuple(self)
 
 
 def _memory_limits(word: str) -> MemoryLimits:
-    limits: dict[str, int] = {}
+    limits = MemoryLimits()
     for part in word.split(","):
         device, equals, size = (piece.strip() for piece in part.partition("="))
         if not equals or not DEVICE_NAME.fullmatch(device):
@@ -79,7 +74,7 @@ def _memory_limits(word: str) -> MemoryLimits:
         if device in limits:
             raise ValueError(f"{device} has two limits")
         limits[device] = _num_bytes(size)
-    return MemoryLimits(tuple(limits.items()))
+    return limits
 
 
 def _num_bytes(size: str) -> int:

@@ -230,6 +230,10 @@ def test_words_are_read_as(setting: kinds.Setting[Any], word: str, value: object
         assert list(found.ports) == [7400, 7401]
         listens = [neuron.StageListen("box", *ports) for ports in ((), (7,))]
         assert [list(one.ports) for one in listens] == [[0], [7]]
+    if isinstance(found, neuron.LoggedBodies):
+        named = [found, neuron.LoggedBodies({"all"}), neuron.LoggedBodies({"all", "b"})]
+        assert [one.include("a") for one in named] == [True, True, False]
+        assert str(found) == "a, b"
 
 
 def test_secrets_are_known_to_be_some() -> None:
