@@ -114,6 +114,7 @@ def queue_keys(name: str) -> list[str]:
     ]
 
 
+# Called with the names for their places, in this order.
 heartbeat_key = "helexa:neuron:{}:heartbeat".format
 lease_key = "helexa:neuron:{}:lease".format
 inbox_key = "helexa:neuron:{}:frames".format
