@@ -79,7 +79,7 @@ class DatabaseCatalogue:
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._database = DatabaseThreads("catalogue")
+        self.query = DatabaseThreads("catalogue").query
         self._reading = SharedWork(self._read)
         self._reading_since_s = 0.0
         self._last: OfferedModels | None = None
@@ -128,7 +128,7 @@ class DatabaseCatalogue:
 
     async def _read(self) -> OfferedModels:
         try:
-            self._last = await self._database.query(selectors.catalogue_cache.current)
+            self._last = await self.query(selectors.catalogue_cache.current)
         except ServiceUnavailableError as error:
             self._outage = (self._clock(), error)
             raise
@@ -138,7 +138,7 @@ class DatabaseCatalogue:
     async def start_load(self, load: Load) -> None:
         """Idempotent: one active job for each model that is asked for."""
         try:
-            await self._database.query(services.placed_load_start, actor=GATEWAY, load=load)
+            await self.query(services.placed_load_start, actor=GATEWAY, load=load)
         except UnknownNeuronError:
             logger.info("%s has not been recorded yet; its heartbeat is ahead", load.neuron)
         except FleetError as error:
@@ -146,23 +146,11 @@ class DatabaseCatalogue:
 
     async def cut_off_neuron(self, neuron: str, reason: str) -> None:
         try:
-            await self._database.query(
+            await self.query(
                 services.neuron_cut_off, actor=GATEWAY, neuron_name=neuron, reason=reason
             )
         except ServiceUnavailableError as error:
             logger.error("neuron %s is not cut off yet: %s", neuron, error.message)
-
-    async def start_pull(self, request: PullRequest, actor: Actor) -> PullState:
-        return await self._database.query(pull_start, request, actor)
-
-    async def pull_state(self, before: PullState) -> PullState:
-        return await self._database.query(pull_look, before)
-
-    async def cancel_pull(self, state: PullState, actor: Actor) -> None:
-        await self._database.query(pull_cancel, state, actor)
-
-    async def offer_pulled(self, request: PullRequest, state: PullState, actor: Actor) -> None:
-        await self._database.query(pull_offer, request, state, actor)
 
 
 def pull_start(request: PullRequest, actor: Actor) -> PullState:

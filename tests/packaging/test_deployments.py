@@ -34,7 +34,7 @@ from helexa_site.bootstrap.environment import (
 from helexa_site.config import read_config
 from helexa_site.program import REPOSITORY_DIR as ROOT
 from inference.gateway.metrics import Metrics
-from inference.gateway.metrics_endpoint import DatabaseCounts, database_metrics, fleet_metrics
+from inference.gateway.metrics_endpoint import database_metrics, fleet_metrics
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.settings.gateway import DRAIN_SECONDS
 from inference.settings.neuron import NEURON_DRAIN_S
@@ -184,9 +184,9 @@ def exported() -> dict[str, set[str]]:
     busy = replica(stats=engine_stats(last_forward_unix_s=1.0))
     beat = heartbeat("beast", devices=[full], replicas=[busy])
     snapshot = build_snapshot([beat], NO_DESIRED_STATES, ())
-    counts = DatabaseCounts(load_jobs={"pending": 1}, reservations=1)
+    counts = {"pending": 1}, 1
     series: dict[str, set[str]] = {"up": set(), "process_resident_memory_bytes": set()}
-    of_fleet = (*fleet_metrics(snapshot), *database_metrics(counts))
+    of_fleet = (*fleet_metrics(snapshot), *database_metrics(*counts))
     for family in (*metrics.registry.collect(), *of_fleet):
         if family.type != "histogram":
             series.setdefault(family.name + ("_total" if family.type == "counter" else ""), set())

@@ -279,8 +279,6 @@ class _Line:
     """Held by the first: one request polls the ledger, however many wait."""
     may_try: asyncio.Event = field(default_factory=asyncio.Event)
     num_waiting: int = 0
-    failure: LedgerUnavailableError | None = None
-    """The ledger does not answer, which fails all that wait."""
 
 
 class ReservationQueue:
@@ -328,7 +326,7 @@ class ReservationQueue:
             async with asyncio.timeout_at(until_s):
                 await line.turn.acquire()
         except TimeoutError:
-            return await self._try(reserve, line)
+            return await self._try(reserve)
         try:
             return await self._try_until(until_s, reserve, line)
         finally:
@@ -343,16 +341,10 @@ class ReservationQueue:
                     await line.may_try.wait()
             line.may_try.clear()
             try:
-                return await self._try(reserve, line)
+                return await self._try(reserve)
             except QuotaExceededError as error:
                 if not error.is_reserved or loop.time() >= until_s:
                     raise
 
-    async def _try(self, reserve: Reserve, line: _Line) -> Granted:
-        if line.failure is not None:
-            raise line.failure
-        try:
-            return await self._ledger.reserve(replace(reserve, now_unix_s=time.time()))
-        except LedgerUnavailableError as error:
-            line.failure = error
-            raise
+    async def _try(self, reserve: Reserve) -> Granted:
+        return await self._ledger.reserve(replace(reserve, now_unix_s=time.time()))

@@ -248,9 +248,6 @@ class DaphneServer(daphne.server.Server):  # type: ignore[misc]
         )
         return factory
 
-    def stop_listening(self) -> None:
-        self.clients.stop_listening()
-
     def close(self) -> None:
         reactor.stop()
 

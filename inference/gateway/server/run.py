@@ -69,7 +69,7 @@ def _begin(server: DaphneServer, gateway: Gateway, lifespan: LifespanConsumer, h
 
 
 async def drain(server: DaphneServer, lifespan: LifespanConsumer) -> None:
-    server.stop_listening()
+    server.clients.stop_listening()
     try:
         await lifespan.drain()
     finally:

@@ -23,7 +23,7 @@ from inference.gateway import metrics as metrics_module
 from inference.gateway import metrics_endpoint
 from inference.gateway.gateway import Gateway
 from inference.gateway.metrics import MAX_NAMES, OTHER, Metrics
-from inference.gateway.metrics_endpoint import DatabaseCounts, MetricsEndpoint, fleet_metrics
+from inference.gateway.metrics_endpoint import MetricsEndpoint, fleet_metrics
 from inference.gateway.request.outcome import NO_MODEL, RequestOutcome
 from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus
 from inference.settings.gateway import MetricsListen
@@ -46,10 +46,10 @@ def load_jobs(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """The database's counts; it does not answer while this is empty."""
     counted: dict[str, int] = {"pending": 1, "running": 2}
 
-    async def query(_threads: object, _query: object) -> DatabaseCounts:
+    async def query(_threads: object, _query: object) -> tuple[dict[str, int], int]:
         if not counted:
             raise ServiceUnavailableError("database_unavailable", "away")
-        return DatabaseCounts(load_jobs=counted, reservations=4)
+        return counted, 4
 
     monkeypatch.setattr(metrics_endpoint.DatabaseThreads, "query", query)
     return counted
