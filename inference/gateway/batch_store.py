@@ -149,9 +149,6 @@ class BatchStore:
             raise BatchNotFoundError(batch_id)
         return found
 
-    async def cancel_batch(self, batch_id: str, account: str) -> None:
-        await self.query(services.batch_cancel, batch_id=batch_id, account=account)
-
     async def delete_batch(self, batch: BatchRecord) -> bool:
         account = batch.account
         if not await self.query(services.batch_delete, batch_id=batch.id, account=account):

@@ -134,7 +134,7 @@ class BatchesConsumer(BatchApiConsumer):
         await self.respond_with(openai_batches.batch_object(found))
 
     async def cancel(self, body: bytes) -> None:
-        await self._store.cancel_batch(self.named, self.account)
+        await self._store.query(services.batch_cancel, batch_id=self.named, account=self.account)
         await self.batch(body)
 
 
@@ -189,7 +189,7 @@ class MessageBatchesConsumer(BatchApiConsumer):
         await self.respond(200, anthropic_batches.deleted_body(self.named))
 
     async def cancel(self, body: bytes) -> None:
-        await self._store.cancel_batch(self.named, self.account)
+        await self._store.query(services.batch_cancel, batch_id=self.named, account=self.account)
         await self.batch(body)
 
     async def results(self, body: bytes) -> None:
