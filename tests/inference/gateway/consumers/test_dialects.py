@@ -15,7 +15,7 @@ from inference.gateway.consumers import generate as generation
 from inference.gateway.gateway import Gateway
 from inference.gateway.metrics import client_family
 from inference.gateway.server.http_messages import ADVISED, advice_headers, ignored_headers
-from inference.protocol.events import Accepted, Cancelled, Event, Failure
+from inference.protocol.events import Accepted, Event, Failure
 from inference.protocol.generation import Submit
 from inference.wire.errors import ModelNotFoundError, RequestFailedError, ServiceUnavailableError
 from tests.cases import each_case
@@ -126,25 +126,6 @@ async def test_a_quiet_stream_is_kept_alive(
     assert (b"ping" in exchange.body) == (script is accepts)
     exchange.leave()
     await exchange.finish()
-
-
-@each_case(
-    ("script", "status", "code"),
-    [
-        (failing, 400, "context_length_exceeded"),
-        (saying([ACCEPTED], [Cancelled(request_id="")]), 503, "cancelled"),
-        (saying(*deltas("tail")), 503, "events_lost"),  # without acceptance
-    ],
-)
-async def test_an_answer_that_fails(
-    client: AsgiClient, neuron: FakeNeuron, script: Script, status: int, code: str
-) -> None:
-    neuron.script = script
-    answer = await client.post(CHAT, chat_body())
-    assert (answer.status, answer.error["code"]) == (status, code)
-    if status == 400:
-        assert (answer.error["param"], answer.error["prompt_len"]) == ("messages", 9000)
-    assert ("retry-after" in answer.headers) == (status == 503)
 
 
 async def test_lost(client: AsgiClient, neuron: FakeNeuron, catalogue: FakeCatalogue) -> None:

@@ -192,6 +192,11 @@ async def test_headers_are_checked_before_a_large_body_alone() -> None:
         channel.dataReceived(head + b"x")
         await asyncio.sleep(0)
         channel.dataReceived(b"x" * (length - 1))
+        (request,) = channel.requests
+        channel.pauseProducing()  # the client does not read
+        assert not request.writable.is_set()
+        channel.resumeProducing()
+        assert request.writable.is_set()
         running = [each["application_instance"] for each in served.server.connections.values()]
         await asyncio.gather(*running)
     assert len(scopes) == 2
