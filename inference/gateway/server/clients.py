@@ -243,8 +243,6 @@ REFUSED_TIMEOUTS = ReadTimeouts(head_s=2.0, body_s=2.0, idle_s=2.0)
 
 
 class BoundedPort(Port):  # type: ignore[misc]
-    backlog = BACKLOG
-
     @property
     def numberAccepts(self) -> int:  # noqa: N802
         return ACCEPTS_A_TURN

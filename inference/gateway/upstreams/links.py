@@ -44,7 +44,7 @@ UNUSED = TargetState(is_ready=True, queue=0, num_requests=0)
 
 
 class UpstreamLink:
-    """Only this class has ``secret`` in clear, and no ``repr`` shows it."""
+    """Only this class has ``secret`` in clear."""
 
     def __init__(
         self,
@@ -69,9 +69,6 @@ class UpstreamLink:
         self._num_failures = 0
         self._probing: asyncio.Task[None] | None = None
         self._log = ThrottledLog(logger, logging.WARNING)
-
-    def __repr__(self) -> str:
-        return f"<UpstreamLink {self.entry.name}: {self._num_open} open>"
 
     async def post(
         self,

@@ -29,7 +29,7 @@ from tests.inference.gateway.bodies import QUESTION, chat_body, until
 from tests.inference.gateway.conftest import ENTRY, FakeCatalogue, MakeClient
 from tests.inference.gateway.fake_metering import KEY
 from tests.inference.gateway.fake_neuron import FakeNeuron, breaking, paris
-from tests.inference.gateway.upstreams.forwarding import HELLO
+from tests.inference.gateway.upstreams.conftest import HELLO
 from tests.servers.collector import Collector, Received
 from tests.servers.fake_upstream import FakeUpstream
 

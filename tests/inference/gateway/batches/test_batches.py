@@ -29,7 +29,7 @@ from tests.inference.gateway.bodies import PATIENCE_S, chat, chat_body, until
 from tests.inference.gateway.conftest import ENTRY, FakeCatalogue, MakeClient
 from tests.inference.gateway.fake_metering import KEY, FakeDirectory, FakeLedger
 from tests.inference.gateway.fake_neuron import FakeNeuron, breaking, endless, paris
-from tests.inference.gateway.upstreams.forwarding import FORM, form, part
+from tests.inference.gateway.upstreams.conftest import FORM, form, part
 from tests.inference.image_files import data_uri, png
 
 pytestmark = [

@@ -20,7 +20,7 @@ from fleet.upstreams import seal
 from inference.gateway.request.tokens import PromptRatios
 from tests.inference.gateway.bodies import until
 from tests.inference.gateway.conftest import MakeClient
-from tests.inference.gateway.upstreams.forwarding import (
+from tests.inference.gateway.upstreams.conftest import (
     CHAT,
     HELLO,
     PATH,

@@ -13,7 +13,7 @@ from inference.gateway.upstreams.links import MAX_FAILURES
 from tests.cases import each_case
 from tests.inference.gateway.bodies import until
 from tests.inference.gateway.conftest import OPERATOR
-from tests.inference.gateway.upstreams.forwarding import (
+from tests.inference.gateway.upstreams.conftest import (
     CHAT,
     HELLO,
     SECRET,

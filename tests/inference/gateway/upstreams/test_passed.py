@@ -12,7 +12,7 @@ import pytest
 from tests.cases import each_case
 from tests.inference.gateway.conftest import BEARER
 from tests.inference.gateway.fake_metering import KEY
-from tests.inference.gateway.upstreams.forwarding import (
+from tests.inference.gateway.upstreams.conftest import (
     EDITS,
     FORM,
     GENERATIONS,

@@ -13,7 +13,7 @@ import pytest
 from tests.cases import each_case
 from tests.inference.gateway.conftest import ENTRY, MakeClient
 from tests.inference.gateway.fake_metering import KEY, NARROW_KEY
-from tests.inference.gateway.upstreams.forwarding import (
+from tests.inference.gateway.upstreams.conftest import (
     EDITS,
     FORM,
     GENERATIONS,
