@@ -93,15 +93,22 @@ async def test_a_model_is_loaded_on_demand_and_the_stream_kept_alive(
     assert catalogue.loads == [("tiny", "beast")]
 
 
-async def test_the_deadline(client: AsgiClient, neuron: FakeNeuron, gateway: Gateway) -> None:
+async def test_leaving_and_the_deadline(
+    client: AsgiClient, neuron: FakeNeuron, gateway: Gateway
+) -> None:
     neuron.script = endless
-    exchange = client.open("POST", CHAT, chat_body(stream=True))
-    await exchange.until(b"on and")
-    (stream,) = gateway.streams
-    assert stream._deadline is None
-    exchange.leave()
-    await exchange.finish()
-    assert await asyncio.wait_for(neuron.cancelled.get(), 60)
+    for path, streams in ((CHAT, True), ("/v1/messages", False)):
+        exchange = client.open("POST", path, chat_body(stream=streams, max_tokens=50))
+        submit = await neuron.submitted.get()
+        if streams:
+            await exchange.until(b"on and")
+            (stream,) = gateway.streams
+            assert stream._deadline is None
+        exchange.leave()
+        await exchange.finish()
+        assert await asyncio.wait_for(neuron.cancelled.get(), 60) == submit.request_id
+        await until(lambda: not len(gateway.streams))  # the neuron's end arrived
+        assert streams or exchange.body == b""
     neuron.script = silent
     gateway.config = replace(gateway.config, request_timeout_s=1)
     answer = await client.post(CHAT, chat_body())
