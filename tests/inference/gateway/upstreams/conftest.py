@@ -78,7 +78,7 @@ class UpstreamRig(Rig):
 
     def answer(self, status: int, body: Any, **headers: str) -> None:
         """The upstream answers with that JSON from now on."""
-        self.upstream.answer = lambda asked, wire: wire.json(status, body, **headers)
+        self.upstream.answer = with_json(status, body, **headers)
 
     def open_chat(self, **fields: Any) -> Exchange:
         return self.client.open("POST", PATH, {**CHAT, "model": self.model, **fields})
@@ -354,5 +354,13 @@ def answers(asked: Asked, wire: Wire) -> None:
         wire.stream(PARTS)
 
 
+def with_json(status: int, body: Any, **headers: str) -> Answer:
+    return lambda asked, wire: wire.json(status, body, **headers)
+
+
+def with_body(content: bytes, type_: str, **headers: str) -> Answer:
+    return lambda asked, wire: wire.whole(200, content, type_, **headers)
+
+
 def refuses(status: int, **headers: str) -> Answer:
-    return lambda asked, wire: wire.json(status, {"error": {"message": "no"}}, **headers)
+    return with_json(status, {"error": {"message": "no"}}, **headers)
