@@ -77,11 +77,6 @@ class BatchStore:
             raise FileNotStoredError(file_id)
         return found
 
-    async def content(self, file_id: str, account: str) -> Path:
-        """Raises ``FileNotStoredError``, ``ServiceUnavailableError``."""
-        await self.find_file(file_id, account)
-        return self.path(file_id)
-
     def path(self, file_id: str) -> Path:
         """Raises ``ServiceUnavailableError`` where a file that the database lists is missing."""
         if not self.files.has(file_id):

@@ -101,8 +101,8 @@ class FilesConsumer(BatchApiConsumer):
         await self.respond(200, openai_batches.deleted_body(self.named))
 
     async def content(self, body: bytes) -> None:
-        path = await self._store.content(self.named, self.account)
-        await self.respond_with_files([path], b"application/octet-stream")
+        file = await self._store.find_file(self.named, self.account)
+        await self.respond_with_files([self._store.path(file.id)], b"application/octet-stream")
 
 
 class BatchesConsumer(BatchApiConsumer):

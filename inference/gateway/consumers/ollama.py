@@ -60,7 +60,9 @@ class OllamaPullConsumer(ApiConsumer):
         try:
             while not state.has_ended:
                 if streams:
-                    await self._send_line(ollama_models.progress_line(state))
+                    if not self._response_started:
+                        await self.start_response(200, JSON_LINES)
+                    await self.send_body(ollama_models.progress_line(state))
                 await asyncio.sleep(LOOK_EVERY_S)
                 state = await self.gateway.catalogue.query(pull_look, state)
         except asyncio.CancelledError:
@@ -68,11 +70,6 @@ class OllamaPullConsumer(ApiConsumer):
                 self.gateway.spawn(self.gateway.catalogue.query(pull_cancel, state, actor))
             raise
         return state
-
-    async def _send_line(self, line: bytes) -> None:
-        if not self._response_started:
-            await self.start_response(200, JSON_LINES)
-        await self.send_body(line)
 
 
 def _ensure_succeeded(state: PullState) -> None:

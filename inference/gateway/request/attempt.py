@@ -60,16 +60,11 @@ class Asked:
     queue_deadline_s: float | None = None
     """For the replica's queue; ``None``: the model's limit."""
     floor: TokenBounds | None = None
+    """Caps reserve at least this, for another target that may still serve the request."""
 
     @property
     def place_until_s(self) -> float:
         return self.place_deadline_s or self.deadline_s
-
-    def budget(self) -> TokenBudget:
-        gateway = self.gateway
-        return TokenBudget(
-            gateway.accounting, gateway.limits, self.call, self.entry.name, floor=self.floor
-        )
 
 
 class RunningRequest(Protocol):
@@ -114,7 +109,7 @@ class PlacedRequest:
         self._num_worker_deaths = 0
         self._uncounted: dict[str, list[str]] = defaultdict(list)
         self._stream: RequestStream | None = None
-        self._budget = asked.budget()
+        self._budget = TokenBudget(asked)
 
     async def begin(self) -> None:
         self.is_sent = False

@@ -21,6 +21,7 @@ from inference.gateway.request.admission import with_defaults_at
 from inference.gateway.request.attempt import Asked
 from inference.gateway.request.identify import has_passed, passed_on
 from inference.gateway.request.outcome import Call
+from inference.gateway.request.reserve import TokenBudget
 from inference.gateway.request.tokens import (
     DEFAULT_OUTPUT_TOKENS,
     TokenBounds,
@@ -54,7 +55,7 @@ class ForwardedRequest:
         self._request = asked.request
         self._served = served
         self._files = asked.files
-        self._budget = asked.budget()
+        self._budget = TokenBudget(asked)
         self.is_sent = False
         self._uncounted: list[Event] = []
         self._answer: UpstreamAnswer | None = None

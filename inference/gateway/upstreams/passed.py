@@ -96,10 +96,6 @@ class PassThroughConsumer(ApiConsumer):
         await self._reserve()
         await self._failover.run(self._attempt)
 
-    async def begin_events(self, *, type_: bytes) -> None:
-        """Where the stream fails later, an error is its last event."""
-        await self.start_response(200, [(b"content-type", type_), *UNBUFFERED])
-
     def _read_form(self) -> PassedRequest:
         assert self._form is not None, "an endpoint of JSON"
         content_type = self.context().headers.get("content-type", "")
@@ -281,7 +277,9 @@ class _PassedAnswer:
             await self._reply.respond(200, first + self._guard.rest(), type_=type_.encode())
             return
         if kind == EVENTS:
-            await self._reply.begin_events(type_=type_.encode())
+            # Where the stream fails later, an error is its last event.
+            headers = [(b"content-type", type_.encode()), *UNBUFFERED]
+            await self._reply.start_response(200, headers)
         else:
             await self._reply.begin_body(200, type_=type_.encode())
         await self._send(first)
