@@ -5,7 +5,7 @@ In OpenAI's shape, or in Anthropic's for clients that send ``anthropic-version``
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -18,6 +18,7 @@ from fleet.placement.failures import failed_loads
 from fleet.placement.room import feasible_on
 from inference.gateway.consumers.api_consumer import ApiConsumer
 from inference.protocol.heartbeat import ReplicaStatus
+from inference.protocol.load_report import StageReport
 from inference.wire.error_envelopes import anthropic_errors
 from inference.wire.errors import ModelNotAllowedError
 from inference.wire.models import (
@@ -206,13 +207,16 @@ def _stages(replica: ReplicaView) -> tuple[ModelStage, ...]:
             device=one.device,
             first_layer=one.layers[0],
             last_layer=one.layers[1],
-            memory_mb=(
-                one.estimated_bytes + one.kv_bytes if one.neuron else taken.get(one.device, 0)
-            )
-            // MIB,
+            memory_mb=_stage_bytes(one, taken) // MIB,
         )
         for one in replica.report.stages
     )
+
+
+def _stage_bytes(stage: StageReport, taken: Mapping[str, int]) -> int:
+    if stage.neuron:
+        return stage.estimated_bytes + stage.kv_bytes
+    return taken.get(stage.device, 0)
 
 
 def _files_defaults(ready: Sequence[ReplicaView]) -> dict[str, float]:

@@ -24,12 +24,18 @@ from fleet.catalogue.targets import Target, When
 from fleet.placement.targets import Chosen, TargetState, choose_target, may_fail_over
 from inference.gateway.gateway import Gateway
 from inference.gateway.images import without_files
-from inference.gateway.request.admission import Bounds, check_sees, check_task, permit
+from inference.gateway.request.admission import (
+    Bounds,
+    check_network,
+    check_sees,
+    check_task,
+    permit,
+)
 from inference.gateway.request.attempt import Asked, PlacedRequest, RunningRequest
 from inference.gateway.request.identify import take_end_user
 from inference.gateway.request.outcome import Call
 from inference.gateway.request.tokens import TokenBounds
-from inference.gateway.upstreams.forwarded import ForwardedRequest, check_network, forwarded_bounds
+from inference.gateway.upstreams.forwarded import ForwardedRequest, forwarded_bounds
 from inference.protocol.events import Accepted, Event
 from inference.protocol.generation import (
     GenerationRequest,

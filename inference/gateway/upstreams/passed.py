@@ -26,14 +26,17 @@ from fleet.catalogue import CatalogueEntry
 from fleet.catalogue.settings import UNIT_OF_TASK
 from fleet.catalogue.targets import Target
 from inference.gateway.consumers.api_consumer import UNBUFFERED, ApiConsumer
-from inference.gateway.request.admission import check_task
+from inference.gateway.request.admission import check_task, permitted_upstream
 from inference.gateway.request.identify import cleaned
 from inference.gateway.request.run import Failover
 from inference.gateway.request.tokens import TokenBounds, UsageCounter
 from inference.gateway.server.http_messages import parse_aside
-from inference.gateway.upstreams.answer import MAX_ANSWER_BYTES, check_status, faults
-from inference.gateway.upstreams.forwarded import begin_attempt, is_within, permitted_upstream
-from inference.gateway.upstreams.links import UpstreamLink
+from inference.gateway.upstreams.forwarded import (
+    MAX_ANSWER_BYTES,
+    begin_attempt,
+    is_within,
+)
+from inference.gateway.upstreams.links import UpstreamLink, check_status, faults
 from inference.protocol.events import Usage
 from inference.wire.errors import ModelNotAllowedError, UnsupportedParameterError, upstream_failed
 from inference.wire.openai.multipart_form import Rewritten, read_form
