@@ -12,12 +12,13 @@ import logging
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError
-from socketserver import TCPServer, ThreadingMixIn
+from socketserver import TCPServer
 from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+from wsgiref.simple_server import WSGIRequestHandler
 
 from prometheus_client import make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import ThreadingWSGIServer
 from prometheus_client.registry import Collector
 
 from fleet.live.snapshot import FleetSnapshot, ReplicaView
@@ -43,7 +44,7 @@ class MetricsEndpoint(Collector):
         self._gateway = gateway
         self._database = DatabaseThreads("metrics")
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._server: WSGIServer | None = None
+        self._server: _Server | None = None
         self._thread: SupervisedThread | None = None
         gateway.metrics.registry.register(self)
         gateway.metrics.watch(
@@ -118,9 +119,7 @@ def _read_counts() -> tuple[Mapping[str, int], int]:
     return load_jobs_by_status(), reservations_open()
 
 
-class _Server(ThreadingMixIn, WSGIServer):
-    daemon_threads = True
-
+class _Server(ThreadingWSGIServer):
     def __init__(self, listen: MetricsListen, application: Any) -> None:
         found = socket.getaddrinfo(listen.host or None, listen.port, type=socket.SOCK_STREAM)
         self.address_family = found[0][0]
