@@ -40,7 +40,6 @@ from inference.settings.gateway import DRAIN_SECONDS
 from inference.settings.neuron import NEURON_DRAIN_S
 from inference.settings.setting import EXIT_MISCONFIGURED
 from inference.settings.table import NAMES
-from metering.ledger.entries import Outcome
 from tests.cases import each_case
 from tests.fleet.conftest import device, heartbeat, replica
 from tests.inference.gateway.metrics.test_metrics import ended
@@ -179,7 +178,7 @@ def exported() -> dict[str, set[str]]:
     """Names of series and their labels, of a gateway that has seen a request and a neuron."""
     metrics = Metrics()
     metrics.observe(ended(was_cold=True))
-    metrics.observe(ended(kind=Outcome.REFUSED, status=503, outcome="queue_full"))
+    metrics.observe(ended(status=503, outcome="queue_full"))
     full = device(utilization_percent=1, temperature_c=40)
     busy = replica(stats=engine_stats(last_forward_unix_s=1.0))
     beat = heartbeat("beast", devices=[full], replicas=[busy])
