@@ -26,14 +26,18 @@ from tests.inference.gateway.upstreams.conftest import (
 from tests.servers.fake_upstream import Asked, Wire
 
 LONG = "prompt is too long: 208310 tokens > 200000 maximum"
+EXCEEDS = "the input length exceeds the context length"
 OVERLOADED = {"type": "overloaded_error", "message": "full"}
 ERRORS: list[tuple[str, int, Any, dict[str, str], int, str]] = [
+    ("openai", 422, {"message": "no"}, {}, 400, "upstream_refused"),
     ("openai", 429, {"message": "slow down"}, {"retry_after": "7"}, 429, "rate_limit_exceeded"),
     ("openai", 401, {"message": f"wrong key {SECRET}"}, {}, 502, "upstream_failed"),
     ("openai", 302, {}, {"location": "http://169.254.169.254/"}, 502, "upstream_failed"),
     ("anthropic", 400, {"message": LONG}, {}, 400, "context_length_exceeded"),
     ("anthropic", 529, OVERLOADED, {"retry_after": "9"}, 503, "upstream_unavailable"),
+    ("ollama", 400, EXCEEDS, {}, 400, "context_length_exceeded"),
     ("ollama", 500, f"boom {SECRET}", {}, 502, "upstream_failed"),
+    ("ollama", 503, "server busy, please try again", {}, 503, "upstream_unavailable"),
 ]
 Fault = Callable[[Spoken, Wire], None]
 EMBEDDINGS, COUNT = "/v1/embeddings", "/v1/messages/count_tokens"
@@ -279,6 +283,8 @@ async def test_prompts_are_counted(rig: UpstreamRig) -> None:
     for status, answer, refusal in (
         (404, {"error": {"message": "no such path"}}, (502, "api_error")),
         (200, {"tokens": []}, (502, "api_error")),  # llama-server, which reads no chat there
+        (200, {"count": -1}, (502, "api_error")),
+        (200, {"error": {"message": "no", "code": 400}}, (400, "invalid_request_error")),
         (503, {}, (503, "overloaded_error")),
     ):
         rig.answer(status, answer)
