@@ -14,6 +14,7 @@ import logging
 from itertools import chain, repeat
 from typing import Any
 
+from inference.conversations import services
 from inference.gateway.gateway import Gateway
 from inference.gateway.request.attempt import until_ended
 from inference.gateway.request.outcome import Call
@@ -134,7 +135,7 @@ class BackgroundRun:
     async def _save_progress(self) -> None:
         assert self._encoder.response is not None, "the encoder has opened"
         with contextlib.suppress(ServiceUnavailableError):
-            await self._store.progress(self._encoder.response)
+            await self._store.query(services.response_progress, response=self._encoder.response)
 
     async def _keep(self, event: Finished) -> bool:
         self._is_ending = True
@@ -144,7 +145,9 @@ class BackgroundRun:
         """Tries again without end: while this gateway lives no other one records the end."""
         for pause_s in chain(SAVE_AGAIN_AFTER_S, repeat(SAVE_AGAIN_AFTER_S[-1])):
             try:
-                return await self._store.progress(response, number)
+                return await self._store.query(
+                    services.response_progress, response=response, last_event_number=number
+                )
             except ServiceUnavailableError:
                 logger.warning("response %s is not stored yet", self.id)
                 await asyncio.sleep(pause_s)
@@ -212,7 +215,7 @@ class BackgroundRuns:
         while True:
             watched = list(self._runs)
             try:
-                active = await self._store.renew_leases(watched)
+                active = await self._store.query(services.leases_renew, response_ids=watched)
             except ServiceUnavailableError:
                 active = set(watched)
             except Exception:

@@ -77,11 +77,6 @@ class BatchStore:
             raise FileNotStoredError(file_id)
         return found
 
-    async def content(self, file_id: str, account: str) -> Path:
-        """Raises ``FileNotStoredError``, ``ServiceUnavailableError``."""
-        await self.find_file(file_id, account)
-        return self.path(file_id)
-
     def path(self, file_id: str) -> Path:
         """Raises ``ServiceUnavailableError`` where a file that the database lists is missing."""
         if not self.files.has(file_id):
@@ -148,9 +143,6 @@ class BatchStore:
         if found is None:
             raise BatchNotFoundError(batch_id)
         return found
-
-    async def cancel_batch(self, batch_id: str, account: str) -> None:
-        await self.query(services.batch_cancel, batch_id=batch_id, account=account)
 
     async def delete_batch(self, batch: BatchRecord) -> bool:
         account = batch.account

@@ -22,7 +22,7 @@ from fleet.catalogue import CatalogueEntry
 from fleet.errors import CatalogueValueError, FleetError, UnknownModelError, UnknownNeuronError
 from fleet.models import Download
 from fleet.placement import Catalogue, Load
-from fleet.selectors import CACHE_S, OfferedModels
+from fleet.selectors import OfferedModels
 from inference.gateway.background_loops import SharedWork
 from inference.protocol.events import Failure
 from inference.supervised_threads import SupervisedPool
@@ -77,14 +77,11 @@ FIRST_WAIT_S = 4.5
 class DatabaseCatalogue:
     """While the database is offline, cached models are served; else 503 database_unavailable."""
 
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._database = DatabaseThreads("catalogue")
+    def __init__(self) -> None:
+        self.query = DatabaseThreads("catalogue").query
         self._reading = SharedWork(self._read)
         self._reading_since_s = 0.0
         self._last: OfferedModels | None = None
-        self._outage: tuple[float, ServiceUnavailableError] | None = None
-        """Since when the database is offline, with its error. Retried once in ``CACHE_S``."""
 
     async def find(self, name: str) -> CatalogueEntry:
         try:
@@ -115,8 +112,6 @@ class DatabaseCatalogue:
         if (kept := selectors.catalogue_cache.kept()) is not None:
             self._last = kept
             return kept
-        if self._outage is not None and self._clock() - self._outage[0] < CACHE_S:
-            raise self._outage[1].with_traceback(None)
         if not self._reading.is_running:
             self._reading_since_s = time.monotonic()
         wait_s = FIRST_WAIT_S if self._last is None else READ_WAIT_S
@@ -127,18 +122,13 @@ class DatabaseCatalogue:
             raise unavailable() from None
 
     async def _read(self) -> OfferedModels:
-        try:
-            self._last = await self._database.query(selectors.catalogue_cache.current)
-        except ServiceUnavailableError as error:
-            self._outage = (self._clock(), error)
-            raise
-        self._outage = None
+        self._last = await self.query(selectors.catalogue_cache.current)
         return self._last
 
     async def start_load(self, load: Load) -> None:
         """Idempotent: one active job for each model that is asked for."""
         try:
-            await self._database.query(services.placed_load_start, actor=GATEWAY, load=load)
+            await self.query(services.placed_load_start, actor=GATEWAY, load=load)
         except UnknownNeuronError:
             logger.info("%s has not been recorded yet; its heartbeat is ahead", load.neuron)
         except FleetError as error:
@@ -146,23 +136,11 @@ class DatabaseCatalogue:
 
     async def cut_off_neuron(self, neuron: str, reason: str) -> None:
         try:
-            await self._database.query(
+            await self.query(
                 services.neuron_cut_off, actor=GATEWAY, neuron_name=neuron, reason=reason
             )
         except ServiceUnavailableError as error:
             logger.error("neuron %s is not cut off yet: %s", neuron, error.message)
-
-    async def start_pull(self, request: PullRequest, actor: Actor) -> PullState:
-        return await self._database.query(pull_start, request, actor)
-
-    async def pull_state(self, before: PullState) -> PullState:
-        return await self._database.query(pull_look, before)
-
-    async def cancel_pull(self, state: PullState, actor: Actor) -> None:
-        await self._database.query(pull_cancel, state, actor)
-
-    async def offer_pulled(self, request: PullRequest, state: PullState, actor: Actor) -> None:
-        await self._database.query(pull_offer, request, state, actor)
 
 
 def pull_start(request: PullRequest, actor: Actor) -> PullState:

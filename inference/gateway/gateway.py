@@ -48,6 +48,7 @@ from inference.gateway.request.reserve import Accounting
 from inference.gateway.server.paths import api_path_of
 from inference.gateway.upstreams.links import UpstreamLinks
 from inference.protocol.keys import GATEWAY_ALIVE_INTERVAL_S, WAITING_INTERVAL_S, gateway_alive_key
+from inference.proxies import UnsupportedProxyError
 from inference.redis_link import RedisLink, redis_client
 from inference.supervised_threads import SupervisedPool
 from inference.wire.errors import ServiceUnavailableError
@@ -331,6 +332,6 @@ def _started_tracing(url: str | None, gateway_id: str) -> Tracing | None:
 
     try:
         return Tracing(url, gateway_id=gateway_id)
-    except ValueError as error:
+    except (ValueError, UnsupportedProxyError) as error:
         logger.error("requests are not traced: OpenTelemetry refuses its settings: %s", error)
         return None

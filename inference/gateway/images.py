@@ -291,14 +291,7 @@ def _bare(message: ChatMessage) -> ChatMessage:
 
 
 def _ref(image: ImageFile) -> ImageRef:
-    return ImageRef(
-        digest=image.digest,
-        media_type=image.media_type,
-        width_px=image.width_px,
-        height_px=image.height_px,
-        num_bytes=image.num_bytes,
-        is_low_detail=image.is_low_detail,
-    )
+    return ImageRef(**{field: getattr(image, field) for field in ImageRef.__struct_fields__})
 
 
 class ImageSender:

@@ -12,13 +12,13 @@ import logging
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError
-from dataclasses import dataclass
-from socketserver import TCPServer, ThreadingMixIn
+from socketserver import TCPServer
 from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+from wsgiref.simple_server import WSGIRequestHandler
 
 from prometheus_client import make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import ThreadingWSGIServer
 from prometheus_client.registry import Collector
 
 from fleet.live.snapshot import FleetSnapshot, ReplicaView
@@ -44,7 +44,7 @@ class MetricsEndpoint(Collector):
         self._gateway = gateway
         self._database = DatabaseThreads("metrics")
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._server: WSGIServer | None = None
+        self._server: _Server | None = None
         self._thread: SupervisedThread | None = None
         gateway.metrics.registry.register(self)
         gateway.metrics.watch(
@@ -99,11 +99,11 @@ class MetricsEndpoint(Collector):
 
     def collect(self) -> Iterator[Metric]:
         if (counts := self._counts()) is not None:
-            yield from database_metrics(counts)
+            yield from database_metrics(*counts)
         if (snapshot := self._gateway.liveness.latest) is not None:
             yield from fleet_metrics(snapshot)
 
-    def _counts(self) -> DatabaseCounts | None:
+    def _counts(self) -> tuple[Mapping[str, int], int] | None:
         """Runs on the event loop, which has threads for it: a scrape does not wait for a database
         that is offline."""
         assert self._loop is not None
@@ -115,13 +115,11 @@ class MetricsEndpoint(Collector):
             return None
 
 
-def _read_counts() -> DatabaseCounts:
-    return DatabaseCounts(load_jobs=load_jobs_by_status(), reservations=reservations_open())
+def _read_counts() -> tuple[Mapping[str, int], int]:
+    return load_jobs_by_status(), reservations_open()
 
 
-class _Server(ThreadingMixIn, WSGIServer):
-    daemon_threads = True
-
+class _Server(ThreadingWSGIServer):
     def __init__(self, listen: MetricsListen, application: Any) -> None:
         found = socket.getaddrinfo(listen.host or None, listen.port, type=socket.SOCK_STREAM)
         self.address_family = found[0][0]
@@ -186,21 +184,15 @@ DEVICE_GAUGES: dict[str, tuple[Callable[[DeviceInfo], float | None], str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DatabaseCounts:
-    load_jobs: Mapping[str, int]
-    reservations: int
-
-
-def database_metrics(counts: DatabaseCounts) -> Iterator[Metric]:
+def database_metrics(load_jobs: Mapping[str, int], reservations: int) -> Iterator[Metric]:
     jobs = GaugeMetricFamily("helexa_load_jobs", "Load jobs by their state.", labels=("state",))
-    for state, num_jobs in sorted(counts.load_jobs.items()):
+    for state, num_jobs in sorted(load_jobs.items()):
         jobs.add_metric((state,), num_jobs)
     yield jobs
     yield GaugeMetricFamily(
         "helexa_reservations_open",
         "Reservations that stand, one for each cap of an open request.",
-        counts.reservations,
+        reservations,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from inference.conversations import services
@@ -45,7 +45,7 @@ class ResponseStore:
 
     def __init__(self, gateway: Gateway, *, max_responses: int, max_bytes: int) -> None:
         self._gateway = gateway
-        self._query = DatabaseThreads("responses").query
+        self.query = DatabaseThreads("responses").query
         self._max_bytes = max_bytes
         # Room for one byte: a response whose bytes pass the rest is kept, the next one is not.
         self._quota = Quota(max_responses, max_bytes - 1)
@@ -56,7 +56,7 @@ class ResponseStore:
         account = principal.account
         read_s, used = self._kept.get(account, (-math.inf, Used(0)))
         if time.monotonic() - read_s > USAGE_AGE_S:
-            used = await self._query(services.account_usage, account)
+            used = await self.query(services.account_usage, account)
             self._kept[account] = time.monotonic(), used
         if used.number >= self._quota.number or used.size_bytes >= self._max_bytes:
             raise self._full(account, used)
@@ -78,13 +78,13 @@ class ResponseStore:
             return record
         if await self._gateway.is_gateway_alive(gateway_id):
             return await self._read(response_id, principal, gateway_id)
-        await self._query(services.response_lost, response_id=response_id)
+        await self.query(services.response_lost, response_id=response_id)
         return await self._read(response_id, principal)
 
     async def _read(
         self, response_id: str, principal: Principal, alive_gateway: str | None = None
     ) -> ResponseRecord:
-        record = await self._query(
+        record = await self.query(
             services.response_find,
             response_id,
             account=principal.account,
@@ -107,14 +107,14 @@ class ResponseStore:
             history = await self.history(request.previous_response_id, principal)
         wanted = [reference.id for reference in request.references]
         find = services.items_find
-        found = await self._query(find, wanted, account=principal.account) if wanted else {}
+        found = await self.query(find, wanted, account=principal.account) if wanted else {}
         stored = {item_id: read_back([item])[0] for item_id, item in found.items()}
         return request.continued(history, stored)
 
     async def save(self, record: ResponseRecord) -> None:
         """Raises ``InsufficientQuotaError`` where others have used the room meanwhile."""
         try:
-            size_bytes = await self._query(
+            size_bytes = await self.query(
                 services.response_save,
                 record=record,
                 quota=self._quota,
@@ -151,16 +151,9 @@ class ResponseStore:
         except ApiError as error:
             logger.error("%s failed and is not stored: %s", response["id"], error.code)
 
-    async def progress(
-        self, response: dict[str, Any], last_event_number: int | None = None
-    ) -> bool:
-        return await self._query(
-            services.response_progress, response=response, last_event_number=last_event_number
-        )
-
     async def cancel(self, response_id: str, principal: Principal) -> None:
         record = await self._read(response_id, principal)
-        await self._query(
+        await self.query(
             services.response_cancel,
             response_id=response_id,
             account=principal.account,
@@ -170,14 +163,9 @@ class ResponseStore:
     async def delete(self, response_id: str, principal: Principal) -> None:
         """Raises ``ResponseNotFoundError``."""
         account = principal.account
-        if not await self._query(
-            services.response_delete, response_id=response_id, account=account
-        ):
+        if not await self.query(services.response_delete, response_id=response_id, account=account):
             raise ResponseNotFoundError(response_id)
         self._kept.pop(account, None)
-
-    async def renew_leases(self, response_ids: Collection[str]) -> set[str]:
-        return await self._query(services.leases_renew, response_ids=response_ids)
 
     async def history(self, response_id: str | None, principal: Principal) -> list[InputItem]:
         """Raises ``ApiError``."""
@@ -192,7 +180,7 @@ class ResponseStore:
             except ConversationError as error:
                 raise InvalidRequestError(error.message, param="previous_response_id") from error
 
-        return read_back(await self._query(read))
+        return read_back(await self.query(read))
 
 
 def record_of(

@@ -26,9 +26,10 @@ import logging
 import threading
 import time
 from collections.abc import Awaitable, Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
+import requests
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -43,6 +44,7 @@ from inference.gateway.request.outcome import NO_MODEL, RequestOutcome
 from inference.gateway.request.tokens import UsageCounter
 from inference.logs import ThrottledLog
 from inference.protocol.events import StageTimes
+from inference.proxies import proxy_for
 from inference.redaction import Redactor
 from inference.version import VERSION
 from inference.wire.errors import ApiError
@@ -62,11 +64,13 @@ LIBRARY_LOGGERS = (
 
 class Tracing:
     def __init__(self, url: str, *, gateway_id: str) -> None:
+        """Raises ``ValueError``, ``UnsupportedProxyError``."""
         resource = Resource.create({SERVICE_VERSION: VERSION, SERVICE_INSTANCE_ID: gateway_id})
         if str(resource.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
             resource = resource.merge(Resource({SERVICE_NAME: SERVICE}))
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=url)))
+        exporter = OTLPSpanExporter(endpoint=url, session=_Session(proxy_for(url)))
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("helexa", VERSION)
         self._failures = _Failures(url)
         for name in LIBRARY_LOGGERS:
@@ -82,6 +86,18 @@ class Tracing:
         stopping.join(timeout_s)
         for name in LIBRARY_LOGGERS:
             logging.getLogger(name).removeFilter(self._failures)
+
+
+class _Session(requests.Session):
+    """Its own rule for the environment's proxies differs from ``inference.proxies``."""
+
+    def __init__(self, proxy: str | None) -> None:
+        super().__init__()
+        self._proxy = proxy
+
+    def merge_environment_settings(self, *given: Any) -> Any:
+        settings = super().merge_environment_settings(*given)
+        return {**settings, "proxies": {"all": self._proxy} if self._proxy else {}}
 
 
 class _Failures(logging.Filter):
@@ -128,7 +144,7 @@ class RequestSpans:
             code = error.code if isinstance(error, ApiError) else CANCELLED
             self._span("placement", since_s, time.monotonic(), {}, error=code)
             raise
-        self.placed(since_s, place.neuron, was_cold=place.was_cold)
+        self.placed(since_s, place.replica.neuron, was_cold=place.was_cold)
         return place
 
     def placed(self, since_s: float, target: str, *, was_cold: bool = False) -> None:
@@ -189,7 +205,7 @@ class RequestSpans:
         times = attempt.counter.stage_times
         if attempt.has_stages and times is not None:
             for stage in reported_stages(times, sent_s=attempt.sent_s, ended_s=ended_s):
-                self._span(stage.name, stage.start_s, stage.end_s, {}, context=context)
+                self._span(*stage, {}, context=context)
         _fail(span, error)
         span.end(self._ns(ended_s))
 
@@ -252,13 +268,10 @@ PREPARE, QUEUE, PREFILL, DECODE = (
 ENGINE = "engine"
 
 
-class Stage(NamedTuple):
-    name: str
-    start_s: float
-    end_s: float
-
-
-def reported_stages(times: StageTimes, *, sent_s: float, ended_s: float) -> list[Stage]:
+def reported_stages(
+    times: StageTimes, *, sent_s: float, ended_s: float
+) -> Iterator[tuple[str, float, float]]:
+    """Each stage's name, start and end."""
     way_s = max(0.0, ended_s - sent_s - times.total_ms / 1000) / 2
     by_name = {
         PREPARE: times.prepare_ms,
@@ -269,15 +282,11 @@ def reported_stages(times: StageTimes, *, sent_s: float, ended_s: float) -> list
     rest_ms = times.total_ms - times.prepare_ms
     if times.queue_ms is None and rest_ms > 0:
         by_name[ENGINE] = rest_ms
-    return list(_in_a_row(by_name, sent_s + way_s, ended_s))
-
-
-def _in_a_row(by_name: dict[str, float | None], at_s: float, ended_s: float) -> Iterator[Stage]:
-    at_s = min(at_s, ended_s)
+    at_s = min(sent_s + way_s, ended_s)
     for name, duration_ms in by_name.items():
         if duration_ms is not None:
             end_s = min(at_s + duration_ms / 1000, ended_s)
-            yield Stage(name, at_s, end_s)
+            yield name, at_s, end_s
             at_s = end_s
 
 

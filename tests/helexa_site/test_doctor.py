@@ -37,7 +37,7 @@ from inference.version import VERSION
 from tests.cases import each_case
 from tests.fleet.conftest import heartbeat
 from tests.helexa_site.processes import manage
-from tests.servers.answering_server import answering
+from tests.servers.fake_upstream import answering
 
 OK, WARNING, FAILED = Level.OK, Level.WARNING, Level.FAILED
 

@@ -34,7 +34,7 @@ from metering.bench.client import Http
 from metering.errors import TargetError
 from tests.cases import each_case
 from tests.proxies import DEAD, PROXY_CASES, SOCKS, set_proxies
-from tests.servers.answering_server import answering
+from tests.servers.fake_upstream import answering
 
 SECRETS = {
     "DATABASE_URL": "postgres://u:sesame-db@db/helexa",

@@ -34,13 +34,12 @@ from helexa_site.bootstrap.environment import (
 from helexa_site.config import read_config
 from helexa_site.program import REPOSITORY_DIR as ROOT
 from inference.gateway.metrics import Metrics
-from inference.gateway.metrics_endpoint import DatabaseCounts, database_metrics, fleet_metrics
+from inference.gateway.metrics_endpoint import database_metrics, fleet_metrics
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.settings.gateway import DRAIN_SECONDS
 from inference.settings.neuron import NEURON_DRAIN_S
 from inference.settings.setting import EXIT_MISCONFIGURED
 from inference.settings.table import NAMES
-from metering.ledger.entries import Outcome
 from tests.cases import each_case
 from tests.fleet.conftest import device, heartbeat, replica
 from tests.inference.gateway.metrics.test_metrics import ended
@@ -179,14 +178,14 @@ def exported() -> dict[str, set[str]]:
     """Names of series and their labels, of a gateway that has seen a request and a neuron."""
     metrics = Metrics()
     metrics.observe(ended(was_cold=True))
-    metrics.observe(ended(kind=Outcome.REFUSED, status=503, outcome="queue_full"))
+    metrics.observe(ended(status=503, outcome="queue_full"))
     full = device(utilization_percent=1, temperature_c=40)
     busy = replica(stats=engine_stats(last_forward_unix_s=1.0))
     beat = heartbeat("beast", devices=[full], replicas=[busy])
     snapshot = build_snapshot([beat], NO_DESIRED_STATES, ())
-    counts = DatabaseCounts(load_jobs={"pending": 1}, reservations=1)
+    counts = {"pending": 1}, 1
     series: dict[str, set[str]] = {"up": set(), "process_resident_memory_bytes": set()}
-    of_fleet = (*fleet_metrics(snapshot), *database_metrics(counts))
+    of_fleet = (*fleet_metrics(snapshot), *database_metrics(*counts))
     for family in (*metrics.registry.collect(), *of_fleet):
         if family.type != "histogram":
             series.setdefault(family.name + ("_total" if family.type == "counter" else ""), set())

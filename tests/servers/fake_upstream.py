@@ -11,7 +11,7 @@ import json
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -167,6 +167,17 @@ class FakeUpstream:
                 self.asked.append(asked)
                 self.answer(asked, wire)
         connection.close()
+
+
+@contextlib.contextmanager
+def answering(bodies: dict[str, bytes], instance: str | None) -> Iterator[int]:
+    """Fixed answers, as another instance of helexa: with its header. The port."""
+    named = {} if instance is None else {"x_helexa_instance": instance}
+    with FakeUpstream() as server:
+        server.answer = lambda asked, wire: wire.whole(
+            200, bodies[asked.path], "application/json", **named
+        )
+        yield int(server.origin.rpartition(":")[2])
 
 
 def _http_chunk(data: bytes) -> bytes:

@@ -31,7 +31,6 @@ from inference.gateway.server.http_messages import (
     advice_headers,
     check_body_headers,
     ignored_headers,
-    parse_aside,
     send_in_pieces,
     spooled_file,
 )
@@ -131,8 +130,8 @@ class ApiConsumer(AbortableConsumer):
         self._ignored_fields: list[str] = []
 
     async def parsed(self, parse: Callable[[bytes, RequestContext], Parsed], body: bytes) -> Parsed:
-        """Raises ``ApiError``."""
-        return await parse_aside(partial(self._parsed, parse, body), len(body))
+        """With the images of the request. Raises ``ApiError``."""
+        return await self.gateway.images.parsed(partial(self._parsed, parse, body), len(body))
 
     def _parsed(self, parse: Callable[[bytes, RequestContext], Parsed], body: bytes) -> Parsed:
         if deployment := self.scope.get("deployment"):
@@ -143,10 +142,6 @@ class ApiConsumer(AbortableConsumer):
             parsed = parse(body, self.context())
         self._ignored_fields = ignored
         return parsed
-
-    async def read(self, parse: Callable[[bytes, RequestContext], Parsed], body: bytes) -> Parsed:
-        """As ``parsed``, with the images of the request. Raises ``ApiError``."""
-        return await self.gateway.images.parsed(partial(self._parsed, parse, body), len(body))
 
     def running(self, request: Request) -> AbstractAsyncContextManager[RunningRequest]:
         return run_request(self.gateway, self.call, request, abort=self.abort)

@@ -101,8 +101,8 @@ class FilesConsumer(BatchApiConsumer):
         await self.respond(200, openai_batches.deleted_body(self.named))
 
     async def content(self, body: bytes) -> None:
-        path = await self._store.content(self.named, self.account)
-        await self.respond_with_files([path], b"application/octet-stream")
+        file = await self._store.find_file(self.named, self.account)
+        await self.respond_with_files([self._store.path(file.id)], b"application/octet-stream")
 
 
 class BatchesConsumer(BatchApiConsumer):
@@ -134,7 +134,7 @@ class BatchesConsumer(BatchApiConsumer):
         await self.respond_with(openai_batches.batch_object(found))
 
     async def cancel(self, body: bytes) -> None:
-        await self._store.cancel_batch(self.named, self.account)
+        await self._store.query(services.batch_cancel, batch_id=self.named, account=self.account)
         await self.batch(body)
 
 
@@ -189,7 +189,7 @@ class MessageBatchesConsumer(BatchApiConsumer):
         await self.respond(200, anthropic_batches.deleted_body(self.named))
 
     async def cancel(self, body: bytes) -> None:
-        await self._store.cancel_batch(self.named, self.account)
+        await self._store.query(services.batch_cancel, batch_id=self.named, account=self.account)
         await self.batch(body)
 
     async def results(self, body: bytes) -> None:

@@ -29,7 +29,7 @@ from inference.protocol.events import (
     Tokenized,
     TokensCounted,
 )
-from inference.protocol.generation import TokenCountRequest, TokenizeRequest
+from inference.protocol.generation import EmbeddingRequest, TokenCountRequest, TokenizeRequest
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.wire import vllm
 from inference.wire.anthropic import messages as anthropic_messages
@@ -105,7 +105,7 @@ class GenerationConsumer(StreamingConsumer):
         self._parse = parse
 
     async def generate(self, body: bytes) -> None:
-        reading = self.read(self._parse, body)
+        reading = self.parsed(self._parse, body)
         del body
         await self.answer_request(await reading)
 
@@ -155,21 +155,18 @@ def unix_time_s() -> int:
     return int(time.time())
 
 
-async def body_of(stream: RunningRequest, encoder: Encoder) -> list[bytes]:
-    """Raises the ``ApiError`` that the stream failed with."""
-    parts: list[bytes] = []
-    async for events in until_ended(stream):
-        parts += await encoded(encoder, events)
-    return parts
-
-
 class VectorsConsumer(ApiConsumer):
     async def embeddings(self, body: bytes) -> None:
         request = await self.parsed(parse_openai, body)
         encoder = request.body_encoder(request_id=self.request_id, clock=unix_time_s)
-        async with self.running(request.embedding) as stream:
-            vectors = await body_of(stream, encoder)
-        await self.respond(200, vectors)
+        await self.respond_with_vectors(request.embedding, encoder)
+
+    async def respond_with_vectors(self, request: EmbeddingRequest, encoder: Encoder) -> None:
+        parts: list[bytes] = []
+        async with self.running(request) as stream:
+            async for events in until_ended(stream):
+                parts += await encoded(encoder, events)
+        await self.respond(200, parts)
 
     async def score(self, body: bytes) -> None:
         await self._answer_with_scores(await self.parsed(vllm.parse_score, body))
@@ -198,11 +195,11 @@ async def all_vectors(stream: RunningRequest) -> Embedded:
 
 class TokenizeConsumer(ApiConsumer):
     async def tokenize(self, body: bytes) -> None:
-        request = await self.read(vllm.parse_tokenize, body)
+        request = await self.parsed(vllm.parse_tokenize, body)
         await self.respond(200, vllm.tokenized_body(await self._tokenized(request)))
 
     async def detokenize(self, body: bytes) -> None:
-        request = await self.read(vllm.parse_detokenize, body)
+        request = await self.parsed(vllm.parse_detokenize, body)
         await self.respond(200, vllm.detokenized_body(await self._tokenized(request)))
 
     async def tokenizer_info(self, body: bytes) -> None:
@@ -233,11 +230,11 @@ class TokenCountConsumer(ApiConsumer):
         self._store = store
 
     async def count_messages(self, body: bytes) -> None:
-        counted = await self._counted(await self.read(anthropic_messages.parse_count, body))
+        counted = await self._counted(await self.parsed(anthropic_messages.parse_count, body))
         await self.respond(200, anthropic_messages.count_body(counted))
 
     async def count_response(self, body: bytes) -> None:
-        asked = await self.read(openai_responses.parse_count, body)
+        asked = await self.parsed(openai_responses.parse_count, body)
         whole = await self._store.continued(asked, self.call.who)
         counted = await self._counted(openai_responses.count_of(whole))
         await self.respond(200, openai_responses.count_body(counted))

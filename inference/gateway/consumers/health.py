@@ -8,7 +8,6 @@ shown to keys that may read the fleet; others see only whether it is healthy.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
@@ -36,13 +35,12 @@ REPLICA_FIELDS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Reason:
-    code: str
-    message: str
-
-
 openapi_document = cache(document_bytes)
+Reason = dict[str, str]
+
+
+def reason(code: str, message: str) -> Reason:
+    return {"code": code, "message": message}
 
 
 class HealthConsumer(ApiConsumer):
@@ -55,16 +53,16 @@ class HealthConsumer(ApiConsumer):
         try:
             entries = await self.gateway.catalogue.entries()
         except ApiError as error:
-            reasons.append(Reason(error.code, error.message))
+            reasons.append(reason(error.code, error.message))
         try:
             snapshot = await self.gateway.liveness.snapshot()
         except ApiError as error:
-            reasons.append(Reason(error.code, error.message))
+            reasons.append(reason(error.code, error.message))
         else:
             reasons += fleet_reasons(entries or (), snapshot)
-        reasons += [Reason("thread_broke", f"This gateway: {one}.") for one in thread_problems()]
+        reasons += [reason("thread_broke", f"This gateway: {one}.") for one in thread_problems()]
         if problem := self.gateway.accounting.problem:
-            reasons.append(Reason("bills_not_spooled", f"This gateway: {problem}."))
+            reasons.append(reason("bills_not_spooled", f"This gateway: {problem}."))
         left_out = self.gateway.upstreams.left_out()
         reasons += upstream_reasons(entries or (), left_out)
         serves = snapshot is not None and can_serve(entries, snapshot, left_out)
@@ -111,7 +109,7 @@ def can_serve(
 def upstream_reasons(entries: Sequence[CatalogueEntry], left_out: Collection[str]) -> list[Reason]:
     names = set[str]().union(*(_upstreams_of(entry) for entry in entries)) & set(left_out)
     return [
-        Reason("upstream_unavailable", f"The upstream {name} was unavailable and is left out.")
+        reason("upstream_unavailable", f"The upstream {name} was unavailable and is left out.")
         for name in sorted(names)
     ]
 
@@ -122,16 +120,16 @@ def _upstreams_of(entry: CatalogueEntry) -> set[str]:
 
 def fleet_reasons(entries: Sequence[CatalogueEntry], snapshot: FleetSnapshot) -> list[Reason]:
     if not snapshot.neurons:
-        return [Reason("neuron_away", "No neuron is online.")]
+        return [reason("neuron_away", "No neuron is online.")]
     reasons = [
-        Reason("thread_broke", f"{neuron.name}: {problem}.")
+        reason("thread_broke", f"{neuron.name}: {problem}.")
         for neuron in snapshot.neurons
         for problem in neuron.thread_problems
     ]
     for entry in entries:
         replicas = snapshot.replicas_of(entry.name)
-        if reason := _model_reason(entry, replicas):
-            reasons.append(reason)
+        if found := _model_reason(entry, replicas):
+            reasons.append(found)
     return reasons
 
 
@@ -141,7 +139,7 @@ def health_body(serves: bool, reasons: Sequence[Reason], snapshot: FleetSnapshot
     return orjson.dumps(
         {
             "status": status,
-            "reasons": [asdict(reason) for reason in reasons],
+            "reasons": reasons,
             "neurons": [
                 {
                     "name": neuron.name,
@@ -166,11 +164,11 @@ def _model_reason(entry: CatalogueEntry, replicas: Sequence[ReplicaView]) -> Rea
         stalled = [replica.neuron for replica in ready if _has_stalled(replica)]
         if len(stalled) < len(ready):
             return None
-        return Reason("engine_stalled", f"{entry.name} makes no progress on {stalled[0]}.")
+        return reason("engine_stalled", f"{entry.name} makes no progress on {stalled[0]}.")
     statuses = sorted({replica.status.value for replica in replicas})
     if not entry.is_kept_loaded and ReplicaStatus.RECOVERING.value not in statuses:
         return None
-    return Reason("model_away", f"{entry.name} is {' and '.join(statuses) or 'not loaded'}.")
+    return reason("model_away", f"{entry.name} is {' and '.join(statuses) or 'not loaded'}.")
 
 
 def _has_stalled(replica: ReplicaView) -> bool:

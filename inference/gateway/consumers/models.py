@@ -126,7 +126,7 @@ def model_card(
         sampling={**_files_defaults(ready), **base.sampling_defaults},
         parent=entry.base,
         **shared,
-        **(_served_limits(ready) if ready else _known_limits(base)),
+        **_limits(base, ready),
     )
 
 
@@ -149,26 +149,20 @@ def _forwarded_card(
     )
 
 
-def _served_limits(ready: Sequence[ReplicaView]) -> dict[str, Any]:
-    """A request may land on any of them, so the smallest limit holds."""
-    contexts = [one.context_tokens for one in ready if one.context_tokens is not None]
-    bounds = [one.max_output_tokens for one in ready if one.max_output_tokens is not None]
-    return {
-        "context_tokens": min(contexts, default=None),
-        "max_output_tokens": min(bounds, default=None),
-        "capabilities": _shared_capabilities([one.capabilities for one in ready]),
-    }
-
-
-def _known_limits(entry: CatalogueEntry) -> dict[str, Any]:
-    loads = entry.measured_loads
-    contexts = [*(load.context_tokens for load in loads), entry.max_context_tokens]
+def _limits(entry: CatalogueEntry, ready: Sequence[ReplicaView]) -> dict[str, Any]:
+    """A request may land on any ready replica, so the smallest limit holds."""
+    loads = ready or entry.measured_loads
+    contexts = [one.context_tokens for one in loads]
+    outputs = [one.max_output_tokens for one in ready]
+    if not ready:
+        contexts, outputs = [*contexts, entry.max_context_tokens], [entry.max_output_tokens]
+    known = [one.capabilities for one in loads if one.capabilities is not None]
     return {
         "context_tokens": min([one for one in contexts if one is not None], default=None),
-        "max_output_tokens": entry.max_output_tokens,
-        "capabilities": _shared_capabilities(
-            [load.capabilities for load in loads if load.capabilities is not None]
-        ),
+        "max_output_tokens": min([one for one in outputs if one is not None], default=None),
+        "capabilities": tuple(one for one in known[0] if all(one in other for other in known))
+        if known
+        else None,
     }
 
 
@@ -222,13 +216,6 @@ def _stage_bytes(stage: StageReport, taken: Mapping[str, int]) -> int:
 def _files_defaults(ready: Sequence[ReplicaView]) -> dict[str, float]:
     report = next((replica.report for replica in ready if replica.report is not None), None)
     return {} if report is None else dict(report.generation_defaults)
-
-
-def _shared_capabilities(each: Sequence[Sequence[str]]) -> tuple[str, ...] | None:
-    if not each:
-        return None
-    first, *others = each
-    return tuple(name for name in first if all(name in other for other in others))
 
 
 def _feasible_on(entry: CatalogueEntry, snapshot: FleetSnapshot) -> tuple[str, ...]:

@@ -16,8 +16,9 @@ from fleet.catalogue import CatalogueEntry
 from fleet.hub import file_facts
 from fleet.live.snapshot import FleetSnapshot
 from inference.gateway.consumers.api_consumer import UNBUFFERED, ApiConsumer, Headers
-from inference.gateway.consumers.generate import GenerationConsumer, body_of
+from inference.gateway.consumers.generate import GenerationConsumer, VectorsConsumer
 from inference.gateway.consumers.models import ListedModelsConsumer, model_card
+from inference.gateway.database import pull_cancel, pull_look, pull_offer, pull_start
 from inference.loading.sources.hub_sources import hub_schemes
 from inference.protocol.events import Failure
 from inference.protocol.heartbeat import ReplicaStatus
@@ -40,15 +41,15 @@ class OllamaPullConsumer(ApiConsumer):
         parse = partial(ollama_models.parse_pull, named_sources=hub_schemes())
         request = await self.parsed(parse, body)
         who = self.call.who
-        actor = key_actor(who.key or who.account)
+        actor, query = key_actor(who.key or who.account), self.gateway.catalogue.query
         while True:
-            state = await self.gateway.catalogue.start_pull(request, actor)
+            state = await query(pull_start, request, actor)
             state = await self._follow(state, actor, streams=request.stream)
             if state.status != "cancelled" or state.is_ours:
                 break
         _ensure_succeeded(state)
         if request.source is not None:
-            await self.gateway.catalogue.offer_pulled(request, state, actor)
+            await query(pull_offer, request, state, actor)
         line = ollama_models.progress_line(state)
         if self._response_started:
             await self.send_body(line, last=True)
@@ -59,19 +60,16 @@ class OllamaPullConsumer(ApiConsumer):
         try:
             while not state.has_ended:
                 if streams:
-                    await self._send_line(ollama_models.progress_line(state))
+                    if not self._response_started:
+                        await self.start_response(200, JSON_LINES)
+                    await self.send_body(ollama_models.progress_line(state))
                 await asyncio.sleep(LOOK_EVERY_S)
-                state = await self.gateway.catalogue.pull_state(state)
+                state = await self.gateway.catalogue.query(pull_look, state)
         except asyncio.CancelledError:
             if self._client_left and state.is_ours:
-                self.gateway.spawn(self.gateway.catalogue.cancel_pull(state, actor))
+                self.gateway.spawn(self.gateway.catalogue.query(pull_cancel, state, actor))
             raise
         return state
-
-    async def _send_line(self, line: bytes) -> None:
-        if not self._response_started:
-            await self.start_response(200, JSON_LINES)
-        await self.send_body(line)
 
 
 def _ensure_succeeded(state: PullState) -> None:
@@ -119,7 +117,7 @@ class OllamaConsumer(GenerationConsumer):
         await self._send_frames(self._shape.waiting_line(time.time()), last=False)
 
 
-class OllamaEmbedConsumer(ApiConsumer):
+class OllamaEmbedConsumer(VectorsConsumer):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._asked_unix_s = time.time()
@@ -133,9 +131,7 @@ class OllamaEmbedConsumer(ApiConsumer):
     async def _answer_with_vectors(self, request: OllamaEmbeddings) -> None:
         encoder = request.body_encoder(request_id=self.request_id, clock=time.time)
         encoder.asked_at(self._asked_unix_s)
-        async with self.running(request.embedding) as stream:
-            vectors = await body_of(stream, encoder)
-        await self.respond(200, vectors)
+        await self.respond_with_vectors(request.embedding, encoder)
 
 
 class OllamaModelsConsumer(ListedModelsConsumer):

@@ -159,7 +159,7 @@ class ResponsesConsumer(GenerationConsumer):
         await self.respond(200, orjson.dumps(record.response))
 
     async def compact(self, body: bytes) -> None:
-        asked = await self.read(parse_compact, body)
+        asked = await self.parsed(parse_compact, body)
         history = await self._store.history(asked.previous_response_id, self.call.who)
         request = await self._store.continued(asked, self.call.who, history)
         conversation = [*history, *request.items]

@@ -63,12 +63,6 @@ class Turn:
     encoder: ResponseStreamEncoder | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class KeptTurn:
-    response_id: str
-    items: list[InputItem]
-
-
 class ResponseSocket(AbortableConsumer):
     scope: dict[str, Any]
 
@@ -79,7 +73,8 @@ class ResponseSocket(AbortableConsumer):
         self._waiting: asyncio.Queue[bytes] = asyncio.Queue(MAX_WAITING)
         self._waiting_bytes = 0
         self._worker: asyncio.Task[None] | None = None
-        self._kept: KeptTurn | None = None
+        self._kept_id: str | None = None
+        self._kept_items: list[InputItem] = []
         self._connected: Principal | None = None
 
     def abort(self) -> None:
@@ -178,8 +173,8 @@ class ResponseSocket(AbortableConsumer):
         except Exception:
             logger.exception("request %s failed", turn.call.request_id)
             error = InternalError()
-        if self._kept is not None and self._kept.response_id == turn.previous_response_id:
-            self._kept = None
+        if self._kept_id == turn.previous_response_id:
+            self._kept_id, self._kept_items = None, []
         turn.call.fail(error)
         if turn.request is None or turn.encoder is None or turn.encoder.response is None:
             await self._send_error(error)
@@ -203,23 +198,23 @@ class ResponseSocket(AbortableConsumer):
             bounds.close_request(num_bytes)
 
     async def _answer(self, turn: Turn, message: bytes) -> None:
-        call, kept = turn.call, self._kept
+        call = turn.call
         call.capture_request(message)
         parse = partial(parse_message, message)
         asked = await self.gateway.images.parsed(parse, len(message))
         if asked.response.store:
             await self.store.ensure_room(call.who)
         previous = turn.previous_response_id = asked.response.previous_response_id
-        if kept is not None and kept.response_id == previous:
-            history = kept.items
+        if previous is not None and previous == self._kept_id:
+            history = self._kept_items
         else:
             history = await self.store.history(previous, call.who)
         request = turn.request = await self.store.continued(asked.response, call.who, history)
         response = await self._generate(turn, request, generates=asked.generates)
         call.outcome = FINISHED
         output = read_back(without_logprobs(response["output"]))
-        items = [*history, *request.items, *output]
-        self._kept = KeptTurn(response_id(call.request_id), items)
+        self._kept_items = [*history, *request.items, *output]
+        self._kept_id = response_id(call.request_id)
 
     async def _generate(
         self, turn: Turn, request: ResponsesRequest, *, generates: bool

@@ -1,4 +1,5 @@
-"""Admits a request: the gateway's own bounds, the key's models, the limits per minute, the entry.
+"""Admits a request: the gateway's own bounds, the key's models, the limits per minute, the entry,
+the network that it may not leave.
 
 Limits are charged before anything is loaded for a request, and corrected when it has ended.
 Sampling defaults are applied when it is sent, so changing them needs no reload.
@@ -13,8 +14,10 @@ from msgspec.structs import replace
 
 from fleet.catalogue import CatalogueEntry
 from fleet.catalogue.settings import Task
+from fleet.catalogue.targets import UpstreamModel
 from fleet.live.snapshot import FleetSnapshot, ReplicaView
 from fleet.upstreams import UpstreamEntry, untranslated_defaults
+from inference.gateway.request.identify import has_passed
 from inference.gateway.request.outcome import Call, RequestOutcome
 from inference.gateway.request.tokens import PromptRatios, TokenBounds, fewest_tokens, token_bounds
 from inference.protocol.generation import GenerationRequest, Request
@@ -24,17 +27,19 @@ from inference.redis_link import redis_unavailable
 from inference.wire.error_envelopes import ErrorDialect, anthropic_errors
 from inference.wire.errors import (
     ApiError,
+    ForbiddenError,
     InvalidRequestError,
     ModelNotAllowedError,
     RateLimitExceededError,
     ServiceUnavailableError,
     VisionUnsupportedError,
+    upstream_failed,
 )
 from inference.wire.images import ImageFile
 from inference.wire.openai.passed import paths_of
 from metering.errors import LimitsUnavailableError, RateLimitedError
 from metering.limits import anthropic_headers, openai_headers
-from metering.principal import NO_LIMITS, LimitKind, LimitState
+from metering.principal import NO_LIMITS, LimitKind, LimitState, Principal
 from metering.rate_limiter import RateLimiter
 
 if TYPE_CHECKING:
@@ -242,3 +247,35 @@ def with_defaults_at(request: Request, entry: CatalogueEntry, upstream: Upstream
     left_out = untranslated_defaults(upstream.dialect, defaults)
     kept = {name: value for name, value in defaults.items() if name not in left_out}
     return with_sampling_defaults(request, kept)
+
+
+def permitted_upstream(
+    pseudonym: str, call: Call, entry: CatalogueEntry, served: UpstreamModel
+) -> UpstreamEntry:
+    """Raises ``ApiError``."""
+    upstream = entry.upstream_named(served.upstream)
+    if upstream is None:
+        raise upstream_failed(f"The upstream {served.upstream} has been removed.")
+    check_network(entry, upstream, call.who)
+    if has_passed(call.via, pseudonym):
+        raise upstream_failed(
+            f"The upstream {served.upstream} is not asked: this request came from here, and an "
+            "upstream has sent it back."
+        )
+    return upstream
+
+
+def check_network(entry: CatalogueEntry, upstream: UpstreamEntry, who: Principal) -> None:
+    """Raises ``ForbiddenError``."""
+    if not upstream.leaves_network:
+        return
+    whose = "" if who.may_leave_network else "this key"
+    if not entry.may_leave_network:
+        whose = entry.name
+    if whose:
+        raise ForbiddenError(
+            "network_not_allowed",
+            f"Requests of {whose} may not leave this network, and those to the upstream "
+            f"{upstream.name} do.",
+            param="model",
+        )

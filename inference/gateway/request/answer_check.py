@@ -77,7 +77,6 @@ class AnswerCheck:
         requested; ``is_traced``: ``StageTimes`` were."""
         self._request = request
         self._most = most
-        self._max_output_tokens = most.completion_tokens
         self._may_trace = is_captured
         self._may_time = is_traced
         self.bytes_left = _most_bytes(request, most) + is_captured * BYTES_OF_A_TRACE
@@ -141,13 +140,12 @@ class AnswerCheck:
                 raise AnswerFaultError("an event out of place")
 
     def _tokens_of_choice(self, index: int, num_tokens: int) -> None:
-        num_all = self._num_tokens + num_tokens
-        is_open = 0 <= index < self._num_choices and self._num_calls.get(index, 0) >= 0
-        if is_open and num_tokens >= 0 and num_all <= self._max_output_tokens:
-            self._num_tokens = num_all
-            return
         self._of_open_choice(index)
-        raise AnswerFaultError(f"{num_all:.3e} tokens reported, {self._max_output_tokens} at most")
+        num_all = self._num_tokens + num_tokens
+        most = self._most.completion_tokens
+        if num_tokens < 0 or num_all > most:
+            raise AnswerFaultError(f"{num_all:.3e} tokens reported, {most} at most")
+        self._num_tokens = num_all
 
     def _of_open_choice(self, index: int) -> None:
         if not 0 <= index < self._num_choices:

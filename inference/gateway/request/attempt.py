@@ -60,16 +60,11 @@ class Asked:
     queue_deadline_s: float | None = None
     """For the replica's queue; ``None``: the model's limit."""
     floor: TokenBounds | None = None
+    """Caps reserve at least this, for another target that may still serve the request."""
 
     @property
     def place_until_s(self) -> float:
         return self.place_deadline_s or self.deadline_s
-
-    def budget(self) -> TokenBudget:
-        gateway = self.gateway
-        return TokenBudget(
-            gateway.accounting, gateway.limits, self.call, self.entry.name, floor=self.floor
-        )
 
 
 class RunningRequest(Protocol):
@@ -114,7 +109,7 @@ class PlacedRequest:
         self._num_worker_deaths = 0
         self._uncounted: dict[str, list[str]] = defaultdict(list)
         self._stream: RequestStream | None = None
-        self._budget = asked.budget()
+        self._budget = TokenBudget(asked)
 
     async def begin(self) -> None:
         self.is_sent = False
@@ -125,7 +120,7 @@ class PlacedRequest:
             await self._budget.reserve(_bounds_at(place, self._request))
         try:
             await self._gateway.liveness.ensure_announced()
-            await self._gateway.readers.ensure(place.neuron)
+            await self._gateway.readers.ensure(place.replica.neuron)
             self._open(place)
         except BaseException:
             if self._stream is None:
@@ -198,19 +193,20 @@ class PlacedRequest:
     def _open(self, place: Place) -> None:
         self.is_sent = True
         self.num_attempts += 1
-        self._uncounted[place.neuron].append(self._attempt_id())
+        neuron, model = place.replica.neuron, place.replica.model
+        self._uncounted[neuron].append(self._attempt_id())
         timeout_s = self._asked.deadline_s - asyncio.get_running_loop().time()
-        self._call.neuron = place.neuron
+        self._call.neuron = neuron
         counter = UsageCounter(partial(self._accepted, self.num_attempts))
         self._gateway.accounting.submitted(self._call, counter)
         most = self._budget.most_usage(
-            num_prompts=num_prompts(self._request), context_tokens=place.context_tokens
+            num_prompts=num_prompts(self._request), context_tokens=place.replica.context_tokens
         )
         self._stream = RequestStream(
             request_id=self._attempt_id(),
-            neuron=place.neuron,
+            neuron=neuron,
             epoch=place.epoch,
-            model=place.model,
+            model=model,
             first_token_timeout_s=timeout_s,
             abort=self._asked.abort,
             usage_counter=counter,
@@ -222,7 +218,7 @@ class PlacedRequest:
             ),
         )
         self._gateway.streams.add(self._stream)
-        self._submit(self._stream, self._frame(place, timeout_s))
+        self._submit(self._stream, self._frame(neuron, model, timeout_s))
 
     def _traceparent(self, neuron: str) -> str:
         """Empty: its neuron reports no times."""
@@ -274,13 +270,13 @@ class PlacedRequest:
         request_id = self._call.request_id
         return request_id if self.num_attempts == 1 else f"{request_id}.{self.num_attempts}"
 
-    def _frame(self, place: Place, timeout_s: float) -> Submit:
+    def _frame(self, neuron: str, model: str, timeout_s: float) -> Submit:
         principal = self._call.who
         request_id = self._attempt_id()
         return Submit(
             request_id=request_id,
             gateway_id=self._gateway.gateway_id,
-            model=place.model,
+            model=model,
             request=self._request,
             deadline_unix_s=time.time() + timeout_s,
             account=principal.account,
@@ -293,7 +289,7 @@ class PlacedRequest:
             cap_output_tokens=self._budget.cap_output_tokens,
             adapter=self._asked.adapter,
             captures=self._call.capture is not None,
-            traceparent=self._traceparent(place.neuron),
+            traceparent=self._traceparent(neuron),
             num_worker_deaths=self._num_worker_deaths,
             max_queue_wait_s=self._max_queue_wait_s(),
         )
@@ -311,8 +307,8 @@ class PlacedRequest:
 def _bounds_at(place: Place, request: Request) -> TokenBounds:
     return token_bounds(
         request,
-        context_tokens=place.context_tokens,
-        max_output_tokens=place.max_output_tokens,
+        context_tokens=place.replica.context_tokens,
+        max_output_tokens=place.replica.max_output_tokens,
         catalogue_context_tokens=place.catalogue_context_tokens,
-        vision=place.vision,
+        vision=None if place.replica.report is None else place.replica.report.vision,
     )

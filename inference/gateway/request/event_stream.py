@@ -167,10 +167,6 @@ class RequestStream:
                 raise self._take_error()
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
-        if self._num_queued_bytes <= BYTES_A_TAKE and len(self._events) <= EVENTS_A_TAKE:
-            self._num_queued_bytes = 0
-            queued, self._events = self._events, deque()
-            return [event for event, _ in queued]
         events: list[Event] = []
         taken_bytes = 0
         while self._events and len(events) < EVENTS_A_TAKE and taken_bytes < BYTES_A_TAKE:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from fleet.catalogue import CatalogueEntry
-from fleet.live.snapshot import FleetSnapshot
+from fleet.live.snapshot import FleetSnapshot, ReplicaView
 from fleet.placement import Decision, Load, Reject, Route, RoutingHint, Wait, place, route
 from fleet.placement.decisions import with_load, with_status
 from fleet.placement.targets import TargetState, own_state
@@ -37,7 +37,6 @@ from inference.protocol.generation import (
     TokensInput,
 )
 from inference.protocol.heartbeat import ReplicaStatus, WaitingModel
-from inference.protocol.images import VisionInput
 from inference.protocol.keys import HEARTBEAT_INTERVAL_S
 from inference.wire.errors import RequestFailedError, ServiceUnavailableError
 
@@ -56,17 +55,12 @@ Hint = Callable[[], RoutingHint]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """``epoch``: the neuron's instance that was ready. Limits are the replica's; ``None``:
-    unknown."""
+    """``epoch``: the neuron's instance that was ready."""
 
-    neuron: str
+    replica: ReplicaView
     epoch: str
-    model: str
-    context_tokens: int | None = None
-    max_output_tokens: int | None = None
-    catalogue_context_tokens: int | None = None
-    vision: VisionInput | None = None
-    was_cold: bool = False
+    catalogue_context_tokens: int | None
+    was_cold: bool
 
 
 @dataclass(slots=True)
@@ -253,17 +247,9 @@ def _place_of(
 ) -> Place:
     neuron = snapshot.neuron(decision.neuron)
     assert neuron is not None, "placement routed to a neuron that is not in the snapshot"
-    replica = next(replica for replica in neuron.replicas if replica.model == decision.model)
-    return Place(
-        neuron=neuron.name,
-        epoch=neuron.epoch,
-        model=decision.model,
-        context_tokens=replica.context_tokens,
-        max_output_tokens=replica.max_output_tokens,
-        catalogue_context_tokens=entry.max_context_tokens,
-        vision=None if replica.report is None else replica.report.vision,
-        was_cold=was_cold,
-    )
+    replica = neuron.replica_of(decision.model)
+    assert replica is not None, "placement routed to a neuron without the model"
+    return Place(replica, neuron.epoch, entry.max_context_tokens, was_cold)
 
 
 def _refusal(decision: Reject) -> RequestFailedError:

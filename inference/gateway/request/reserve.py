@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from inference.gateway.request.admission import Limiting
 from inference.gateway.request.outcome import Call, RequestOutcome
 from inference.gateway.request.tokens import DEFAULT_OUTPUT_TOKENS, TokenBounds, UsageCounter
 from inference.protocol.events import Usage
@@ -43,6 +42,7 @@ from metering.ledger.entries import Granted, Narrow, Release, Reserve, Settle
 from metering.request_records import record_fields
 
 if TYPE_CHECKING:
+    from inference.gateway.request.attempt import Asked
     from metering.ledger.writer import LedgerWriter
 
 OVER_BUDGET = "insufficient_quota"
@@ -54,22 +54,10 @@ POLL_INTERVAL_S = 0.25
 
 
 class TokenBudget:
-    def __init__(
-        self,
-        accounting: Accounting,
-        limits: Limiting,
-        call: Call,
-        model: str,
-        *,
-        floor: TokenBounds | None = None,
-    ) -> None:
-        """``model``: its tokenizer counts. ``floor``: caps reserve at least this, for another
-        target that may still serve the request."""
-        self._accounting = accounting
-        self._limits = limits
-        self._call = call
-        self._model = model
-        self._floor = floor
+    def __init__(self, asked: Asked) -> None:
+        gateway = asked.gateway
+        self._accounting, self._limits = gateway.accounting, gateway.limits
+        self._call, self._model, self._floor = asked.call, asked.entry.name, asked.floor
         self._on_caps_tokens = 0
         self._sure: TokenBounds | None = None
         self._reserved: TokenBounds | None = None
@@ -279,8 +267,6 @@ class _Line:
     """Held by the first: one request polls the ledger, however many wait."""
     may_try: asyncio.Event = field(default_factory=asyncio.Event)
     num_waiting: int = 0
-    failure: LedgerUnavailableError | None = None
-    """The ledger does not answer, which fails all that wait."""
 
 
 class ReservationQueue:
@@ -328,7 +314,7 @@ class ReservationQueue:
             async with asyncio.timeout_at(until_s):
                 await line.turn.acquire()
         except TimeoutError:
-            return await self._try(reserve, line)
+            return await self._try(reserve)
         try:
             return await self._try_until(until_s, reserve, line)
         finally:
@@ -343,16 +329,10 @@ class ReservationQueue:
                     await line.may_try.wait()
             line.may_try.clear()
             try:
-                return await self._try(reserve, line)
+                return await self._try(reserve)
             except QuotaExceededError as error:
                 if not error.is_reserved or loop.time() >= until_s:
                     raise
 
-    async def _try(self, reserve: Reserve, line: _Line) -> Granted:
-        if line.failure is not None:
-            raise line.failure
-        try:
-            return await self._ledger.reserve(replace(reserve, now_unix_s=time.time()))
-        except LedgerUnavailableError as error:
-            line.failure = error
-            raise
+    async def _try(self, reserve: Reserve) -> Granted:
+        return await self._ledger.reserve(replace(reserve, now_unix_s=time.time()))

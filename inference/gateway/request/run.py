@@ -24,12 +24,18 @@ from fleet.catalogue.targets import Target, When
 from fleet.placement.targets import Chosen, TargetState, choose_target, may_fail_over
 from inference.gateway.gateway import Gateway
 from inference.gateway.images import without_files
-from inference.gateway.request.admission import Bounds, check_sees, check_task, permit
+from inference.gateway.request.admission import (
+    Bounds,
+    check_network,
+    check_sees,
+    check_task,
+    permit,
+)
 from inference.gateway.request.attempt import Asked, PlacedRequest, RunningRequest
 from inference.gateway.request.identify import take_end_user
 from inference.gateway.request.outcome import Call
-from inference.gateway.request.tokens import TokenBounds, is_billed
-from inference.gateway.upstreams.forwarded import ForwardedRequest, check_network, forwarded_bounds
+from inference.gateway.request.tokens import TokenBounds
+from inference.gateway.upstreams.forwarded import ForwardedRequest, forwarded_bounds
 from inference.protocol.events import Accepted, Event
 from inference.protocol.generation import (
     GenerationRequest,
@@ -67,7 +73,8 @@ async def run_request(
     request, files = without_files(request, gateway.images.rules)
     entry = await gateway.catalogue.find(request.model)
     call.model = entry.name
-    call.is_billed = is_billed(request) and not call.who.is_self_test
+    only_counts = isinstance(request, TokenCountRequest | TokenizeRequest)
+    call.is_billed = not only_counts and not call.who.is_self_test
     call.prices = entry.prices or FREE
     if call.discount_percent:
         call.prices = call.prices.less(call.discount_percent)
@@ -77,7 +84,7 @@ async def run_request(
     targets = usable_targets(base, request, is_adapter=entry.base is not None)
     if files and all(target.is_own for target in targets):
         await check_sees(gateway.liveness, base, files)
-    if isinstance(request, TokenCountRequest | TokenizeRequest) and targets[0].is_own:
+    if only_counts and targets[0].is_own:
         files = []  # their sizes are enough
     asked = Asked(
         gateway=gateway,

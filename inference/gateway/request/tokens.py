@@ -21,8 +21,6 @@ from inference.protocol.generation import (
     PairsInput,
     Request,
     TextInput,
-    TokenCountRequest,
-    TokenizeRequest,
     TokensInput,
 )
 from inference.protocol.images import (
@@ -208,10 +206,6 @@ def _without_parts(message: ChatMessage) -> ChatMessage:
 
 def _utf8_bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
-
-
-def is_billed(request: Request) -> bool:
-    return not isinstance(request, TokenCountRequest | TokenizeRequest)
 
 
 NOTHING = events.Usage(prompt_tokens=0, completion_tokens=0)

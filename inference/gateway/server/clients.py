@@ -18,8 +18,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -51,13 +50,6 @@ MIN_BODY_BYTES = 4096
 MAX_BODY_S = 3600.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadTimeouts:
-    head_s: float
-    body_s: float
-    idle_s: float
-
-
 class Reading(enum.Enum):
     WAITING = enum.auto()
     HEAD = enum.auto()
@@ -65,30 +57,23 @@ class Reading(enum.Enum):
     ANSWERING = enum.auto()
 
 
+ReadTimeouts = Mapping[Reading, float]
+"""In seconds; what is not named has no end."""
+
+
 class ReadDeadline:
     def __init__(self, timeouts: ReadTimeouts, now_s: float) -> None:
         self._timeouts = timeouts
-        self._num_bytes = 0
         self._body_ends_s = math.inf
-        self.wait(now_s)
+        self.begin(Reading.WAITING, now_s)
 
-    def wait(self, now_s: float) -> None:
-        self._begin(Reading.WAITING, now_s + self._timeouts.idle_s)
-
-    def begin_head(self, now_s: float) -> None:
-        self._begin(Reading.HEAD, now_s + self._timeouts.head_s)
-
-    def begin_body(self, now_s: float) -> None:
-        self._body_ends_s = now_s + max(MAX_BODY_S, self._timeouts.body_s)
-        self._begin(Reading.BODY, now_s + self._timeouts.body_s)
-
-    def stop(self) -> None:
-        self._begin(Reading.ANSWERING, math.inf)
-
-    def _begin(self, reading: Reading, due_s: float) -> None:
+    def begin(self, reading: Reading, now_s: float = 0.0) -> None:
+        timeout_s = self._timeouts.get(reading, math.inf)
+        if reading is Reading.BODY:
+            self._body_ends_s = now_s + max(MAX_BODY_S, timeout_s)
         self.reading = reading
         self._num_bytes = 0
-        self._due_s = due_s
+        self._due_s = now_s + timeout_s
 
     def receive(self, num_bytes: int) -> None:
         self._num_bytes += num_bytes
@@ -99,14 +84,15 @@ class ReadDeadline:
         continues = self.reading is Reading.BODY and self._num_bytes >= MIN_BODY_BYTES
         if not continues or now_s >= self._body_ends_s:
             return True
-        self._begin(Reading.BODY, min(now_s + self._timeouts.body_s, self._body_ends_s))
+        self._num_bytes = 0
+        self._due_s = min(now_s + self._timeouts[Reading.BODY], self._body_ends_s)
         return False
 
 
 Headers = Sequence[tuple[bytes, bytes]]
 
 LINGER_S = 5.0
-ENDLESS = ReadTimeouts(head_s=math.inf, body_s=math.inf, idle_s=math.inf)
+ENDLESS: ReadTimeouts = {}
 
 
 class StreamChannel(HTTPChannel):  # type: ignore[misc]
@@ -134,21 +120,21 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
         if self.deadline.reading is Reading.BODY:
             self.deadline.receive(len(data))
         elif self.deadline.reading is Reading.WAITING:
-            self.deadline.begin_head(time.monotonic())
+            self.deadline.begin(Reading.HEAD, time.monotonic())
         super().dataReceived(data)
 
     def allContentReceived(self) -> None:  # noqa: N802
-        self.deadline.stop()
+        self.deadline.begin(Reading.ANSWERING)
         super().allContentReceived()
 
     def requestDone(self, request: Any) -> None:  # noqa: N802
         """Receives again from in here: the next request may have come already."""
-        self.deadline.wait(time.monotonic())
+        self.deadline.begin(Reading.WAITING, time.monotonic())
         super().requestDone(request)
 
     def close_overdue(self) -> None:
         reading = self.deadline.reading
-        self.deadline.stop()
+        self.deadline.begin(Reading.ANSWERING)
         if self.refusal is not None:
             self._refuse_head(self.refusal)
         elif reading is Reading.HEAD:
@@ -169,7 +155,7 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
         if self._is_refused:
             return
         self._is_refused = True
-        self.deadline.stop()
+        self.deadline.begin(Reading.ANSWERING)
         server = self.factory.server
         request_id = server.record_refusal(target, error, error.status, headers=headers)
         body = server.errors_of(target).error_body(error, request_id=request_id)
@@ -184,7 +170,7 @@ class StreamChannel(HTTPChannel):  # type: ignore[misc]
         self.callLater(LINGER_S, self.forceAbortClient)
 
     def allHeadersReceived(self) -> None:  # noqa: N802
-        self.deadline.begin_body(time.monotonic())
+        self.deadline.begin(Reading.BODY, time.monotonic())
         if self.refusal is not None:
             self.requests[-1].refuse(self.refusal)
         super().allHeadersReceived()
@@ -239,12 +225,10 @@ ACCEPTS_A_TURN = 8
 BACKLOG = 1024
 SWEEP_S = 1.0
 OVERLOADED_RETRY_AFTER_S = 2.0
-REFUSED_TIMEOUTS = ReadTimeouts(head_s=2.0, body_s=2.0, idle_s=2.0)
+REFUSED_TIMEOUTS = dict.fromkeys((Reading.WAITING, Reading.HEAD, Reading.BODY), 2.0)
 
 
 class BoundedPort(Port):  # type: ignore[misc]
-    backlog = BACKLOG
-
     @property
     def numberAccepts(self) -> int:  # noqa: N802
         return ACCEPTS_A_TURN

@@ -22,7 +22,7 @@ from twisted.internet.error import CannotListenError
 from twisted.logger import globalLogBeginner
 
 from inference.gateway.request.identify import REQUEST_ID
-from inference.gateway.server.clients import OpenClients, StreamChannel, write_at_once
+from inference.gateway.server.clients import OpenClients, Reading, StreamChannel, write_at_once
 from inference.gateway.server.http_messages import spooled_file
 from inference.request_ids import new_request_id
 from inference.wire.dialect import REQUEST_ID_HEADERS, request_id_headers
@@ -131,7 +131,7 @@ class StreamRequest(_Producer, WebRequest):  # type: ignore[misc]
         error: ApiError | None = None
         network = self.channel._networkProducer
         network.pauseProducing()
-        self.channel.deadline.stop()
+        self.channel.deadline.begin(Reading.ANSWERING)
         try:
             await self.server.check_headers(self.channel._path, self._header_pairs())
         except ApiError as refused:
@@ -140,7 +140,7 @@ class StreamRequest(_Producer, WebRequest):  # type: ignore[misc]
             if self.channel is not None:
                 network.resumeProducing()
                 if not (self._refused or self._has_begun):
-                    self.channel.deadline.begin_body(time.monotonic())
+                    self.channel.deadline.begin(Reading.BODY, time.monotonic())
         if self.channel is None or self._refused or self._has_begun:
             return
         if error is not None:
@@ -247,9 +247,6 @@ class DaphneServer(daphne.server.Server):  # type: ignore[misc]
             autoPingTimeout=PING_TIMEOUT_S,
         )
         return factory
-
-    def stop_listening(self) -> None:
-        self.clients.stop_listening()
 
     def close(self) -> None:
         reactor.stop()

@@ -22,8 +22,17 @@ import msgspec
 
 from inference.wire.openai.passed import ENDPOINTS
 
-VERSION = "/v1"
+VERSION, OPENAPI = "/v1", "/openapi.json"
+UNVERSIONED_PATHS = (
+    "/health",
+    "/ping",
+    "/v2/rerank",
+    "/tokenize",
+    "/detokenize",
+    "/tokenizer_info",
+)
 KNOWN_PATHS = (
+    *UNVERSIONED_PATHS,
     "/v1/batches",
     "/v1/chat/completions",
     "/v1/completions",
@@ -36,21 +45,12 @@ KNOWN_PATHS = (
     "/v1/models",
     "/v1/rerank",
     "/v1/score",
-    "/v2/rerank",
     "/v1/responses",
     "/v1/responses/compact",
     "/v1/responses/input_tokens",
-    "/health",
-    "/ping",
-    "/tokenize",
-    "/detokenize",
-    "/tokenizer_info",
-    "/api/chat",
-    "/api/generate",
-    "/api/embed",
-    "/api/tags",
-    "/api/show",
+    *("/api/chat", "/api/generate", "/api/embed", "/api/tags", "/api/show"),
 )
+WITH_IDS = ("/models/", "/messages/batches/", "/batches/", "/files/", "/responses/")
 
 OLLAMA_PATHS = frozenset(
     f"/api/{name}"
@@ -85,26 +85,16 @@ REFERENCE = "What there is: /docs."
 MAX_COMPARED_CHARS = 100
 LEAST_LIKENESS = 0.7
 
-_API_PATH = re.compile(
-    r"/(v1(/.*)?|v2/rerank/?|health/?|ping/?"
-    r"|(de)?tokenize/?|tokenizer_info/?|openapi\.json)",
-    re.DOTALL,
-)
-_WITHOUT_VERSION = re.compile(
-    r"/(chat/completions|completions|embeddings|messages|messages/count_tokens|models(/.+)?"
-    r"|messages/batches(/.+)?|batches(/.+)?|files(/.+)?"
-    r"|audio/(transcriptions|translations|speech)|images/(generations|edits|variations)|moderations"
-    r"|responses(/.+)?|score|rerank)/?",
-    re.DOTALL,
-)
-
 
 def api_path(path: str) -> str | None:
-    if path in OLLAMA_PATHS or _API_PATH.fullmatch(path):
+    plain = path.removesuffix("/")
+    is_versioned = path == VERSION or path.startswith(VERSION + "/")
+    if is_versioned or plain in UNVERSIONED_PATHS or path in OLLAMA_PATHS or path == OPENAPI:
         return path
     if (of_azure := api_path_of_azure(path)) is not None:
         return of_azure
-    return VERSION + path if _WITHOUT_VERSION.fullmatch(path) else None
+    is_known = VERSION + plain in KNOWN_PATHS or path.startswith(WITH_IDS)
+    return VERSION + path if is_known else None
 
 
 def api_path_of(target: bytes) -> str | None:

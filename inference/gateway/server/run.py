@@ -12,7 +12,7 @@ import signal
 from inference.descriptors import DescriptorMarks, raise_descriptor_limit
 from inference.garbage import uncollected
 from inference.gateway.gateway import Gateway, LifespanConsumer
-from inference.gateway.server.clients import OpenClients, ReadTimeouts
+from inference.gateway.server.clients import OpenClients, Reading
 from inference.gateway.server.daphne_server import DaphneServer
 from inference.gateway.server.unhandled import UnhandledRequests
 from inference.logs import configure_logging
@@ -35,11 +35,11 @@ def run(host: str, port: int) -> None:
         check_headers=gateway.check_headers,
         on_refused=unhandled.refused,
         clients=OpenClients(
-            timeouts=ReadTimeouts(
-                head_s=config.head_timeout_s,
-                body_s=config.body_timeout_s,
-                idle_s=config.idle_timeout_s,
-            ),
+            timeouts={
+                Reading.HEAD: config.head_timeout_s,
+                Reading.BODY: config.body_timeout_s,
+                Reading.WAITING: config.idle_timeout_s,
+            },
             max_per_address=config.max_connections_per_address,
             trusted_proxies=config.trusted_proxies,
             marks=DescriptorMarks.of_limit(raise_descriptor_limit()),
@@ -69,7 +69,7 @@ def _begin(server: DaphneServer, gateway: Gateway, lifespan: LifespanConsumer, h
 
 
 async def drain(server: DaphneServer, lifespan: LifespanConsumer) -> None:
-    server.stop_listening()
+    server.clients.stop_listening()
     try:
         await lifespan.drain()
     finally:

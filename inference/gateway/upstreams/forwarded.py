@@ -1,26 +1,34 @@
-"""One request that an upstream answers: reserved, forwarded and counted like any other.
+"""One request that an upstream answers: reserved, forwarded and counted like any other, and its
+answer as events.
 
 No tokenizer of ours counts the prompt and nothing refuses a longer one, so a cap reserves its sure
 bound. The upstream's report is charged; where it reports nothing, or more than was reserved, the
 estimate is, and the request is marked. It is sent once.
+
+Time is bounded until the first token and between two, bytes by the answer's tokens. Nothing is read
+ahead: a slow client slows its upstream.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import msgspec
 
 from fleet.catalogue import CatalogueEntry
 from fleet.catalogue.targets import UPSTREAM_PREFIX, UpstreamModel
+from fleet.upstream_http import unversioned
 from fleet.upstreams import UpstreamEntry
 from inference.gateway.gateway import Gateway
-from inference.gateway.request.admission import with_defaults_at
+from inference.gateway.request.admission import permitted_upstream, with_defaults_at
 from inference.gateway.request.attempt import Asked
-from inference.gateway.request.identify import has_passed, passed_on
+from inference.gateway.request.identify import passed_on
 from inference.gateway.request.outcome import Call
+from inference.gateway.request.reserve import TokenBudget
 from inference.gateway.request.tokens import (
     DEFAULT_OUTPUT_TOKENS,
     TokenBounds,
@@ -28,15 +36,21 @@ from inference.gateway.request.tokens import (
     num_prompts,
     token_bounds,
 )
-from inference.gateway.upstreams.answer import UpstreamAnswer
-from inference.gateway.upstreams.links import UpstreamLink
+from inference.gateway.upstreams.links import OK, UpstreamLink, check_status, faults, read_whole
 from inference.protocol.events import Embedded, Event, Finished, TokensCounted, Usage
 from inference.protocol.generation import GenerationRequest, Request, TokenCountRequest
-from inference.wire.errors import ForbiddenError, InvalidRequestError, upstream_failed
+from inference.wire.errors import InvalidRequestError
 from inference.wire.upstream import Sending, not_forwarded
-from inference.wire.upstream.answer_events import AnswerEvents
-from inference.wire.upstream.exchanges import Exchange, Forwarded, exchange_of, is_forwarded
-from metering.principal import Principal
+from inference.wire.upstream.answer_events import (
+    AnswerEvents,
+    FrameError,
+    UpstreamErrorObject,
+    UpstreamFaultError,
+)
+from inference.wire.upstream.exchanges import JSON, Exchange, Forwarded, exchange_of, is_forwarded
+
+if TYPE_CHECKING:
+    from inference.gateway.upstreams.connection import UpstreamConnection
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +68,7 @@ class ForwardedRequest:
         self._request = asked.request
         self._served = served
         self._files = asked.files
-        self._budget = asked.budget()
+        self._budget = TokenBudget(asked)
         self.is_sent = False
         self._uncounted: list[Event] = []
         self._answer: UpstreamAnswer | None = None
@@ -191,6 +205,136 @@ class ForwardedRequest:
         return msgspec.structs.replace(event, usage=self._made.estimated_usage)
 
 
+MAX_BODY_BYTES = 64 * 1024 * 1024
+BYTES_OF_NO_TOKEN = 8 * 1024 * 1024
+BYTES_A_TOKEN = 8 * 1024
+MAX_ANSWER_BYTES = 512 * 1024 * 1024
+TAIL_TIMEOUT_S = 5.0
+
+
+class UpstreamAnswer:
+    def __init__(
+        self,
+        link: UpstreamLink,
+        exchange: Exchange,
+        answer: AnswerEvents,
+        *,
+        until_s: float,
+        max_output_tokens: int,
+        headers: Mapping[str, str],
+    ) -> None:
+        self._link = link
+        self._exchange = exchange
+        self._answer = answer
+        self._headers = headers
+        self._reader = exchange.reader_of(answer)
+        self._frames = exchange.frames()
+        now_s = asyncio.get_running_loop().time()
+        self._left_s = min(max(0.0, until_s - now_s), link.entry.first_token_timeout_s)
+        self._left_bytes = min(
+            MAX_ANSWER_BYTES, BYTES_OF_NO_TOKEN + BYTES_A_TOKEN * max_output_tokens
+        )
+        self._response: UpstreamConnection | None = None
+        self._fault: Exception | None = None
+
+    async def next_events(self) -> list[Event]:
+        with faults(self._link, lambda: self._answer.is_accepted):
+            if self._fault is not None:
+                raise self._fault
+            if self._response is not None:
+                return await self._streamed(self._response)
+            response = self._response = await self._sent()
+            content_type = response.headers.get("content-type", "")
+            is_streamed = self._exchange.content_type != JSON
+            if is_streamed and self._exchange.content_type in content_type.lower():
+                return await self._streamed(response)
+            async with asyncio.timeout(self._left_s):
+                body = await read_whole(response, MAX_BODY_BYTES)
+            return self._reader.read(body) + self._ended()
+
+    def close(self) -> None:
+        response, self._response = self._response, None
+        if response is None:
+            return
+        if self._answer.is_ended:
+            self._link.free_drained(response)
+        else:
+            self._link.free(response)
+
+    async def _sent(self) -> UpstreamConnection:
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + self._left_s
+        headers = {
+            "content-type": "application/json",
+            "accept": self._exchange.content_type,
+            **self._headers,
+        }
+        exchange = self._exchange
+        url = self._link.entry.url
+        url = (unversioned(url) if exchange.is_unversioned else url) + exchange.path
+        response = await self._link.post(url, exchange.body, headers, until_s=deadline_s)
+        self._response = response
+        if response.status != OK:
+            async with asyncio.timeout_at(deadline_s):
+                await check_status(self._link, response)
+        self._left_s = deadline_s - loop.time()
+        return response
+
+    async def _streamed(self, response: UpstreamConnection) -> list[Event]:
+        """Comments are no tokens. Only waiting for the upstream counts, not the client's time."""
+        while not self._answer.is_ended:
+            part = await self._next_part(response)
+            if part is None:
+                break
+            self._count(len(part))
+            events = self._events_of(part)
+            response.gathers = self._answer.has_begun
+            if events:
+                if self._answer.has_begun:
+                    pause_s = self._link.entry.token_timeout_s
+                    self._left_s = TAIL_TIMEOUT_S if self._answer.has_finished else pause_s
+                return events
+            if self._fault is not None:
+                raise self._fault
+        return self._ended()
+
+    def _events_of(self, part: bytes) -> list[Event]:
+        """Events before a fault reach the client, and are charged."""
+        events: list[Event] = []
+        try:
+            for frame in self._frames.feed(part):
+                if self._answer.is_ended:
+                    break
+                events += self._reader.read(frame)
+        except (UpstreamFaultError, UpstreamErrorObject, FrameError) as fault:
+            self._fault = fault
+            events += self._answer.take()
+        return events
+
+    def _ended(self) -> list[Event]:
+        self._answer.end()
+        return self._answer.take()
+
+    async def _next_part(self, response: UpstreamConnection) -> bytes | None:
+        import httpx2
+
+        loop = asyncio.get_running_loop()
+        since_s = loop.time()
+        try:
+            part = await response.next_part(since_s + self._left_s)
+        except (TimeoutError, httpx2.HTTPError):
+            if self._answer.has_finished:
+                return None  # only its usage is missing
+            raise
+        self._left_s -= loop.time() - since_s
+        return part
+
+    def _count(self, num_bytes: int) -> None:
+        self._left_bytes -= num_bytes
+        if self._left_bytes < 0:
+            raise UpstreamFaultError("more bytes than its tokens can have")
+
+
 async def begin_attempt(
     gateway: Gateway, call: Call, link: UpstreamLink, served: UpstreamModel, *, until_s: float
 ) -> tuple[UsageCounter, dict[str, str]]:
@@ -212,22 +356,6 @@ async def begin_attempt(
     return counter, headers
 
 
-def permitted_upstream(
-    pseudonym: str, call: Call, entry: CatalogueEntry, served: UpstreamModel
-) -> UpstreamEntry:
-    """Raises ``ApiError``."""
-    upstream = entry.upstream_named(served.upstream)
-    if upstream is None:
-        raise upstream_failed(f"The upstream {served.upstream} has been removed.")
-    check_network(entry, upstream, call.who)
-    if has_passed(call.via, pseudonym):
-        raise upstream_failed(
-            f"The upstream {served.upstream} is not asked: this request came from here, and an "
-            "upstream has sent it back."
-        )
-    return upstream
-
-
 def forwarded_bounds(request: Request, entry: CatalogueEntry) -> TokenBounds:
     return token_bounds(
         request,
@@ -235,22 +363,6 @@ def forwarded_bounds(request: Request, entry: CatalogueEntry) -> TokenBounds:
         max_output_tokens=entry.max_output_tokens,
         catalogue_context_tokens=entry.max_context_tokens,
     )
-
-
-def check_network(entry: CatalogueEntry, upstream: UpstreamEntry, who: Principal) -> None:
-    """Raises ``ForbiddenError``."""
-    if not upstream.leaves_network:
-        return
-    whose = "" if who.may_leave_network else "this key"
-    if not entry.may_leave_network:
-        whose = entry.name
-    if whose:
-        raise ForbiddenError(
-            "network_not_allowed",
-            f"Requests of {whose} may not leave this network, and those to the upstream "
-            f"{upstream.name} do.",
-            param="model",
-        )
 
 
 def is_within(usage: Usage, most: Usage) -> bool:

@@ -6,14 +6,15 @@ An upstream that was unavailable for ``MAX_FAILURES`` requests in a row is left 
       ▲                                                             │
       └───────────────────────── it answers ◀───────────────────────┘
 
-Belongs to one event loop. Must not know dialects or requests.
+Belongs to one event loop. Must not know requests.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterable, Mapping
+from collections.abc import AsyncIterable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -24,7 +25,17 @@ from fleet.upstream_http import client_options, headers_of, list_url
 from fleet.upstreams import UpstreamEntry, unseal
 from inference.logs import ThrottledLog
 from inference.wire.errors import RequestFailedError, ServiceUnavailableError, upstream_failed
-from inference.wire.failures import UPSTREAM_UNAVAILABLE
+from inference.wire.failures import (
+    UPSTREAM_FAILED,
+    UPSTREAM_UNAVAILABLE,
+    upstream_failure,
+    upstream_failure_in_stream,
+)
+from inference.wire.upstream.answer_events import (
+    FrameError,
+    UpstreamErrorObject,
+    UpstreamFaultError,
+)
 
 if TYPE_CHECKING:
     import httpx2
@@ -44,7 +55,7 @@ UNUSED = TargetState(is_ready=True, queue=0, num_requests=0)
 
 
 class UpstreamLink:
-    """Only this class has ``secret`` in clear, and no ``repr`` shows it."""
+    """Only this class has ``secret`` in clear."""
 
     def __init__(
         self,
@@ -69,9 +80,6 @@ class UpstreamLink:
         self._num_failures = 0
         self._probing: asyncio.Task[None] | None = None
         self._log = ThrottledLog(logger, logging.WARNING)
-
-    def __repr__(self) -> str:
-        return f"<UpstreamLink {self.entry.name}: {self._num_open} open>"
 
     async def post(
         self,
@@ -254,3 +262,63 @@ def _url(text: str) -> httpx2.URL:
     import httpx2
 
     return httpx2.URL(text)
+
+
+OK, FIRST_ERROR = 200, 400
+MAX_ERROR_BYTES = 64 * 1024
+
+
+@contextmanager
+def faults(link: UpstreamLink, has_begun: Callable[[], bool]) -> Iterator[None]:
+    """Before the first token the upstream is unavailable: a retry may succeed."""
+    import httpx2
+
+    name = link.entry.name
+    try:
+        yield
+    except TimeoutError:
+        raise _failed(name, "gave no token within the time allowed", has_begun()) from None
+    except (UpstreamFaultError, FrameError) as error:
+        raise _failed(name, f"answered with {error}", True) from None
+    except UpstreamErrorObject as error:
+        failure = upstream_failure_in_stream(name, error.error, secret=link.secret)
+        raise RequestFailedError(failure) from None
+    except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError):
+        raise _failed(name, "cannot be reached", False) from None
+    except httpx2.HTTPError:
+        raise _failed(name, "broke off", has_begun()) from None
+
+
+async def check_status(link: UpstreamLink, response: UpstreamConnection) -> None:
+    status = response.status
+    if status == OK:
+        return
+    if status < FIRST_ERROR:
+        raise UpstreamFaultError(f"status {status}, which is not followed")
+    body = await read_whole(response, MAX_ERROR_BYTES, cuts=True)
+    raise RequestFailedError(
+        upstream_failure(
+            link.entry.name,
+            status,
+            body,
+            retry_after=response.headers.get("retry-after"),
+            date=response.headers.get("date"),
+            secret=link.secret,
+        )
+    )
+
+
+async def read_whole(response: UpstreamConnection, max_bytes: int, *, cuts: bool = False) -> bytes:
+    content = bytearray()
+    async for part in response.parts():
+        content += part
+        if len(content) > max_bytes:
+            if cuts:
+                break
+            raise UpstreamFaultError(f"more than {max_bytes:,} bytes")
+    return bytes(content[:max_bytes])
+
+
+def _failed(name: str, what: str, has_begun: bool) -> RequestFailedError:
+    code = UPSTREAM_FAILED if has_begun else UPSTREAM_UNAVAILABLE
+    return upstream_failed(f"The upstream {name} {what}.", code)

@@ -26,14 +26,17 @@ from fleet.catalogue import CatalogueEntry
 from fleet.catalogue.settings import UNIT_OF_TASK
 from fleet.catalogue.targets import Target
 from inference.gateway.consumers.api_consumer import UNBUFFERED, ApiConsumer
-from inference.gateway.request.admission import check_task
+from inference.gateway.request.admission import check_task, permitted_upstream
 from inference.gateway.request.identify import cleaned
 from inference.gateway.request.run import Failover
 from inference.gateway.request.tokens import TokenBounds, UsageCounter
 from inference.gateway.server.http_messages import parse_aside
-from inference.gateway.upstreams.answer import MAX_ANSWER_BYTES, check_status, faults
-from inference.gateway.upstreams.forwarded import begin_attempt, is_within, permitted_upstream
-from inference.gateway.upstreams.links import UpstreamLink
+from inference.gateway.upstreams.forwarded import (
+    MAX_ANSWER_BYTES,
+    begin_attempt,
+    is_within,
+)
+from inference.gateway.upstreams.links import UpstreamLink, check_status, faults
 from inference.protocol.events import Usage
 from inference.wire.errors import ModelNotAllowedError, UnsupportedParameterError, upstream_failed
 from inference.wire.openai.multipart_form import Rewritten, read_form
@@ -95,10 +98,6 @@ class PassThroughConsumer(ApiConsumer):
         self._failover.begin()
         await self._reserve()
         await self._failover.run(self._attempt)
-
-    async def begin_events(self, *, type_: bytes) -> None:
-        """Where the stream fails later, an error is its last event."""
-        await self.start_response(200, [(b"content-type", type_), *UNBUFFERED])
 
     def _read_form(self) -> PassedRequest:
         assert self._form is not None, "an endpoint of JSON"
@@ -281,7 +280,9 @@ class _PassedAnswer:
             await self._reply.respond(200, first + self._guard.rest(), type_=type_.encode())
             return
         if kind == EVENTS:
-            await self._reply.begin_events(type_=type_.encode())
+            # Where the stream fails later, an error is its last event.
+            headers = [(b"content-type", type_.encode()), *UNBUFFERED]
+            await self._reply.start_response(200, headers)
         else:
             await self._reply.begin_body(200, type_=type_.encode())
         await self._send(first)

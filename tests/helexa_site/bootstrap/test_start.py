@@ -44,7 +44,7 @@ from tests.cases import each_case
 from tests.fleet.conftest import heartbeat, replica
 from tests.fleet.ordered import ordered
 from tests.live.fleets.certificates import Authority
-from tests.servers.answering_server import answering
+from tests.servers.fake_upstream import answering
 from tests.servers.private_redis import running_redis
 
 JOINING = Joining(neuron="beast", redis_url="redis://neuron-beast:secret@10.0.0.5:31315/0")

@@ -7,6 +7,8 @@ import asyncio
 import json
 from typing import Any, Self
 
+from asgiref.testing import ApplicationCommunicator
+
 TIMEOUT_S = 60.0
 LAST = ("response.completed", "response.incomplete", "response.failed", "error")
 
@@ -124,12 +126,10 @@ class AsgiClient:
         return await self.open("POST", path, body, **options).finish()
 
 
-class AsgiSocket:
+class AsgiSocket(ApplicationCommunicator):
     """A connection, from its handshake on; ``with`` it the client leaves at the end."""
 
     def __init__(self, application: Any, path: str, **scope: Any) -> None:
-        self._to_application: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        self._from_application: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         whole = {
             "type": "websocket",
             "asgi": {"version": "3.0"},
@@ -139,10 +139,8 @@ class AsgiSocket:
             "server": ("127.0.0.1", 31313),
             **scope,
         }
-        self._to_application.put_nowait({"type": "websocket.connect"})
-        self.running = asyncio.create_task(
-            application(whole, self._to_application.get, self._from_application.put)
-        )
+        super().__init__(application, whole)
+        self.input_queue.put_nowait({"type": "websocket.connect"})
 
     async def __aenter__(self) -> Self:
         assert await self.message() == {"type": "websocket.accept"}
@@ -152,17 +150,16 @@ class AsgiSocket:
         await self.leave()
 
     async def leave(self) -> None:
-        self._to_application.put_nowait({"type": "websocket.disconnect", "code": 1001})
-        async with asyncio.timeout(TIMEOUT_S):
-            await self.running
+        self.input_queue.put_nowait({"type": "websocket.disconnect", "code": 1001})
+        await self.wait(TIMEOUT_S)
 
     def send_json(self, body: Any) -> None:
         text = body if isinstance(body, str) else json.dumps(body)
-        self._to_application.put_nowait({"type": "websocket.receive", "text": text})
+        self.input_queue.put_nowait({"type": "websocket.receive", "text": text})
 
     async def message(self) -> dict[str, Any]:
-        async with asyncio.timeout(TIMEOUT_S):
-            return await self._from_application.get()
+        message: dict[str, Any] = await self.receive_output(TIMEOUT_S)
+        return message
 
     async def event(self) -> dict[str, Any]:
         message = await self.message()

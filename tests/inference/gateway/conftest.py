@@ -78,7 +78,10 @@ class FakeCatalogue:
     async def cut_off_neuron(self, neuron: str, reason: str) -> None:
         self.cut_off.append((neuron, reason))
 
-    async def start_pull(self, request: PullRequest, actor: Actor) -> PullState:
+    async def query(self, query: Callable[..., Any], *args: Any) -> Any:
+        return await getattr(self, query.__name__)(*args)
+
+    async def pull_start(self, request: PullRequest, actor: Actor) -> PullState:
         """What ``pulls`` has next; a model is one of the catalogue."""
         self._fail()
         if request.model is not None:
@@ -86,14 +89,14 @@ class FakeCatalogue:
         self.pulled.append((request, actor))
         return self.pulls.pop(0)
 
-    async def pull_state(self, before: PullState) -> PullState:
+    async def pull_look(self, before: PullState) -> PullState:
         """The next state; the last one repeats."""
         return self.pulls.pop(0) if len(self.pulls) > 1 else self.pulls[0]
 
-    async def cancel_pull(self, state: PullState, actor: Actor) -> None:
+    async def pull_cancel(self, state: PullState, actor: Actor) -> None:
         self.pulls_cancelled.put_nowait(state.id)
 
-    async def offer_pulled(self, request: PullRequest, state: PullState, actor: Actor) -> None:
+    async def pull_offer(self, request: PullRequest, state: PullState, actor: Actor) -> None:
         self.pulls_offered.append(request.called)
 
     def _fail(self) -> None:

@@ -63,8 +63,7 @@ from tests.inference.neuron.conftest import (
     wait_until,
 )
 from tests.live.fleets.certificates import Authority
-from tests.servers.private_redis import MortalRedis, mortal_redis
-from tests.servers.tls_front import tls_front
+from tests.servers.private_redis import MortalRedis, mortal_redis, tls_front
 
 REPOSITORY_DIR = Path(__file__).resolve().parents[3]
 Start = Callable[..., subprocess.Popen[bytes]]

@@ -29,7 +29,7 @@ from tests.inference.gateway.bodies import PATIENCE_S, chat, chat_body, until
 from tests.inference.gateway.conftest import ENTRY, FakeCatalogue, MakeClient
 from tests.inference.gateway.fake_metering import KEY, FakeDirectory, FakeLedger
 from tests.inference.gateway.fake_neuron import FakeNeuron, breaking, endless, paris
-from tests.inference.gateway.upstreams.forwarding import FORM, form, part
+from tests.inference.gateway.upstreams.conftest import FORM, form, part
 from tests.inference.image_files import data_uri, png
 
 pytestmark = [
@@ -73,9 +73,8 @@ async def test_a_batch_waits_and_is_cancelled(sdk: openai.AsyncOpenAI, neuron: F
     neuron.queue_depth = 2
     await neuron.beat()
     made = await begin(sdk, line("a"))
-    async with asyncio.timeout(PATIENCE_S):
-        while (await sdk.batches.retrieve(made.id)).status != "in_progress":
-            await asyncio.sleep(0.05)
+    begun = made.id
+    await polled(lambda: sdk.batches.retrieve(begun), lambda one: one.status == "in_progress")
     await asyncio.sleep(0.2)
     assert not neuron.frames
     neuron.queue_depth = 0

@@ -12,15 +12,14 @@ import msgspec
 import pytest
 
 from inference.gateway.consumers import generate as generation
-from inference.gateway.gateway import Gateway
 from inference.gateway.metrics import client_family
 from inference.gateway.server.http_messages import ADVISED, advice_headers, ignored_headers
-from inference.protocol.events import Accepted, Cancelled, Event, Failure
+from inference.protocol.events import Accepted, Event, Failure
 from inference.protocol.generation import Submit
 from inference.wire.errors import ModelNotFoundError, RequestFailedError, ServiceUnavailableError
 from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient
-from tests.inference.gateway.bodies import chat_body, embeddings_body, until
+from tests.inference.gateway.bodies import chat_body
 from tests.inference.gateway.conftest import FakeCatalogue, MakeClient
 from tests.inference.gateway.fake_neuron import (
     ACCEPTED,
@@ -77,32 +76,6 @@ async def test_readers_that_know_every_line_end_read_streams_whole(
 
 
 @each_case(
-    ("path", "body", "script"),
-    [
-        (CHAT, chat_body(stream=True), endless),
-        *[(CHAT, chat_body(stream=streams), silent) for streams in (True, False)],
-        (MESSAGES, chat_body(max_tokens=9), endless),
-        (f"{MESSAGES}/count_tokens", chat_body(), silent),
-        (OLLAMA, chat_body(stream=True), endless),
-        ("/v1/embeddings", embeddings_body(), accepts),
-    ],
-)
-async def test_leaving_cancels(
-    client: AsgiClient, neuron: FakeNeuron, gateway: Gateway, path: str, body: Any, script: Script
-) -> None:
-    neuron.script = script
-    exchange = client.open("POST", path, body)
-    submit = await neuron.submitted.get()
-    if body.get("stream") and script is endless:
-        await exchange.until(b"on and")
-    exchange.leave()
-    assert await asyncio.wait_for(neuron.cancelled.get(), 60) == submit.request_id
-    await exchange.finish()
-    await until(lambda: not len(gateway.streams))  # the neuron's end arrived
-    assert body.get("stream") or exchange.body == b""
-
-
-@each_case(
     "case",
     [
         (CHAT, silent, b": waiting\n\n" * 2),
@@ -126,25 +99,6 @@ async def test_a_quiet_stream_is_kept_alive(
     assert (b"ping" in exchange.body) == (script is accepts)
     exchange.leave()
     await exchange.finish()
-
-
-@each_case(
-    ("script", "status", "code"),
-    [
-        (failing, 400, "context_length_exceeded"),
-        (saying([ACCEPTED], [Cancelled(request_id="")]), 503, "cancelled"),
-        (saying(*deltas("tail")), 503, "events_lost"),  # without acceptance
-    ],
-)
-async def test_an_answer_that_fails(
-    client: AsgiClient, neuron: FakeNeuron, script: Script, status: int, code: str
-) -> None:
-    neuron.script = script
-    answer = await client.post(CHAT, chat_body())
-    assert (answer.status, answer.error["code"]) == (status, code)
-    if status == 400:
-        assert (answer.error["param"], answer.error["prompt_len"]) == ("messages", 9000)
-    assert ("retry-after" in answer.headers) == (status == 503)
 
 
 async def test_lost(client: AsgiClient, neuron: FakeNeuron, catalogue: FakeCatalogue) -> None:

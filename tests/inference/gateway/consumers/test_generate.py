@@ -52,18 +52,11 @@ async def test_whole_and_streamed(client: AsgiClient, neuron: FakeNeuron, gatewa
     answer = await client.post("/v1/completions", {"model": "tiny", "prompt": [1, 2, 3]})
     assert answer.json["choices"][0]["text"] == "The capital is Paris."
     assert asked(neuron).input == TokensInput(prompts=[[1, 2, 3]])
-    for always, options in ((False, {}), (False, {"include_usage": True}), (True, {})):
-        gateway.config = replace(gateway.config, always_stream_usage=always)
-        answer = await client.post(CHAT, chat_body(stream=True, stream_options=options))
-        *chunks, usage, done = answer.chunks
-        assert done == "[DONE]"
-        if always or options:
-            assert (usage["choices"], usage["usage"]["completion_tokens"]) == ([], 5)
-        else:
-            assert "usage" not in usage
-            chunks.append(usage)
-        texts = [chunk["choices"][0]["delta"].get("content", "") for chunk in chunks]
-        assert ("".join(texts), len(chunks)) == ("The capital is Paris.", 6)
+    gateway.config = replace(gateway.config, always_stream_usage=True)
+    *chunks, usage, done = (await client.post(CHAT, chat_body(stream=True))).chunks
+    assert (usage["choices"], usage["usage"]["completion_tokens"], done) == ([], 5, "[DONE]")
+    texts = [chunk["choices"][0]["delta"].get("content", "") for chunk in chunks]
+    assert ("".join(texts), len(chunks)) == ("The capital is Paris.", 6)
 
 
 def statuses_seen(gateway: Gateway) -> list[ReplicaStatus]:
@@ -100,15 +93,22 @@ async def test_a_model_is_loaded_on_demand_and_the_stream_kept_alive(
     assert catalogue.loads == [("tiny", "beast")]
 
 
-async def test_the_deadline(client: AsgiClient, neuron: FakeNeuron, gateway: Gateway) -> None:
+async def test_leaving_and_the_deadline(
+    client: AsgiClient, neuron: FakeNeuron, gateway: Gateway
+) -> None:
     neuron.script = endless
-    exchange = client.open("POST", CHAT, chat_body(stream=True))
-    await exchange.until(b"on and")
-    (stream,) = gateway.streams
-    assert stream._deadline is None
-    exchange.leave()
-    await exchange.finish()
-    assert await asyncio.wait_for(neuron.cancelled.get(), 60)
+    for path, streams in ((CHAT, True), ("/v1/messages", False)):
+        exchange = client.open("POST", path, chat_body(stream=streams, max_tokens=50))
+        submit = await neuron.submitted.get()
+        if streams:
+            await exchange.until(b"on and")
+            (stream,) = gateway.streams
+            assert stream._deadline is None
+        exchange.leave()
+        await exchange.finish()
+        assert await asyncio.wait_for(neuron.cancelled.get(), 60) == submit.request_id
+        await until(lambda: not len(gateway.streams))  # the neuron's end arrived
+        assert streams or exchange.body == b""
     neuron.script = silent
     gateway.config = replace(gateway.config, request_timeout_s=1)
     answer = await client.post(CHAT, chat_body())

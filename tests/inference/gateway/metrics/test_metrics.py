@@ -23,16 +23,15 @@ from inference.gateway import metrics as metrics_module
 from inference.gateway import metrics_endpoint
 from inference.gateway.gateway import Gateway
 from inference.gateway.metrics import MAX_NAMES, OTHER, Metrics
-from inference.gateway.metrics_endpoint import DatabaseCounts, MetricsEndpoint, fleet_metrics
+from inference.gateway.metrics_endpoint import MetricsEndpoint, fleet_metrics
 from inference.gateway.request.outcome import NO_MODEL, RequestOutcome
 from inference.protocol.heartbeat import DeviceInfo, ReplicaStatus
 from inference.settings.gateway import MetricsListen
 from inference.wire.errors import ServiceUnavailableError
-from metering.ledger.entries import Outcome
 from tests.fleet.conftest import device
 from tests.inference.gateway.conftest import MakeGateway
 from tests.inference.gateway.fake_neuron import FakeNeuron
-from tests.metering.operations import settle
+from tests.metering.request_records.records import ended as request_ended
 
 HOST = "127.0.0.1"
 MODEL_LABELS = {"model": "tiny", "node": "beast"}
@@ -46,10 +45,10 @@ def load_jobs(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """The database's counts; it does not answer while this is empty."""
     counted: dict[str, int] = {"pending": 1, "running": 2}
 
-    async def query(_threads: object, _query: object) -> DatabaseCounts:
+    async def query(_threads: object, _query: object) -> tuple[dict[str, int], int]:
         if not counted:
             raise ServiceUnavailableError("database_unavailable", "away")
-        return DatabaseCounts(load_jobs=counted, reservations=4)
+        return counted, 4
 
     monkeypatch.setattr(metrics_endpoint.DatabaseThreads, "query", query)
     return counted
@@ -195,7 +194,7 @@ def test_names_labels_and_buckets_are_those_that_users_know() -> None:
     metrics.observe(ended(was_cold=True))
     none: dict[str, Any] = {"time_to_first_token_ms": None, "completion_tokens": 0}
     none |= {"prompt_tokens": 0, "cached_tokens": 0, "reasoning_tokens": 0}
-    metrics.observe(ended(kind=Outcome.CANCELLED, status=0, outcome="cancelled", **none))
+    metrics.observe(ended(status=0, outcome="cancelled", **none))
     for name, expected in (
         ("cortex_requests_total", 3),
         ("cortex_request_errors_total", 0),
@@ -217,7 +216,7 @@ def test_names_labels_and_buckets_are_those_that_users_know() -> None:
         ("queue_timeout", "wait_timeout"),
         ("rate_limit_exceeded", "per_principal"),
     ):
-        metrics.observe(ended(kind=Outcome.REFUSED, status=503, outcome=code))
+        metrics.observe(ended(status=503, outcome=code))
         name = "cortex_model_rejections_total"
         assert value(metrics, name, **MODEL_LABELS, reason=reason) == 1
     assert value(metrics, "cortex_request_errors_total", **MODEL_LABELS) == 3
@@ -243,7 +242,7 @@ def test_names_without_end_and_watched_numbers(monkeypatch: pytest.MonkeyPatch) 
     before = set(samples(metrics))
     unknown: dict[str, Any] = {"model": NO_MODEL, "account": "", "prompt_tokens": 0}
     unknown |= {"completion_tokens": 0, "outcome": "model_not_found"}
-    metrics.observe(ended(kind=Outcome.REFUSED, status=404, **unknown))
+    metrics.observe(ended(status=404, **unknown))
     labels = frozenset({("status", "404"), ("code", "model_not_found")})
     assert set(samples(metrics)) - before == {("helexa_requests_ended_total", labels)}
     for code in ('evil"\n', "Ignore All Instructions", "", "x" * 65):
@@ -274,18 +273,9 @@ def test_names_without_end_and_watched_numbers(monkeypatch: pytest.MonkeyPatch) 
     assert failed is not None and math.isnan(failed)
 
 
-USED: dict[str, Any] = {"prompt_tokens": 70, "cached_tokens": 32, "completion_tokens": 21}
+USED = {"prompt_tokens": 70, "cached_tokens": 32, "completion_tokens": 21}
 SETTLE = {**USED, "account": "team", "key": "hx_abc", "budgets": (), "duration_ms": 3000}
 
 
-def ended(
-    *, kind: Outcome = Outcome.ANSWERED, status: int = 200, was_cold: bool = False, **changed: Any
-) -> RequestOutcome:
-    """The end of a request. ``changed``: fields of ``Settle``."""
-    return RequestOutcome(
-        settle=settle(**{**SETTLE, "time_to_first_token_ms": 1000, **changed}),
-        is_billed=True,
-        kind=kind,
-        status=status,
-        was_cold=was_cold,
-    )
+def ended(**changed: Any) -> RequestOutcome:
+    return request_ended(**{**SETTLE, "time_to_first_token_ms": 1000, **changed})

@@ -35,7 +35,7 @@ from tests.inference.gateway.asgi_client import AsgiClient, AsgiSocket
 from tests.inference.gateway.bodies import RESPONSES, until
 from tests.inference.gateway.conftest import BEARER, CHAT, SHORT_CHAT, MakeGateway, Rig, parts_of
 from tests.inference.gateway.fake_metering import KEY, NARROW_KEY, OTHERS_KEY, FakeLedger
-from tests.inference.gateway.fake_neuron import FakeNeuron, endless, paris
+from tests.inference.gateway.fake_neuron import FakeNeuron, paris
 
 REVOKED = {"authorization": f"Bearer {OTHERS_KEY}"}
 LARGE = {"content-length": "100001"}
@@ -58,7 +58,6 @@ async def test_refusals_and_answers(rig: RecordingRig, neuron: FakeNeuron) -> No
         one = rig.refused(status, code, account=account)
         assert one.settle.request_id == answer.headers["x-request-id"]
         assert (one.error_message, one.queue_ms) == (answer.error["message"], None)
-    # An answer and a client that leaves.
     answer = await rig.ask()
     one = rig.record()
     assert UUID(hex=one.settle.request_id).version == 7, "it sorts by time"
@@ -66,14 +65,6 @@ async def test_refusals_and_answers(rig: RecordingRig, neuron: FakeNeuron) -> No
     assert (one.model_asked, one.settle.model, one.settle.neuron) == ("gpt-4o", "tiny", "beast")
     assert one.queue_ms is not None
     assert 0 <= one.queue_ms <= one.settle.duration_ms
-    neuron.script = endless
-    exchange = rig.open(stream=True)
-    await exchange.until(b"data: ")
-    exchange.leave()
-    await exchange.finish()
-    await until(lambda: rig.ledger.recorded)
-    one = rig.record()
-    assert (one.kind, one.status, one.settle.outcome) == (Outcome.CANCELLED, 200, "cancelled")
 
 
 async def test_logins_and_end_users(rig: RecordingRig, neuron: FakeNeuron) -> None:
@@ -144,12 +135,8 @@ async def test_a_captured_key(rig: RecordingRig, neuron: FakeNeuron) -> None:
         ("GET", "/v1/nothing", {}, b"", 404, "unknown_url", "unknown"),
         ("HEAD", "/v1/messages/nothing", {}, b"", 404, "unknown_url", "unknown"),
         ("GET", CHAT, BEARER, b"", 405, "method_not_allowed", CHAT),
-        ("HEAD", CHAT, BEARER, b"", 405, "method_not_allowed", CHAT),
         ("OPTIONS", CHAT, BEARER, b"", 405, "method_not_allowed", CHAT),
-        ("PATCH", "/v1/models", BEARER, b"", 405, "method_not_allowed", "/v1/models"),
         ("POST", CHAT, BEARER, b"{", 400, "invalid_json", CHAT),
-        ("POST", CHAT, BEARER, b"\xff", 400, "invalid_json", CHAT),
-        ("POST", CHAT, BEARER, b"", 400, "invalid_json", CHAT),
         ("POST", CHAT, BEARER, b"x" * 100_001, 413, "request_too_large", CHAT),
         ("POST", CHAT, BEARER | LARGE, b"", 413, "request_too_large", CHAT),
         ("OPTIONS", CHAT, PREFLIGHT, b"", 400, "origin_not_allowed", CHAT),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -40,14 +41,23 @@ class Writer:
         self._client = client
         self._numbers: dict[str, int] = {}
 
-    async def write(self, neuron: str, *events: Event) -> str:
+    async def write(self, neuron: str, *events: Event, has_reader: bool = False) -> str:
         number = self._numbers.get(neuron, 0)
         self._numbers[neuron] = number + 1
         batch = EventBatch(epoch="e", sequence_number=number, events=list(events))
-        entry_id = await self._client.xadd(
-            keys.events_key(neuron, GATEWAY), {EVENT_BATCH_FIELD: encode_event_batch(batch)}
-        )
-        return bytes(entry_id).decode()
+        fields: Any = {EVENT_BATCH_FIELD: encode_event_batch(batch)}
+        key = keys.events_key(neuron, GATEWAY)
+        entry_id = await self._client.xadd(key, fields, nomkstream=has_reader)
+        return bytes(entry_id or b"").decode()
+
+    async def accept(self, neuron: str, request_id: str) -> None:
+        await self.write(neuron, Accepted(request_id=request_id, prompt_tokens=1), has_reader=True)
+
+    async def is_read(self, streams: RequestStreams, neuron: str, request_id: str) -> None:
+        """Waits until a new request of the neuron is accepted through its stream."""
+        stream = open_stream(streams, request_id, neuron)
+        await self.accept(neuron, request_id)
+        await until(lambda: stream.accepted)
 
 
 class Faults(list[tuple[str, str]]):
@@ -200,26 +210,11 @@ async def readers(
     await made.close()
 
 
-async def accept(client: Redis, neuron: str, request_id: str, number: int = 0) -> None:
-    accepted: list[Event] = [Accepted(request_id=request_id, prompt_tokens=1)]
-    batch = encode_event_batch(EventBatch(epoch="e", sequence_number=number, events=accepted))
-    key = keys.events_key(neuron, GATEWAY)
-    await client.xadd(key, {EVENT_BATCH_FIELD: batch}, nomkstream=True)
-
-
-async def is_read(
-    client: Redis, streams: RequestStreams, neuron: str, request_id: str, number: int = 0
-) -> None:
-    """Waits until a new request of the neuron is accepted through its stream."""
-    stream = open_stream(streams, request_id, neuron)
-    await accept(client, neuron, request_id, number)
-    await until(lambda: stream.accepted)
-
-
 @pytest.mark.parametrize("command", [("DEL",), ("SET", "x"), ("PEXPIRE", "-1")])
 async def test_a_neuron_that_deletes_its_stream_fails_its_own_requests(
     readers: EventReaders,
     redis_client: Redis,
+    writer: Writer,
     streams: RequestStreams,
     faults: Faults,
     command: tuple[str, ...],
@@ -235,20 +230,21 @@ async def test_a_neuron_that_deletes_its_stream_fails_its_own_requests(
     assert not other.ended
     assert ("n1", "its stream of events is gone") in faults
     assert {neuron for neuron, _ in faults} == {"n1"}
-    await is_read(redis_client, streams, "n1", "r3")
+    await writer.is_read(streams, "n1", "r3")
     assert 0 < await redis_client.ttl(key) <= keys.EVENTS_EXPIRY_S
-    await accept(redis_client, "n2", "r2")
+    await writer.accept("n2", "r2")
     await until(lambda: other.accepted)
     await redis_client.xadd(key, {b"x": b"y"}, id=f"{2**64 - 1}-{2**64 - 1}")  # the largest
     with pytest.raises(redis.ResponseError):
-        await accept(redis_client, "n1", "r4")
+        await writer.accept("n1", "r4")
     await readers.upkeep(["n1", "n2"])
-    await is_read(redis_client, streams, "n2", "r5", number=1)
+    await writer.is_read(streams, "n2", "r5")
 
 
 async def test_a_redis_that_lost_everything_and_a_neuron_that_left(
     readers: EventReaders,
     redis_client: Redis,
+    writer: Writer,
     streams: RequestStreams,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -258,7 +254,7 @@ async def test_a_redis_that_lost_everything_and_a_neuron_that_left(
     readers.redis_lost_everything()
     assert await code_of(stream) == "redis_unavailable"
     await readers.upkeep(["n1"])
-    await is_read(redis_client, streams, "n1", "r2")
+    await writer.is_read(streams, "n1", "r2")
     monkeypatch.setattr(event_reader, "IDLE_LIMIT_S", 0.0)
     await readers.upkeep(["n1"])
     await readers.upkeep([])
@@ -269,6 +265,6 @@ async def test_a_redis_that_lost_everything_and_a_neuron_that_left(
     await readers.upkeep([])
     assert not readers.neurons
     await readers.ensure("n1")
-    await is_read(redis_client, streams, "n1", "r3")
+    await writer.is_read(streams, "n1", "r3")
     await readers.close()
     assert not await redis_client.exists(keys.events_key("n1", GATEWAY))

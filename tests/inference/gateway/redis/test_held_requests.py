@@ -49,13 +49,12 @@ from inference.protocol.joining import celery_broker_url
 from inference.protocol.refusals import Cause, Refused, newest_keys, refusals_key, sum_of
 from inference.redis_link import RedisLink
 from inference.wire.errors import ApiError
-from metering.ledger.entries import outcome_of
 from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient
 from tests.inference.gateway.bodies import chat_body, open_stream
 from tests.inference.gateway.conftest import GATEWAY
 from tests.inference.gateway.fake_neuron import FakeNeuron, accepts
-from tests.metering.operations import settle
+from tests.metering.request_records.records import ended as request_ended
 
 FAR_S = 1e9
 
@@ -248,15 +247,7 @@ def test_the_ring_and_hours(redis_url: str, redis_db: redis.Redis) -> None:
 
 
 def ended(outcome: str, status: int, account: str = "research", **more: str) -> RequestOutcome:
-    key = more.get("key", "hx-1")
-    return RequestOutcome(
-        settle=settle(account=account, key=key, model="-", neuron="", outcome=outcome),
-        kind=outcome_of(code=outcome, error_status=status, is_placed=False),
-        is_billed=False,
-        status=status,
-        was_cold=False,
-        error_cause=more.get("cause", ""),
-    )
+    return request_ended(outcome=outcome, status=status, account=account, neuron="", **more)
 
 
 async def test_refusals_and_who_waits(redis_client: redis.asyncio.Redis, redis_db: Any) -> None:
@@ -264,7 +255,7 @@ async def test_refusals_and_who_waits(redis_client: redis.asyncio.Redis, redis_d
         counts = RefusalCounts()
         for one in (
             ended("insufficient_quota", 429),
-            ended("insufficient_quota", 429, cause=Cause.KEY_BUDGET),
+            ended("insufficient_quota", 429, error_cause=Cause.KEY_BUDGET),
             ended("invalid_api_key", 401, account=""),
             ended("request_broke_worker", 500, "lab 2"),
             ended("request_broke_worker", 500, "anonymous", key=""),

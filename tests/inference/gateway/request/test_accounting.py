@@ -3,6 +3,7 @@ standstill is said to be."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from helexa_site.bootstrap.readiness import SELF_TEST_HEADER
-from inference.gateway.request.answer_check import AnswerFaultError
+from inference.gateway.request.answer_check import AnswerCheck, AnswerFaultError
 from inference.gateway.request.event_stream import (
     STANDSTILL_INTERVAL_S,
     RequestStream,
@@ -27,9 +28,11 @@ from inference.protocol.events import (
     Delta,
     Failed,
     Failure,
+    Tokenized,
     ToolCallStarted,
     Usage,
 )
+from inference.protocol.generation import TextInput, TokenizeRequest
 from inference.protocol.keys import GATEWAY_ALIVE_EXPIRY_S
 from inference.redaction import Redactor
 from inference.redis_link import redis_unavailable
@@ -248,10 +251,18 @@ async def test_standstills_and_captured_bodies() -> None:
     assert capture.num_bytes == 0
     assert capture.num_request_bytes == MAX_REQUEST_BYTES + 3
     assert capture.num_answer_bytes == MAX_ANSWER_BYTES + 3
-    # Tool calls begin in their order.
+
+
+async def test_impossible_answers_of_a_neuron() -> None:
+    """All of a message's fields are in ``tests/hostile``."""
     for numbers in ((1,), (0, 0), (0, 2)):
         stream = open_stream(RequestStreams(), "r", "beast")
         with pytest.raises(AnswerFaultError, match="out of order"):
             for index in numbers:
                 call = ToolCallStarted(request_id="r", call_id="c", name="f", call_index=index)
                 stream.put(call)
+    request = TokenizeRequest(model="tiny", input=TextInput(texts=["Hi"]))
+    for context_tokens, is_possible in ((0, True), (2**31 - 1, True), (-1, False), (2**31, False)):
+        tokenized = Tokenized(request_id="r", token_ids=[1], context_tokens=context_tokens)
+        with nullcontext() if is_possible else pytest.raises(AnswerFaultError, match="context"):
+            AnswerCheck(request, USED).check(tokenized)

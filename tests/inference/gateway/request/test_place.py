@@ -84,8 +84,8 @@ async def test_a_burst_between_two_heartbeats_spreads(monkeypatch: pytest.Monkey
     chosen: Counter[str] = Counter()
     for index in range(10):
         place = await placer.find_place(ENTRY, deadline_s=soon_s())
-        chosen[place.neuron] += 1
-        open_stream(streams, str(index), place.neuron)
+        chosen[place.replica.neuron] += 1
+        open_stream(streams, str(index), place.replica.neuron)
     assert chosen == {"ant": 5, "bee": 5}
     for stream in streams:
         stream.end()

@@ -136,39 +136,18 @@ def _quick_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placing, "REFUSED_S", 0.01)
 
 
-@each_case(
-    ("code", "is_accepted", "num_attempts", "again"),
-    [
-        ("neuron_lost", False, 1, True),
-        ("neuron_lost", True, 1, False),
-        ("neuron_stopping", False, 2, True),
-        ("model_not_loaded", False, 1, True),
-        ("draining", False, 1, True),
-        ("recovering", False, MAX_ATTEMPTS, False),
-        ("request_lost", False, 1, False),
-        ("events_lost", False, 1, False),
-        ("context_length_exceeded", False, 1, False),
-        ("queue_full", False, 1, False),
-        ("engine_crashed", False, 1, False),
-    ],
-)
-def test_what_is_retried(code: str, is_accepted: bool, num_attempts: int, again: bool) -> None:
-    decision = may_place_again(code, is_accepted=is_accepted, num_attempts=num_attempts)
-    assert decision == again
-
-
-async def test_a_neuron_in_its_next_life_gets_it_again(rig: Rig, neuron: FakeNeuron) -> None:
-    exchange, first = await submitted(rig, neuron)
-    neuron.script = paris
-    await restart(neuron)
-    answer = await exchange.finish()
-    assert answer.json["choices"][0]["message"]["content"] == "The capital is Paris."
-    second = await asyncio.wait_for(neuron.submitted.get(), 60)
-    assert first.request_id == answer.headers["x-request-id"]
-    assert second.request_id == f"{first.request_id}.2"
-    assert rig.settled.request_id == first.request_id
-    assert [begun.request_id for begun in rig.ledger.begun] == 2 * [first.request_id]
-    assert first.request_id in await asyncio.wait_for(neuron.cancelled.get(), 60)
+def test_what_is_retried() -> None:
+    final = ("request_lost", "events_lost", "context_length_exceeded", "queue_full")
+    for again, num_attempts, is_accepted, codes in (
+        (True, 1, False, ("neuron_lost", "model_not_loaded", "draining")),
+        (True, 2, False, ("neuron_stopping",)),
+        (False, 1, True, ("neuron_lost",)),
+        (False, MAX_ATTEMPTS, False, ("recovering",)),
+        (False, 1, False, (*final, "engine_crashed")),
+    ):
+        for code in codes:
+            found = may_place_again(code, is_accepted=is_accepted, num_attempts=num_attempts)
+            assert found is again, code
 
 
 @each_case(
@@ -240,7 +219,13 @@ async def test_what_only_waited(rig: Rig, neuron: FakeNeuron, marks_without_boun
     if marks_without_bound:
         await neuron.client.hset(MARKS, "huge", "x" * 2_000_000)
     await restart(neuron, submit.request_id if marks_without_bound else "somebody else's")
-    assert (await exchange.finish()).status == 200
+    answer = await exchange.finish()
+    assert answer.json["choices"][0]["message"]["content"] == "The capital is Paris."
     second = await asyncio.wait_for(neuron.submitted.get(), 60)
     assert second.num_worker_deaths == 0
+    assert submit.request_id == answer.headers["x-request-id"]
+    assert second.request_id == f"{submit.request_id}.2"
+    assert rig.ledger.settled[-1].request_id == submit.request_id
+    assert [begun.request_id for begun in rig.ledger.begun[-2:]] == 2 * [submit.request_id]
+    assert await asyncio.wait_for(neuron.cancelled.get(), 60) == submit.request_id
     await neuron.client.delete(MARKS)

@@ -34,8 +34,8 @@ from inference.protocol.events import (
 from inference.protocol.generation import Submit
 from tests.cases import each_case
 from tests.inference.gateway.asgi_client import AsgiClient, AsgiSocket
-from tests.inference.gateway.bodies import chat_body, responses_body
-from tests.inference.gateway.conftest import CHAT, MakeClient
+from tests.inference.gateway.bodies import chat_body, responses_body, until
+from tests.inference.gateway.conftest import CHAT, MakeClient, MakeGateway, client_of
 from tests.inference.gateway.fake_neuron import ACCEPTED, FakeNeuron, endless, saying
 from tests.inference.gateway.fake_neuron import embeds as embeds_whole
 
@@ -53,25 +53,36 @@ USAGE = Usage(prompt_tokens=NUM_INPUTS, completion_tokens=0)
     [("max_open_requests", 1, chat_body()), ("max_open_body_bytes", 5000, LONG)],
 )
 async def test_more_than_is_taken_on_at_once_is_refused_by_name(
-    make_client: MakeClient, neuron: FakeNeuron, bound: str, most: int, body: dict[str, Any]
+    make_gateway: MakeGateway, neuron: FakeNeuron, bound: str, most: int, body: dict[str, Any]
 ) -> None:
-    client = make_client(**{bound: most}, max_body_bytes=10_000)
+    gateway = make_gateway(**{bound: most}, max_body_bytes=10_000)
+    client = client_of(gateway)
     for _ in range(2):  # a client that leaves before its body is there releases its place
         exchange = client.open("POST", CHAT, parts=[b"x" * 4000, b""])
         exchange.leave()
         await exchange.finish()
     neuron.script = endless
+    turn = responses_body(type="response.create", store=False, input="y" * 4000)
+
+    async def is_full() -> None:
+        refused = await client.post(CHAT, body)
+        assert (refused.status, refused.error["code"]) == (503, "queue_full")
+        assert f"HELEXA_{bound.upper()}" in refused.error["message"]
+        assert refused.headers["retry-after"]
+
     first = client.open("POST", CHAT, {**body, "stream": True})
     await first.until(b"on and")
-    refused = await client.post(CHAT, body)
-    assert (refused.status, refused.error["code"]) == (503, "queue_full")
-    assert f"HELEXA_{bound.upper()}" in refused.error["message"]
-    assert refused.headers["retry-after"]
+    await is_full()
     first.leave()
     await first.finish()
+    async with AsgiSocket(client.application, "/v1/responses") as socket:
+        socket.send_json(turn)
+        while "delta" not in await socket.event():
+            pass
+        await is_full()
+    await until(lambda: not gateway.bounds.num_open_requests)
     assert (await client.post(CHAT, parts=[b"x" * 4000])).status == 400, "there is room again"
     # What waits on a socket is bounded as well.
-    turn = responses_body(type="response.create", store=False, input="y" * 4000)
     async with AsgiSocket(client.application, "/v1/responses") as socket:
         for _ in range(4):
             socket.send_json(turn)

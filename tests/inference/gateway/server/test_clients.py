@@ -21,7 +21,6 @@ from inference.gateway.server.clients import (
     MIN_BODY_BYTES,
     ReadDeadline,
     Reading,
-    ReadTimeouts,
     StreamChannel,
 )
 from inference.gateway.server.daphne_server import SMALL_BODY_BYTES, DaphneServer, StreamRequest
@@ -36,7 +35,7 @@ CHAT, MESSAGES = b"/v1/chat/completions", b"/v1/messages"
 ONE_LINE = b"Content-Length: 5"
 CHUNKED = b"Transfer-Encoding: chunked"
 REACTOR = SimpleNamespace(addWriter=lambda _: None, removeWriter=lambda _: None)
-TIMEOUTS = ReadTimeouts(head_s=10, body_s=20, idle_s=75)
+TIMEOUTS = {Reading.HEAD: 10.0, Reading.BODY: 20.0, Reading.WAITING: 75.0}
 
 
 def test_every_status_has_its_phrase() -> None:
@@ -192,6 +191,11 @@ async def test_headers_are_checked_before_a_large_body_alone() -> None:
         channel.dataReceived(head + b"x")
         await asyncio.sleep(0)
         channel.dataReceived(b"x" * (length - 1))
+        (request,) = channel.requests
+        channel.pauseProducing()  # the client does not read
+        assert not request.writable.is_set()
+        channel.resumeProducing()
+        assert request.writable.is_set()
         running = [each["application_instance"] for each in served.server.connections.values()]
         await asyncio.gather(*running)
     assert len(scopes) == 2
@@ -220,22 +224,22 @@ async def test_a_refused_body_is_recorded_with_its_headers(length: bytes, body: 
 def test_deadlines_of_heads_and_bodies() -> None:
     deadline = ReadDeadline(TIMEOUTS, 0)
     assert not deadline.is_overdue(74.9) and deadline.is_overdue(75)
-    deadline.begin_head(100)
+    deadline.begin(Reading.HEAD, 100)
     deadline.receive(MIN_BODY_BYTES)
     assert not deadline.is_overdue(109.9) and deadline.is_overdue(110)
-    deadline.stop()
+    deadline.begin(Reading.ANSWERING)
     assert deadline.reading is Reading.ANSWERING
     assert not deadline.is_overdue(1e9)
-    deadline.wait(1000)
+    deadline.begin(Reading.WAITING, 1000)
     assert not deadline.is_overdue(1074) and deadline.is_overdue(1075)
     # A body of 4 KiB each 20 s took without end.
     deadline = ReadDeadline(TIMEOUTS, 0)
-    deadline.begin_body(0)
-    num_periods = round(MAX_BODY_S / TIMEOUTS.body_s)
+    deadline.begin(Reading.BODY, 0)
+    num_periods = round(MAX_BODY_S / TIMEOUTS[Reading.BODY])
     for period in range(1, num_periods + 1):
         deadline.receive(MIN_BODY_BYTES)
         assert not deadline.is_overdue(20 * period - 0.1)
         assert deadline.is_overdue(20 * period) == (period == num_periods)
-    deadline.begin_body(0)
+    deadline.begin(Reading.BODY, 0)
     deadline.receive(MIN_BODY_BYTES - 1)
     assert deadline.is_overdue(20)

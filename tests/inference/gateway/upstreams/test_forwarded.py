@@ -20,7 +20,7 @@ from fleet.upstreams import seal
 from inference.gateway.request.tokens import PromptRatios
 from tests.inference.gateway.bodies import until
 from tests.inference.gateway.conftest import MakeClient
-from tests.inference.gateway.upstreams.forwarding import (
+from tests.inference.gateway.upstreams.conftest import (
     CHAT,
     HELLO,
     PATH,
@@ -31,7 +31,7 @@ from tests.inference.gateway.upstreams.forwarding import (
     paused,
     text_of,
 )
-from tests.servers.fake_upstream import Asked, Wire, chunk, usage
+from tests.servers.fake_upstream import Asked, Wire, usage
 
 TURNS: Any = CHAT["messages"]
 
@@ -215,13 +215,6 @@ async def test_completions_and_requests_that_must_stay(rig: UpstreamRig) -> None
     assert [choice["text"] for choice in answer.json["choices"]] == ["0!", "1!"]
     (asked,) = rig.upstream.asked
     assert (asked.path, asked.json["prompt"]) == ("/v1/completions", ["a", "b"])
-    calls = [{"index": 0, "id": "c1", "function": {"name": "f", "arguments": "{}"}}]
-    answered = [chunk({"reasoning_content": "hm"}), chunk({"tool_calls": calls})]
-    answered += [chunk(finish="tool_calls"), usage(9, 8)]
-    tools = [{"type": "function", "function": {"name": "f"}}]
-    (choice,) = (await rig.chat(tools=tools, include_reasoning=True)).json["choices"]
-    assert choice["message"]["reasoning_content"] == "hm"
-    assert choice["message"]["tool_calls"][0]["id"] == "c1"
     SPOKEN_BY["anthropic"].serve(rig)
     refused = await rig.client.post("/v1/completions", body | {"prompt": "a"})
     assert (refused.status, refused.error["param"]) == (400, "prompt")

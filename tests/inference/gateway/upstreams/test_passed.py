@@ -12,7 +12,7 @@ import pytest
 from tests.cases import each_case
 from tests.inference.gateway.conftest import BEARER
 from tests.inference.gateway.fake_metering import KEY
-from tests.inference.gateway.upstreams.forwarding import (
+from tests.inference.gateway.upstreams.conftest import (
     EDITS,
     FORM,
     GENERATIONS,
@@ -27,6 +27,8 @@ from tests.inference.gateway.upstreams.forwarding import (
     form,
     part,
     wav,
+    with_body,
+    with_json,
 )
 from tests.inference.wire.openai.parsed_forms import fields_of
 from tests.servers.fake_upstream import Answer, Asked, Wire
@@ -48,12 +50,8 @@ def streaming(*events: Any, type_: str = "text/event-stream") -> Answer:
     return answer
 
 
-def whole(content: bytes, type_: str) -> Answer:
-    return lambda asked, wire: wire.whole(200, content, type_)
-
-
 def found(**fields: Any) -> Answer:
-    return lambda asked, wire: wire.json(200, {"text": "hi", **fields})
+    return with_json(200, {"text": "hi", **fields})
 
 
 def lasting(seconds: float) -> dict[str, Any]:
@@ -98,7 +96,7 @@ SECONDS: dict[str, tuple[bytes, Answer, int, int, bool]] = {
     "a WAV's length": (wav(1.8), found(), 2, 2, False),
     "reported": (wav(1.8), found(**lasting(2)), 2, 2, False),
     "a lie": (wav(1.8), found(**lasting(9_999)), 2, 2, True),
-    "compressed": (MP3, whole(b"hi", "text/plain"), 80, 5, True),
+    "compressed": (MP3, with_body(b"hi", "text/plain"), 80, 5, True),
     "compressed and reported": (MP3, found(duration=60.2), 80, 61, False),
 }
 
@@ -148,7 +146,7 @@ async def test_speech_and_events(rig: UpstreamRig) -> None:
     assert answer.chunks == [delta, done]
     assert answer.headers["x-accel-buffering"] == "no"
     assert (rig.settled.outcome, rig.settled.metered.num_units) == ("finished", 2)
-    rig.upstream.answer = whole(b"hi\n", "text/plain; charset=utf-8")
+    rig.upstream.answer = with_body(b"hi\n", "text/plain; charset=utf-8")
     answer = await rig.client.post("/audio/translations", parts=[audio_form(wav(1))], headers=FORM)
     assert (answer.status, answer.body) == (200, b"hi\n")
     assert answer.headers["content-type"] == "text/plain; charset=utf-8"
@@ -273,7 +271,7 @@ async def test_transcripts_cost_their_tokens_whole_and_streamed(rig: UpstreamRig
         {"type": "transcript.text.delta", "delta": '"output_tokens": 1,'},
         {"type": "transcript.text.done", "usage": used},
     )
-    for answer in (found(usage=used), streamed, whole(b"hello to you", "text/plain")):
+    for answer in (found(usage=used), streamed, with_body(b"hello to you", "text/plain")):
         rig.upstream.answer = answer
         fields = [part("stream", b"true")] if answer is streamed else []
         assert (await rig.transcribe(wav(3), *fields)).status == 200

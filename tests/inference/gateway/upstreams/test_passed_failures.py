@@ -13,7 +13,7 @@ import pytest
 from tests.cases import each_case
 from tests.inference.gateway.conftest import ENTRY, MakeClient
 from tests.inference.gateway.fake_metering import KEY, NARROW_KEY
-from tests.inference.gateway.upstreams.forwarding import (
+from tests.inference.gateway.upstreams.conftest import (
     EDITS,
     FORM,
     GENERATIONS,
@@ -28,6 +28,8 @@ from tests.inference.gateway.upstreams.forwarding import (
     part,
     shape,
     wav,
+    with_body,
+    with_json,
 )
 from tests.servers.fake_upstream import Answer, Asked, Wire
 
@@ -37,14 +39,6 @@ NO = {"error": {"message": f"no {SECRET}"}}
 DELTA = b'data: {"type": "speech.audio.delta"}\n\n'
 IMAGE = part("image", b"x", filename="a")
 ENCODED = part("file", b"x", filename="a", type_="a\r\nContent-Transfer-Encoding: base64")
-
-
-def with_json(status: int, body: Any, **headers: str) -> Answer:
-    return lambda asked, wire: wire.json(status, body, **headers)
-
-
-def with_body(content: bytes, type_: str, **headers: str) -> Answer:
-    return lambda asked, wire: wire.whole(200, content, type_, **headers)
 
 
 def stalls(asked: Asked, wire: Wire) -> None:

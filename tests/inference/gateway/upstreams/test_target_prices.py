@@ -9,8 +9,15 @@ import pytest
 from metering.ledger.entries import Reserve
 from metering.money import Prices
 from tests.inference.gateway.fake_neuron import FakeNeuron, breaking, counting
-from tests.inference.gateway.upstreams.conftest import BOX, FAR, OWN, TargetsRig, answers, refuses
-from tests.inference.gateway.upstreams.forwarding import text_of
+from tests.inference.gateway.upstreams.conftest import (
+    BOX,
+    FAR,
+    OWN,
+    TargetsRig,
+    answers,
+    refuses,
+    text_of,
+)
 
 PRICED = {"input_price_micro_usd": 1_000_000, "output_price_micro_usd": 2_000_000}
 CLOUD = "cloud/m input_price 10 output_price 1"

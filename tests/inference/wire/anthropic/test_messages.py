@@ -20,7 +20,7 @@ from inference.wire.errors import ApiError
 from inference.wire.upstream import Sending
 from inference.wire.upstream.messages_request import body_of as upstream_body
 from tests.cases import each_case
-from tests.inference.gateway.upstreams.forwarding import RED_PIXELS
+from tests.inference.gateway.upstreams.conftest import RED_PIXELS
 
 NESTED = anthropic_messages.NESTED_FIELDS
 MESSAGES = [{"role": "user", "content": "Hi"}]

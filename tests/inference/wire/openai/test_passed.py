@@ -19,7 +19,7 @@ from inference.wire.openai import multipart_form as forms
 from inference.wire.openai.multipart_form import read_form
 from inference.wire.openai.passed import EVENTS, JSON, SecretGuard, UnitsReader, audio_length
 from tests.cases import each_case
-from tests.inference.gateway.upstreams.forwarding import BOUNDARY, FORM, form, part, wav
+from tests.inference.gateway.upstreams.conftest import BOUNDARY, FORM, form, part, wav
 from tests.inference.wire.openai.parsed_forms import fields_of
 
 TYPE = FORM["content-type"]
