@@ -171,11 +171,8 @@ class Remark:
         return f"{', '.join(where)}: {self.message}" if where else self.message
 
 
-class ModelsTomlError(FleetError):
+class ModelsTomlError(FleetError, code="invalid_models_toml", http_status=400):
     """``problems`` are all that were found; nothing of the file is used."""
-
-    http_status = 400
-    code = "invalid_models_toml"
 
     def __init__(self, *problems: Remark) -> None:
         super().__init__("\n".join(map(str, problems)))
