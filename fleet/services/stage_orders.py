@@ -13,7 +13,7 @@ the job's row, encrypted, until its stages listen.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from datetime import datetime
 
 import msgspec
@@ -56,10 +56,6 @@ NOT_OFFERED = LoadFailure(code="unknown_model", message="The catalogue no longer
 class StageLinks(msgspec.Struct, frozen=True, kw_only=True):
     identity: LinkIdentity
     certificates: dict[int, str]
-
-
-def spans_neurons(stages: Sequence[StageSpec]) -> bool:
-    return any(stage.neuron for stage in stages)
 
 
 def stage_orders(job: LoadJob) -> Send:

@@ -104,11 +104,6 @@ def upstream_discovered(*, actor: Actor, upstream: Upstream, models: Sequence[Kn
 def upstream_check(*, upstream: Upstream) -> None:
     """Raises ``UpstreamValueError``."""
     check_upstream(upstream.entry())
-    words = [word for word, _ in Upstream._meta.get_field("dialect").choices or ()]
-    if upstream.dialect not in words:
-        raise UpstreamValueError(
-            "dialect", f"{upstream.dialect!r} is not one of {', '.join(map(str, words))}"
-        )
     if Upstream.objects.filter(name=upstream.name).exclude(pk=upstream.pk).exists():
         raise UpstreamValueError("name", f"There is an upstream named {upstream.name!r} already")
 
