@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from django.conf import settings
@@ -89,7 +90,7 @@ def upstream_delete(*, actor: Actor, upstream: Upstream) -> None:
 
 
 def upstream_discovered(*, actor: Actor, upstream: Upstream, models: Sequence[KnownModel]) -> None:
-    upstream.known_models = [model.as_json() for model in models]
+    upstream.known_models = [asdict(model) for model in models]
     upstream.discovered_at = timezone.now()
     with transaction.atomic():
         upstream.save(update_fields=["known_models", "discovered_at"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from fleet import services
-from fleet.catalogue import CatalogueEntry
 from fleet.models import LoadJob
-from fleet.overview import why_no_host, why_not_now
-from fleet.overview_lines import DeviceLine, NeuronLine
 from fleet.placement.needs import NUM_STATES, StageDevice
 from fleet.placement.stage_plans import (
     KV_TOKENS,
@@ -161,54 +157,6 @@ def test_what_cannot_be_planned_is_named(run_command, beat, build, monkeypatch) 
         offer(name, source=source, file=file)
         with pytest.raises(CommandError, match=why):
             run_command("models", "plan", name)
-
-
-def host(name: str, *sizes: float, status: str = "online", kind: str = "cuda") -> NeuronLine:
-    """With a device of each of these sizes in GiB."""
-    devices = tuple(
-        DeviceLine(
-            id=f"{kind}:{index}",
-            name=f"the {kind}",
-            total_memory_bytes=int(size * GIB),
-            free_memory_bytes=0,
-        )
-        for index, size in enumerate(sizes)
-    )
-    return NeuronLine(
-        name=name, status=status, version="", problems=(), devices=devices, replicas=()
-    )
-
-
-def test_why_no_host_can_run_it() -> None:
-    small, large = {"vram_mb": 20 * 1024}, {"vram_mb": 40 * 1024}
-    nobody = "it needs a card or a processor of {} GiB or more{}"
-    processor, card = host("b", 16, kind="cpu"), host("a", 24)
-    card = replace(card, devices=(*card.devices, *host("a", 64, kind="cpu").devices))
-    away, refused = (host("c", 64, status=word, kind="cpu") for word in ("away", "refused"))
-    beside = ", and the largest is the cpu of b with 16.0 GiB"
-    for values, hosts, why in (
-        (small, [card], ""),
-        (large, [card], ""),  # its processors have the room
-        (large, [], ""),  # no fleet yet
-        (large, [processor, away], ""),
-        (large, [processor], nobody.format("40.0", beside)),
-        (small, [refused], nobody.format("20.0", ", and no host has one")),
-        (
-            small | {"pinned_on": ("b",)},
-            [card, processor],
-            nobody.format("20.0", f" on b, by its pinned_on{beside}"),
-        ),
-    ):
-        entry = CatalogueEntry(name="tiny", source="pypi:tiny", **values)
-        assert why_no_host(entry, hosts) == why
-    of_20 = CatalogueEntry(name="tiny", source="pypi:tiny", **small)
-    draining, gone = host("a", 24, status="draining"), host("d", 24, status="away")
-    for hosts, words in (
-        ([draining, gone, processor], "a is draining, d is away"),
-        ([draining, host("e", 24)], ""),
-        ([processor], ""),
-    ):
-        assert why_not_now(of_20, hosts) == words
 
 
 FEW = settings(max_examples=20)

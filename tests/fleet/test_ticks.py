@@ -289,7 +289,7 @@ def test_a_neuron_that_falls_silent_is_marked_away(publish, redis_db, monkeypatc
     redis_db.delete(keys.heartbeat_key("beast"))
     for ago_s, status in ((0, NeuronStatus.ONLINE), (tasks.CONNECTING_S, NeuronStatus.AWAY)):
         term_began_s = time.monotonic() - ago_s  # it may be connecting
-        monkeypatch.setattr(leadership.this_control, "_term_began_s", term_began_s)
+        monkeypatch.setattr(leadership.this_control, "term_began_s", term_began_s)
         tasks.tick()
         assert Neuron.objects.get().status == status
 

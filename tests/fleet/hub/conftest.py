@@ -42,7 +42,7 @@ SILENCE, OVERLOAD, NO_HUB = "silence", "overload", "a-network-that-asks-for-a-lo
 
 
 class Hub(Handler):
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802
         url = urlsplit(self.path)
         words = parse_qs(url.query).get("search", [""])[0]
         if words == SILENCE:
