@@ -253,7 +253,7 @@ def model_reload_everywhere(*, actor: Actor, model_name: str) -> list[LoadJob]:
 
 def reload_plan(entry: CatalogueEntry, neuron_name: str, snapshot: FleetSnapshot) -> Load | str:
     """Returns the load that comes first, or why the model is reloaded in place."""
-    replica = _replica_on(neuron_name, entry.name, snapshot)
+    replica = snapshot.replica_on(neuron_name, entry.name)
     if replica is None or replica.status is not ReplicaStatus.READY:
         return "In place: it serves no requests now"
     others = tuple(one for one in snapshot.neurons if one.name != neuron_name)
@@ -273,14 +273,9 @@ def reload_plan(entry: CatalogueEntry, neuron_name: str, snapshot: FleetSnapshot
     return "In place; requests wait meanwhile: no other neuron has room for a second one"
 
 
-def _replica_on(neuron_name: str, model_name: str, snapshot: FleetSnapshot) -> ReplicaView | None:
-    neuron = snapshot.neuron(neuron_name)
-    return None if neuron is None else neuron.replica_of(model_name)
-
-
 def _check_one_host(snapshot: FleetSnapshot, neuron_name: str, model_name: str) -> None:
     """Stages on several hosts end with their engine, and are placed anew by free memory."""
-    replica = _replica_on(neuron_name, model_name, snapshot)
+    replica = snapshot.replica_on(neuron_name, model_name)
     if replica is not None and (others := stage_neurons(replica)):
         raise PlacementRefusedError(
             f"{model_name} lies on {neuron_name} and {' and '.join(sorted(others))} together, and "
@@ -289,7 +284,7 @@ def _check_one_host(snapshot: FleetSnapshot, neuron_name: str, model_name: str) 
 
 
 def _keep_stages(job: LoadJob, entry: CatalogueEntry, snapshot: FleetSnapshot) -> None:
-    replica = _replica_on(job.neuron.name, job.model_name, snapshot)
+    replica = snapshot.replica_on(job.neuron.name, job.model_name)
     stages = held_stages(entry, replica)
     job.stages = msgspec.to_builtins(list(stages))
     if stages and replica is not None and replica.report is not None:

@@ -259,7 +259,7 @@ def _is_used(one: HeldStageView, snapshot: FleetSnapshot) -> bool:
     """A READY stage ends with its engine by itself, also where the engine's neuron is silent."""
     stage = one.stage
     engine = snapshot.neuron(stage.engine_neuron)
-    replica = None if engine is None else engine.replica_of(stage.model)
+    replica = snapshot.replica_on(stage.engine_neuron, stage.model)
     is_alive = replica is not None and replica.status is not ReplicaStatus.FAILED
     if stage.status is HeldStageStatus.READY:
         return engine is None or is_alive
