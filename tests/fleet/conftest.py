@@ -172,6 +172,14 @@ def offer(name: str = "tiny", **values: Any) -> CatalogueModel:
     return services.catalogue_model_create(actor=COMMAND, **values)
 
 
+def change(model: CatalogueModel, **values: Any) -> CatalogueModel:
+    """Changes the model as it is stored; returns it anew."""
+    model = selectors.model_known(model.name)
+    model.assign(values)
+    services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=list(values))
+    return CatalogueModel.objects.get(pk=model.pk)
+
+
 @pytest.fixture
 def model() -> CatalogueModel:
     return offer()

@@ -29,7 +29,7 @@ from inference.protocol.load_report import DeviceMemory, LoadFailure, StageRepor
 from metering.api.problems import problem_response
 from metering.audit import COMMAND
 from tests.cases import each_case
-from tests.fleet.conftest import GIB, NOW_UNIX_S, offer
+from tests.fleet.conftest import GIB, NOW_UNIX_S, change, offer
 from tests.fleet.placement.fleets import dense, mixture
 from tests.fleet.services.conftest import HERE, fresh, names, observe, start
 from tests.fleet.test_stage_plans import LARGE
@@ -261,11 +261,9 @@ def test_a_load_too_large_is_divided(build, beat, model, sent, gib, may_divide, 
     if is_divided:
         placed = placed_load_start(actor=COMMAND, load=replace(ON_ONE, devices=("cuda:1",)))
         assert reported(devices=["cuda:1"]).status == "succeeded"
-    changed = CatalogueModel.objects.get()
-    for changed.quantization in ("q4", "auto"):
-        fields = {"actor": COMMAND, "model": changed, "changed_fields": ["quantization"]}
-        services.catalogue_model_update(**fields)
-        assert CatalogueModel.objects.get().layer_costs is None, "other files have other layers"
+    for quantization in ("q4", "auto"):
+        changed = change(CatalogueModel.objects.get(), quantization=quantization)
+        assert changed.layer_costs is None, "other files have other layers"
 
 
 @pytest.mark.parametrize("neuron_name", [None, "beast"])

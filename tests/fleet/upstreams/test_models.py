@@ -19,8 +19,9 @@ from fleet.models_toml_plan import plan_import, write_document
 from fleet.upstream_http import models_of
 from metering.audit import COMMAND
 from metering.money import UnitPrices
+from tests.fleet.conftest import change
 from tests.fleet.test_catalogue import OTHER_VALUES
-from tests.fleet.upstreams.conftest import change, imported, make, offer, refused, update
+from tests.fleet.upstreams.conftest import imported, make, offer, refused, update
 from tests.metering.commands.command_output import output
 
 pytestmark = pytest.mark.django_db(transaction=True)
