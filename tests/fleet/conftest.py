@@ -15,6 +15,7 @@ from msgspec import structs
 
 from fleet import neuron_client, selectors, services, tasks
 from fleet.live import reading as live
+from fleet.live.reports import load_orders
 from fleet.models import CatalogueModel
 from fleet.watch import FleetWatch
 from inference.protocol import keys
@@ -33,7 +34,6 @@ from inference.version import VERSION
 from metering.audit import COMMAND
 from tests.fleet.commands.conftest import run_command  # noqa: F401
 from tests.fleet.hub.conftest import hub  # noqa: F401
-from tests.fleet.ordered import ordered
 from tests.fleet.services.invited_hosts import shared_redis  # noqa: F401
 from tests.inference.reports import engine_stats, load_report
 
@@ -107,6 +107,16 @@ def heartbeat(name: str = "beast", **changes: Any) -> NeuronHeartbeat:
         "replicas": [],
     }
     return NeuronHeartbeat(**{"name": name} | values | changes)
+
+
+def ordered(beat: NeuronHeartbeat) -> NeuronHeartbeat:
+    """The heartbeat, with replicas that the control has ordered."""
+    orders = load_orders()
+    replicas = [
+        structs.replace(state, order=orders.order(neuron=beat.name, model=state.model))
+        for state in beat.replicas
+    ]
+    return structs.replace(beat, replicas=replicas)
 
 
 # The builders, for tests to ask for by one fixture.
