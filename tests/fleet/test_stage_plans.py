@@ -33,7 +33,7 @@ from tests.cases import each_case
 from tests.fleet.commands.conftest import RunCommand
 from tests.fleet.conftest import GIB, offer
 from tests.fleet.hub.conftest import LLAMA
-from tests.fleet.placement.fleets import GB, both, dense, device, mixture
+from tests.fleet.placement.fleets import GB, both, cards, dense, device, mixture
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -56,15 +56,6 @@ def large(tmp_path: Path) -> str:
     return f"path:{tmp_path}"
 
 
-def cards(build: Any, *gib: int) -> list[Any]:
-    return [
-        build.device(
-            kind="cuda", index=index, total_memory_bytes=one * GIB, free_memory_bytes=one * GIB
-        )
-        for index, one in enumerate(gib)
-    ]
-
-
 @pytest.fixture
 def plan(run_command: RunCommand) -> Callable[[str], dict[str, Any]]:
     return lambda model: json.loads(run_command("models", "plan", model, "--json"))
@@ -72,12 +63,12 @@ def plan(run_command: RunCommand) -> Callable[[str], dict[str, Any]]:
 
 def test_a_plan_is_shown_and_loads_nothing(run_command, plan, beat, build, large) -> None:
     offer("large", source=large)
-    beat(devices=[*cards(build, 8), build.device(free_memory_bytes=2 * GIB)])
+    beat(devices=[*cards(8), build.device(free_memory_bytes=2 * GIB)])
     text = run_command("models", "plan", "large")
     assert "No plan: its 40 layers need" in text
     assert "cuda:0 of beast has 8.6 GB free" in text
     assert "were nothing loaded" not in text.partition("No plan")[0]
-    beat(devices=[*cards(build, 16, 12), build.device(free_memory_bytes=15 * GIB)])
+    beat(devices=[*cards(16, 12), build.device(free_memory_bytes=15 * GIB)])
     text = run_command("models", "plan", "large")
     assert "large: 40 layers, 16.7 GiB of weights on its devices" in text
     found = plan("large")["plan"]
@@ -120,20 +111,20 @@ def test_a_plan_is_one_that_a_load_would_take(plan: Any, beat: Any, build: Any, 
     offer("large", source=large)
     offer("wide", source=large, spread="fleet")
     for name in ("attic", "cellar"):
-        beat(name, devices=cards(build, 12))
+        beat(name, devices=cards(12))
     # No host lends stages, and none could hold it.
     assert planned("wide") == planned("large") == planned("whole") == (None, [])
     for name in ("attic", "cellar"):
-        beat(name, devices=cards(build, 12), stage_host=f"{name}.lan")
+        beat(name, devices=cards(12), stage_host=f"{name}.lan")
     assert planned("wide") == (["attic cuda:0", "cellar cuda:0"], [])
     assert planned("large") == (None, ["over several hosts, with spread fleet"])
     assert planned("whole") == (None, [])
     # One host could hold it, over two cards.
-    beat("beast", devices=cards(build, 16, 12))
+    beat("beast", devices=cards(16, 12))
     assert planned("wide")[0] == planned("large")[0] == ["beast cuda:0", "beast cuda:1"]
     assert planned("whole")[0] is None
     # A card could hold it, were nothing else on it: that leaves, and nothing is divided.
-    full = msgspec.structs.replace(*cards(build, 24), free_memory_bytes=4 * GIB)
+    full = msgspec.structs.replace(*cards(24), free_memory_bytes=4 * GIB)
     beat("cave", devices=[full])
     assert planned("wide") == planned("large") == planned("whole")
     assert planned("large") == (None, ["were nothing loaded"])

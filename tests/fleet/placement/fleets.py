@@ -71,6 +71,11 @@ def card(index: int = 0, *, free: float, total: float = 24, **changes: Any) -> D
     return DeviceInfo(index=index, **{"kind": "cuda", "name": "a card"} | changes, **sizes)
 
 
+def cards(*gib: float) -> list[DeviceInfo]:
+    """Empty ones of these sizes."""
+    return [card(index, free=size, total=size) for index, size in enumerate(gib)]
+
+
 def processor(*, free: float, total: float = 128) -> DeviceInfo:
     return card(free=free, total=total, kind="cpu", name="a processor")
 
