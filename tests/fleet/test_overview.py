@@ -35,12 +35,10 @@ from metering import request_records
 from metering.audit import COMMAND
 from metering.models import UsageHour
 from metering.selectors import BudgetStatus
-from tests.fleet.conftest import offer
+from tests.fleet.conftest import GIB, offer
 from tests.metering.request_records.records import ended
 
 pytestmark = pytest.mark.django_db
-
-GIB = 1024**3
 
 
 def test_neurons_devices_replicas_and_models(beat, build, monkeypatch) -> None:

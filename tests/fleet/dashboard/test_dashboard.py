@@ -30,12 +30,11 @@ from inference.protocol.refusals import Refused, encode_field, refusals_key
 from inference.version import VERSION
 from metering.audit import COMMAND
 from metering.models import AuditEntry
-from tests.fleet.conftest import change, offer
+from tests.fleet.conftest import GIB, change, offer
 from tests.metering.callers import recorded, staff, text_of, used
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-GIB = 1024**3
 BOARD, DO = "/admin/dashboard/board", "/admin/dashboard/do"
 FAILED = {"outcome": "failed", "code": "engine_crashed", "message": "Its engine stopped."}
 

@@ -31,9 +31,8 @@ from inference.protocol.load_report import (
     LoadFailure,
     LoadReport,
 )
-from tests.fleet.conftest import report
+from tests.fleet.conftest import GIB, report
 
-GIB = 1024**3
 READY, LOADING = ReplicaStatus.READY, ReplicaStatus.LOADING
 RECOVERING, DRAINING = ReplicaStatus.RECOVERING, ReplicaStatus.DRAINING
 FAILED = ReplicaStatus.FAILED

@@ -22,12 +22,11 @@ from inference.protocol.load_report import LoadFailure
 from metering.audit import COMMAND, CONTROL, GATEWAY
 from metering.models import AuditEntry
 from tests.cases import each_case
-from tests.fleet.conftest import change, offer
+from tests.fleet.conftest import GIB, change, offer
 from tests.fleet.services.conftest import HERE, later, names, status_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-GIB = 1024**3
 OLD = {"job_id": "old", "spec_digest": "0123456789abcdef"}
 
 
