@@ -71,7 +71,8 @@ class Leadership:
         self._term: int | None = None
         self._leads = False
         self._renewed_s = float("-inf")
-        self._term_began_s: float | None = None
+        self.term_began_s: float | None = None
+        """Of the term, by ``clock``; ``None``: this process never led."""
 
     def leads(self) -> bool:
         """Renews the lease, or claims a free one. While Redis does not answer nothing changes: the
@@ -92,11 +93,6 @@ class Leadership:
         elif reply == 2 or not self._leads:
             self._begin_term()
         return self._leads
-
-    @property
-    def term_began_s(self) -> float | None:
-        """Start of the term, in seconds of ``clock``; ``None``: this process never led."""
-        return self._term_began_s
 
     @contextlib.contextmanager
     def fenced(self) -> Iterator[None]:
@@ -124,7 +120,7 @@ class Leadership:
             )
             self._term = ControlTerm.objects.get(pk=1).number
         self._leads = True
-        self._term_began_s = self._clock()
+        self.term_began_s = self._clock()
         logger.info("this control leads (%s, term %d)", self.control_id, self._term)
 
     def _ensure_term(self, term: int) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 from django.db.models import Count, Q, QuerySet
@@ -228,32 +229,7 @@ def nameable_models() -> tuple[str, ...]:
     return (*models, *Alias.objects.order_by("name").values_list("name", flat=True))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CachedLine:
-    neuron: str
-    source: str
-    revision: str
-    num_bytes: int
-    files: list[dict[str, str | int]]
-    used_by: list[str]
-    models: tuple[str, ...]
-    is_partial: bool
-    missing: list[str]
-    """Incomplete files of a download."""
-    wanted_bytes: int
-    partial_bytes: int
-    last_used_unix_s: float | None
-    disk_free_bytes: int
-    disk_total_bytes: int
-    """The disk that downloads go to, like ``disk_free_bytes``."""
-
-    @property
-    def last_used(self) -> datetime | None:
-        used = self.last_used_unix_s
-        return None if used is None else datetime.fromtimestamp(used, UTC)
-
-
-def cached_list(neuron_name: str | None = None) -> tuple[CachedLine, ...]:
+def cached_list(neuron_name: str | None = None) -> tuple[dict[str, Any], ...]:
     """Leaves out offline neurons. Raises ``UnknownNeuronError``, ``SnapshotUnavailableError``."""
     if neuron_name is not None:
         names = [neuron_known(neuron_name).name]
@@ -276,21 +252,22 @@ def _sources_of_models() -> dict[str, list[str]]:
 
 def _cached_lines(
     report: CacheReport | None, sources: dict[str, list[str]]
-) -> Iterable[CachedLine]:
+) -> Iterable[dict[str, Any]]:
     if report is None:
         return
     for model in sorted(report.cached, key=lambda one: (one.source, one.revision)):
-        yield CachedLine(
-            neuron=report.neuron,
-            models=tuple(
+        used = model.last_used_unix_s
+        yield msgspec.to_builtins(msgspec.structs.asdict(model)) | {
+            "neuron": report.neuron,
+            "models": [
                 name
                 for name, wanted in sorted(sources.items())
                 if any(is_of_source(model, source) for source in wanted)
-            ),
-            disk_free_bytes=report.disk_free_bytes,
-            disk_total_bytes=report.disk_total_bytes,
-            **msgspec.to_builtins(msgspec.structs.asdict(model)),
-        )
+            ],
+            "last_used": None if used is None else datetime.fromtimestamp(used, UTC),
+            "disk_free_bytes": report.disk_free_bytes,
+            "disk_total_bytes": report.disk_total_bytes,
+        }
 
 
 def is_of_source(cached: CachedModel, source: str) -> bool:

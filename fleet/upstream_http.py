@@ -16,7 +16,7 @@ import ssl
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -177,9 +177,6 @@ class KnownModel:
             cached_input=self.cached_input_price_micro_usd,
             output=self.output_price_micro_usd,
         )
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def list_url(entry: UpstreamEntry) -> str:

@@ -20,9 +20,9 @@ from django.db import connection
 from fleet.live.desired_state import DesiredStates, TimeSlice
 from fleet.live.reading import LiveFleet
 from fleet.live.snapshot import Absences, FleetSnapshot
-from fleet.placement.decisions import Observed, Waiting
+from fleet.placement.decisions import Observed
 from fleet.placement.reconcile import is_queue_long
-from inference.protocol.heartbeat import NeuronHeartbeat, ReplicaState, WaitingReport
+from inference.protocol.heartbeat import NeuronHeartbeat, ReplicaState, WaitingModel, WaitingReport
 
 GATEWAY_SILENCE_S = 5.0
 """A report that has not changed for this long is of a dead gateway."""
@@ -97,12 +97,12 @@ class FleetWatch:
         return {model: now_s - since_s for model, since_s in self._long_since_s.items()}
 
 
-def _waiting(reports: Sequence[WaitingReport]) -> dict[str, Waiting]:
-    waiting: dict[str, Waiting] = {}
+def _waiting(reports: Sequence[WaitingReport]) -> dict[str, WaitingModel]:
+    waiting: dict[str, WaitingModel] = {}
     for report in reports:
         for model, here in report.models.items():
-            before = waiting.get(model, Waiting(num_requests=0, oldest_s=0.0))
-            waiting[model] = Waiting(
+            before = waiting.get(model, WaitingModel(num_requests=0, oldest_s=0.0))
+            waiting[model] = WaitingModel(
                 num_requests=before.num_requests + here.num_requests,
                 oldest_s=max(before.oldest_s, here.oldest_s),
             )

@@ -295,10 +295,6 @@ def _test(actor: Actor, upstream: Upstream) -> Outcome:
     return Outcome(messages.SUCCESS if works else messages.ERROR, f"{upstream.name}: {words}")
 
 
-def _model_count(upstream: Upstream) -> str:
-    return str(len(upstream.known_models)) if upstream.discovered_at else "not tested yet"
-
-
 def _requests(upstream: Upstream) -> SafeString | str:
     name = f"{UPSTREAM_PREFIX}{upstream.name}"
     return ui.linked(name, lambda neuron: requests_url(neuron=neuron), "Requests")
@@ -326,7 +322,9 @@ class UpstreamAdmin(ui.WrittenAdmin):
     recorded = ("key_label", "model_names", "discovered_at", "requests")
 
     key_label = ui.column("Key", lambda upstream: "set" if upstream.has_key else "none")
-    model_count = ui.column("Models", _model_count)
+    model_count = ui.column(
+        "Models", lambda one: str(len(one.known_models)) if one.discovered_at else "not tested yet"
+    )
     model_names = ui.column(
         "Models", lambda upstream: ", ".join(str(model["id"]) for model in upstream.known_models)
     )

@@ -23,7 +23,7 @@ from fleet.errors import FleetError, ModelAlreadyLoadedError
 from fleet.lifecycles import LoadJobKind, LoadJobStatus
 from fleet.models import CatalogueModel, Download, LoadJob, Replica
 from fleet.placement.decisions import stage_evictions
-from fleet.selectors import CachedLine, cached_list
+from fleet.selectors import cached_list
 from fleet.services.model_loads import EVERYWHERE, ON_NEURON
 from fleet.words import DONE, left_words, size_text
 from helexa_site.pages import render_page
@@ -227,7 +227,7 @@ def _delete(request: HttpRequest) -> Download:
     )
 
 
-def _lines(request: HttpRequest) -> tuple[CachedLine, ...]:
+def _lines(request: HttpRequest) -> tuple[dict[str, Any], ...]:
     try:
         return cached_list()
     except FleetError as error:

@@ -16,11 +16,11 @@ from fleet.api.access import ObjectView, body_of, flag_in, text_in
 from fleet.api.rows import RowShape, RowsView, assigned
 from fleet.catalogue import SETTINGS
 from fleet.live import reading as live
+from fleet.model_plans import WHAT_LOADS_DO, Alternative, stage_plan
 from fleet.models import Alias, CatalogueModel, Upstream
 from fleet.models_toml import read_document
 from fleet.models_toml_plan import plan_import, write_document
 from fleet.nouns import ALIASES, MODELS, UPSTREAMS
-from fleet.stage_plans import WHAT_LOADS_DO, Alternative, stage_plan
 from metering.api.problems import CONTENT_TYPE, ProblemError, invalid
 from metering.api.schema import Problem
 

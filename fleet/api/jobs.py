@@ -340,7 +340,6 @@ class NeuronCachedView(CachedView):
 
     @extend_schema(operation_id="neurons_cached_list")
     def get(self, request: Request, name: str) -> Response:  # type: ignore[override]
-        selectors.neuron_known(name)
         return self.list(self.request)
 
 

@@ -22,7 +22,6 @@ from fleet.models import CatalogueModel
 from fleet.neuron_client import DEFAULT_LINES, engine_log
 from fleet.nouns import AUDIT, SETTINGS
 from fleet.overview import fleet_overview
-from fleet.placement.decisions import assignment_of
 from helexa_site.pages import ENVIRONMENT, Row, rows_of
 from inference.protocol.neuron_tasks import MAX_LOG_LINES
 from inference.version import this_build, version_object
@@ -40,13 +39,15 @@ class AuditShape(RowShape):
 class AssignmentShape(serializers.Serializer[Any]):
     """The models that should be loaded, by the catalogue."""
 
-    model = serializers.CharField()
+    model = serializers.CharField(source="name")
     neurons = serializers.ListField(
-        child=serializers.CharField(), help_text="The neurons that it may run on; empty: any."
+        child=serializers.CharField(),
+        source="pinned_on",
+        help_text="The neurons that it may run on; empty: any.",
     )
-    min_replicas = serializers.IntegerField()
-    max_replicas = serializers.IntegerField()
-    priority = serializers.IntegerField()
+    min_replicas = serializers.IntegerField(source="effective_min_replicas")
+    max_replicas = serializers.IntegerField(source="effective_max_replicas")
+    priority = serializers.IntegerField(source="effective_priority")
     idle_ttl_s = serializers.IntegerField(allow_null=True)
 
 
@@ -62,8 +63,7 @@ class AssignmentsView(FleetListView):
     queryset = CatalogueModel.objects.none()
 
     def filter_queryset(self, queryset: Any) -> Any:
-        loadable = (one for one in selectors.catalogue_list() if one.upstream_model is None)
-        return [asdict(assignment_of(entry)) for entry in loadable]
+        return [one for one in selectors.catalogue_list() if one.upstream_model is None]
 
 
 class AuditView(FleetListView):

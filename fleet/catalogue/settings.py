@@ -384,6 +384,10 @@ class CatalogueSettings:
     def effective_min_replicas(self) -> int:
         return self.configured_min_replicas
 
+    @property
+    def effective_max_replicas(self) -> int:
+        return max(1, self.effective_min_replicas, self.max_replicas)
+
 
 SETTINGS: dict[str, Setting] = {
     described.name: described.metadata["setting"] for described in fields(CatalogueSettings)

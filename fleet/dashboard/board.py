@@ -269,7 +269,7 @@ def outdated_rows(
 
 
 def download_rows(downloads: Iterable[lines.DownloadLine]) -> list[tuple[str, rows.ProgressRow]]:
-    return [(f"{one.source} on {one.neuron}", rows.download_progress(one)) for one in downloads]
+    return [(f"{one.source} on {one.neuron}", rows.under_way(one.status, one)) for one in downloads]
 
 
 def model_context(model: CatalogueModel) -> rows.Row:

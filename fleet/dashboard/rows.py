@@ -60,18 +60,14 @@ def job_progress(
         case "cancelled":
             return ProgressRow(text=f"{job.kind} cancelled{where}", tone="quiet")
     stage = job.stage or ("waiting for the neuron" if job.status == "pending" else "under way")
-    return _under_way(
+    return under_way(
         f"{job.kind}{where}: {stage}",
         job,
         job_id="" if job.kind in ("unload", "sleep") else job.id,
     )
 
 
-def download_progress(download: lines.DownloadLine) -> ProgressRow:
-    return _under_way(download.status, download)
-
-
-def _under_way(
+def under_way(
     words: str, line: lines.JobLine | lines.DownloadLine, job_id: str = ""
 ) -> ProgressRow:
     fraction = line.progress_fraction

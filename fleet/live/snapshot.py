@@ -186,6 +186,9 @@ class FleetSnapshot:
     def replicas_of(self, model: str) -> tuple[ReplicaView, ...]:
         return self.by_model.get(model, ())
 
+    def replica_on(self, neuron: str, model: str) -> ReplicaView | None:
+        return next((one for one in self.replicas_of(model) if one.neuron == neuron), None)
+
     def held_stages(self) -> Iterator[HeldStageView]:
         for neuron in self.neurons:
             yield from neuron.held_stages

@@ -52,6 +52,14 @@ POSITIVE_CONSTRAINTS = {
 """As databases have them; others follow the field's name."""
 
 
+def always(default: object) -> dict[str, Any]:
+    """A default of the database too: while an upgrade rolls, an older release leaves it out."""
+    return {"default": default, "db_default": default}
+
+
+EMPTY_TEXT: dict[str, Any] = {"blank": True, **always("")}
+
+
 def json_list(help_text: str = "", **options: Any) -> models.JSONField[Any, Any]:
     """Never null; an older release writes an empty one while an upgrade rolls."""
     return models.JSONField(
@@ -126,31 +134,27 @@ def _setting_constraints() -> Iterator[models.CheckConstraint]:
 
 
 def _column(setting: Setting, default: Any) -> models.Field[Any, Any]:
-    """Columns that may not be null have a default in the database as well: while an upgrade rolls,
-    an older release adds models without the newer settings."""
+    """Columns that may not be null have a default in the database as well."""
     options: dict[str, Any] = {"help_text": setting.help_text}
     if setting.label:
         options["verbose_name"] = setting.label
     match setting.kind:
         case Text(has_lines=True):
-            return models.TextField(blank=True, default="", db_default="", **options)
+            return models.TextField(**EMPTY_TEXT, **options)
         case Text(max_length=max_length, is_required=True):
             return models.CharField(max_length=max_length, **options)
         case Text(max_length=max_length):
-            return models.CharField(
-                max_length=max_length, blank=True, default="", db_default="", **options
-            )
+            return models.CharField(max_length=max_length, **EMPTY_TEXT, **options)
         case Word(words=words):
             return models.CharField(
                 max_length=WORD_LENGTH,
-                default=default,
-                db_default=default,
                 choices=[(word, word) for word in words],
+                **always(default),
                 **options,
             )
         case Count() as count:
             if default is not None:
-                options |= {"default": default, "db_default": default}
+                options |= always(default)
             if count.is_optional:
                 options |= {"null": True, "blank": True}
             is_big = count.most > MAX_COUNT
@@ -162,7 +166,7 @@ def _column(setting: Setting, default: Any) -> models.Field[Any, Any]:
         case Money():
             return models.PositiveBigIntegerField(null=True, blank=True, **options)
         case Flag():
-            return models.BooleanField(default=default, db_default=default, **options)
+            return models.BooleanField(**always(default), **options)
         case NeuronNames() | Targets():
             return json_list(**options)
         case _:
@@ -273,49 +277,36 @@ class Upstream(models.Model):
         "https://api.anthropic.com for Anthropic's, http://mac:11434 for Ollama's.",
     )
     dialect = models.CharField(max_length=10, choices=DIALECTS, default="openai")
-    sealed_secret = models.TextField(
-        blank=True, default="", db_default="", editable=False, help_text="Its key, encrypted."
-    )
+    sealed_secret = models.TextField(**EMPTY_TEXT, editable=False, help_text="Its key, encrypted.")
     leaves_network = models.BooleanField(
-        default=False,
-        db_default=False,
-        help_text="Requests to it leave your network.",
+        **always(False), help_text="Requests to it leave your network."
     )
     concurrency = models.PositiveIntegerField(
-        default=DEFAULT_CONCURRENCY,
-        db_default=DEFAULT_CONCURRENCY,
+        **always(DEFAULT_CONCURRENCY),
         help_text="How many requests each gateway sends it at once; the others wait.",
     )
     connect_timeout_s = models.PositiveIntegerField(
-        "connect timeout (seconds)",
-        default=DEFAULT_CONNECT_TIMEOUT_S,
-        db_default=DEFAULT_CONNECT_TIMEOUT_S,
+        "connect timeout (seconds)", **always(DEFAULT_CONNECT_TIMEOUT_S)
     )
     first_token_timeout_s = models.PositiveIntegerField(
         "first token timeout (seconds)",
-        default=DEFAULT_FIRST_TOKEN_TIMEOUT_S,
-        db_default=DEFAULT_FIRST_TOKEN_TIMEOUT_S,
+        **always(DEFAULT_FIRST_TOKEN_TIMEOUT_S),
         help_text="From sending a request to the first part of its answer.",
     )
     token_timeout_s = models.PositiveIntegerField(
         "token timeout (seconds)",
-        default=DEFAULT_TOKEN_TIMEOUT_S,
-        db_default=DEFAULT_TOKEN_TIMEOUT_S,
+        **always(DEFAULT_TOKEN_TIMEOUT_S),
         help_text="Between two parts of an answer.",
     )
     proxy = models.CharField(
         max_length=500,
-        blank=True,
-        default="",
-        db_default="",
+        **EMPTY_TEXT,
         help_text="An HTTP proxy on the way to it, as http://proxy:3128. Empty: none.",
     )
     ca_file = models.CharField(
         "CA file",
         max_length=500,
-        blank=True,
-        default="",
-        db_default="",
+        **EMPTY_TEXT,
         help_text="Certificates of a private CA, a PEM file on every gateway's host, trusted "
         "beside the system's. Empty: the system's alone.",
     )

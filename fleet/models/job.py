@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import fields
+from typing import Any
 
 import msgspec
 from django.db import models
 
-from fleet.catalogue.entry import DeviceKind, MeasuredLoad
+from fleet.catalogue.entry import MeasuredLoad
 from fleet.lifecycles import (
     ACTIVE_LOAD_JOB_STATUSES,
     LEAVING_KINDS,
@@ -287,16 +289,7 @@ class LoadMeasurement(models.Model):
 
     def measured_load(self) -> MeasuredLoad:
         """Reads the neuron: prefetch it when building many."""
-        kind: DeviceKind = "cuda" if self.device_kind == "cuda" else "cpu"
-        return MeasuredLoad(
-            neuron=self.neuron.name,
-            device_kind=kind,
-            load_bytes=self.load_bytes,
-            process_bytes=self.process_bytes,
-            kv_token_bytes=self.kv_token_bytes,
-            memory_correction_bytes=self.memory_correction_bytes,
-            load_s=self.load_s,
-            prefill_speed=self.prefill_speed,
-            context_tokens=self.context_tokens,
-            capabilities=None if self.capabilities is None else tuple(self.capabilities),
-        )
+        values: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(MeasuredLoad)}
+        if self.capabilities is not None:
+            values["capabilities"] = tuple(self.capabilities)
+        return MeasuredLoad(**values | {"neuron": self.neuron.name})

@@ -11,12 +11,11 @@ import msgspec
 
 from fleet.catalogue import CatalogueEntry
 from fleet.catalogue.entry import DeviceKind
-from fleet.catalogue.settings import IdleAction
 from fleet.live.desired_state import TimeSlice
 from fleet.live.snapshot import FleetSnapshot, NeuronView, ReplicaView
 from fleet.placement.capacity import MIN_TIME_SLICE_S, Evicted, devices_of, freed_on
 from fleet.placement.needs import Needs
-from inference.protocol.heartbeat import ReplicaStatus, device_name
+from inference.protocol.heartbeat import ReplicaStatus, WaitingModel, device_name
 from inference.protocol.load import StageSpec
 
 
@@ -157,12 +156,6 @@ class Sleep:
 Action = Load | Unload | Sleep
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    num_requests: int
-    oldest_s: float
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Jobs:
     loading: frozenset[tuple[str, str]] = frozenset()
@@ -183,7 +176,7 @@ class Jobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    waiting: Mapping[str, Waiting] = field(default_factory=dict)
+    waiting: Mapping[str, WaitingModel] = field(default_factory=dict)
     queue_long_s: Mapping[str, float] = field(default_factory=dict)
     """For how many seconds the model's queue has been long on all its replicas."""
 
@@ -199,32 +192,6 @@ class Plan:
     is_at_rest: bool = False
     """Neither time nor memory that becomes free changes it: all that is wanted is loaded, and all
     that is loaded stays. Said of a fleet of one host only."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment:
-    model: str
-    neurons: tuple[str, ...]
-    """Those that it may run on; empty: any."""
-    min_replicas: int
-    max_replicas: int
-    priority: int
-    idle_ttl_s: int | None
-    """Limits replicas beyond the least; ``None``: they stay until their memory is needed."""
-    idle_action: IdleAction = "unload"
-
-
-def assignment_of(entry: CatalogueEntry) -> Assignment:
-    least = entry.effective_min_replicas
-    return Assignment(
-        model=entry.name,
-        neurons=entry.pinned_on,
-        min_replicas=least,
-        max_replicas=max(1, least, entry.max_replicas),
-        priority=entry.effective_priority,
-        idle_ttl_s=entry.idle_ttl_s,
-        idle_action=entry.idle_action,
-    )
 
 
 def with_load(snapshot: FleetSnapshot, load: Load, entry: CatalogueEntry) -> FleetSnapshot:

@@ -19,7 +19,7 @@ from fleet.placement.capacity import (
     may_sleep,
     stage_neurons,
 )
-from fleet.placement.decisions import Assignment, Sleep, Unload, assignment_of
+from fleet.placement.decisions import Sleep, Unload
 from inference.protocol.heartbeat import ReplicaStatus, device_name
 
 DRAINS = "its neuron drains"
@@ -73,7 +73,7 @@ def why_not_loaded_on(
             f"one of these, or add {neuron.name} to its pinned_on first"
         )
     others = {replica.neuron for replica in staying(entry, snapshot)} | {*loading}
-    most = assignment_of(entry).max_replicas
+    most = entry.effective_max_replicas
     if neuron.name in others or len(others) < most:
         return ""
     return (
@@ -113,14 +113,14 @@ def unknown_leaves(replica: ReplicaView) -> Unload | None:
 
 
 def surplus_leaves(
-    assignment: Assignment,
+    entry: CatalogueEntry,
     ready: Sequence[ReplicaView],
     digest: str,
     snapshot: FleetSnapshot,
     homes: Collection[str] = (),
 ) -> Unload | Sleep | None:
     """``ready``: on neurons that stay. ``homes``: neurons that have it back after a drain."""
-    if len(ready) <= assignment.min_replicas or not ready:
+    if len(ready) <= entry.effective_min_replicas or not ready:
         return None
 
     def keeps(replica: ReplicaView) -> tuple[bool, bool, int, bool, float, str]:
@@ -135,19 +135,19 @@ def surplus_leaves(
             replica.neuron,
         )
 
-    least, most = min(ready, key=keeps), assignment.max_replicas
+    least, most = min(ready, key=keeps), entry.effective_max_replicas
     if len(ready) > most:
         has_come_back = any(replica.neuron in homes for replica in ready)
         is_settled = min(replica.status_age_s for replica in ready) >= SETTLED_S
         reason = f"one of {len(ready)}, and at most {most} stay"
         return unload_of(least, reason) if has_come_back or is_settled else None
-    ttl_s = assignment.idle_ttl_s
+    ttl_s = entry.idle_ttl_s
     if ttl_s is not None and (expired := [one for one in ready if _is_idle_for(one, ttl_s)]):
         leaves, reason = min(expired, key=keeps), f"idle for {ttl_s} s"
-        if assignment.idle_action == "sleep" and _may_sleep_now(leaves, snapshot):
+        if entry.idle_action == "sleep" and _may_sleep_now(leaves, snapshot):
             return Sleep(neuron=leaves.neuron, model=leaves.model, reason=reason)
         return unload_of(leaves, reason)
-    is_extra = len(ready) > max(1, assignment.min_replicas)
+    is_extra = len(ready) > max(1, entry.effective_min_replicas)
     if is_extra and _is_idle_for(least, EXTRA_IDLE_S):
         return unload_of(least, f"one of {len(ready)}, and idle for {EXTRA_IDLE_S:.0f} s")
     return None

@@ -31,15 +31,12 @@ from fleet.live.snapshot import FleetSnapshot, ReplicaView
 from fleet.placement.capacity import HELD, REPLACEABLE, Catalogue, idle_age_s, stage_neurons
 from fleet.placement.decisions import (
     Action,
-    Assignment,
     Jobs,
     Observed,
     PlacementCandidate,
     Plan,
     Sleep,
     Unload,
-    Waiting,
-    assignment_of,
     with_load,
     with_status,
 )
@@ -53,7 +50,7 @@ from fleet.placement.leaving import (
 )
 from fleet.placement.room import find_room
 from inference.backoff import Backoff
-from inference.protocol.heartbeat import ReplicaStatus
+from inference.protocol.heartbeat import ReplicaStatus, WaitingModel
 
 MAX_LOADS_A_TICK = 8
 BACKOFF = Backoff(first_s=10.0, max_s=600.0)
@@ -61,7 +58,7 @@ BACKOFF = Backoff(first_s=10.0, max_s=600.0)
 QUEUE_LONG_S = 10.0
 LONG_QUEUE = 4
 SERVES_SOON = {ReplicaStatus.LOADING, ReplicaStatus.READY, ReplicaStatus.RECOVERING}
-NONE_WAITING = Waiting(num_requests=0, oldest_s=0.0)
+NONE_WAITING = WaitingModel(num_requests=0, oldest_s=0.0)
 MAX_PROMISE_S = 180.0
 """How long memory stays promised. Drains end within two minutes."""
 MOVE_IDLE_S = 2.0
@@ -159,7 +156,7 @@ class _Tick:
             return False  # not unloaded yet
         if held is not None:
             there = {one.neuron for one in replicas if one.status in SERVES_SOON}
-            is_alone = len(there | self._pending[model]) <= assignment_of(entry).max_replicas
+            is_alone = len(there | self._pending[model]) <= entry.effective_max_replicas
             return held.status in REPLACEABLE or (held.status is ReplicaStatus.READY and is_alone)
         if neuron_name in self._pending[model] or not self._may_begin(model):
             return False
@@ -186,17 +183,16 @@ class _Tick:
         ready = [replica for replica in loaded if replica.status is ReplicaStatus.READY]
         if not ready:
             return
-        assignment = assignment_of(entry)
         digest = entry.spec_digest() if len(ready) > 1 else ready[0].spec_digest
         homes = {name for name, models in self._jobs.to_restore.items() if model in models}
-        self._unload(surplus_leaves(assignment, ready, digest, self._snapshot, homes))
+        self._unload(surplus_leaves(entry, ready, digest, self._snapshot, homes))
         if self._observed.queue_long_s.get(model, 0.0) >= QUEUE_LONG_S:
-            self._load_one_more(entry, assignment)
+            self._load_one_more(entry)
 
-    def _load_one_more(self, entry: CatalogueEntry, assignment: Assignment) -> None:
+    def _load_one_more(self, entry: CatalogueEntry) -> None:
         held = [r for r in self._snapshot.replicas_of(entry.name) if r.status in HELD]
         is_under_way = any(r.status is not ReplicaStatus.READY for r in held)
-        if len(held) < assignment.max_replicas and not is_under_way:
+        if len(held) < entry.effective_max_replicas and not is_under_way:
             self._load(entry, may_evict=False)
 
     def _move_leaving(self) -> None:
@@ -235,7 +231,7 @@ class _Tick:
             self._drains(replica.neuron, replica.model)
 
     def _kept(
-        self, time_slices: Sequence[TimeSlice], wanted: Mapping[str, Waiting]
+        self, time_slices: Sequence[TimeSlice], wanted: Mapping[str, WaitingModel]
     ) -> tuple[TimeSlice, ...]:
         return tuple(
             one
@@ -246,7 +242,7 @@ class _Tick:
             and not any(held.status in HELD for held in self._snapshot.replicas_of(one.model))
         )
 
-    def _give_time_slices(self, wanted: Mapping[str, Waiting]) -> None:
+    def _give_time_slices(self, wanted: Mapping[str, WaitingModel]) -> None:
         for model in sorted(wanted, key=lambda name: (-wanted[name].oldest_s, name)):
             self._give_time_slice(model)
 

@@ -149,7 +149,7 @@ def _exceeds_device(
 
 def _short(room: Room) -> Reject | None:
     entry, needs = room.entry, Needs(room.entry)
-    division = room.division or Division.of(needs, room.capacity)
+    division = Division.of(needs, room.capacity)
     if division is not None:
         return _short_divided(entry, division)
     closest = min(_lacking(room, needs), key=lambda one: one[:4], default=None)

@@ -56,8 +56,6 @@ class Room:
     """By the present spec: these are woken, never loaded from files."""
     candidate: PlacementCandidate | None = None
     after_time_slices: PlacementCandidate | None = None
-    division: Division | None = None
-    """A division that was tried and does not fit."""
 
 
 def find_room(
@@ -109,14 +107,11 @@ def _whole(room: Room, needs: Needs, excluded: Collection[str], *, may_evict: bo
 
 
 def _divided(room: Room, division: Division, excluded: Collection[str], *, may_evict: bool) -> Room:
-    if candidate := division.candidate(excluded, Clearing.NOTHING):
-        return replace(room, candidate=candidate)
-    if not may_evict:
-        return room
-    if candidate := division.candidate(excluded, Clearing.IDLE):
-        return replace(room, candidate=candidate)
-    later = division.candidate(excluded, Clearing.IN_USE)
-    return replace(room, after_time_slices=later, division=division)
+    for clearing in (Clearing.NOTHING, Clearing.IDLE) if may_evict else (Clearing.NOTHING,):
+        if candidate := division.candidate(excluded, clearing):
+            return replace(room, candidate=candidate)
+    later = division.candidate(excluded, Clearing.IN_USE) if may_evict else None
+    return replace(room, after_time_slices=later)
 
 
 def whole_candidate(

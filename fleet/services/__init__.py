@@ -1,149 +1,66 @@
 """Every write to the fleet's database, by noun. Keyword-only functions named <entity>_<action>."""
 
-from fleet.services.catalogue import (
-    alias_check,
-    alias_create,
-    alias_delete,
-    alias_update,
-    catalogue_model_check,
-    catalogue_model_create,
-    catalogue_model_delete,
-    catalogue_model_update,
-    default_model_ensure,
-    default_model_offer,
-    pulled_model_offer,
-)
-from fleet.services.catalogue_import import catalogue_import
-from fleet.services.cut_off import (
-    flooding_neurons_cut_off,
-    neuron_cut_off,
-    oversized_neurons_cut_off,
-)
-from fleet.services.downloads import (
-    download_cancel,
-    download_delete_start,
-    download_start,
-    downloads_expire,
-    downloads_record,
-    model_download_start,
-)
-from fleet.services.heartbeats import (
-    heartbeat_record,
-    neuron_mark_away,
-    report_record,
-    report_refresh,
-    silent_neurons_mark_away,
-)
-from fleet.services.invitations import (
-    neuron_invite,
-    neuron_revoke,
-    redis_users_apply,
-    share_record,
-)
-from fleet.services.load_jobs import (
-    load_job_cancel,
-    load_job_start,
-    load_jobs_expire,
-    model_reload_everywhere,
-    model_unload_everywhere,
-    model_unload_to_stay,
-    reload_job_start,
-    unload_job_start,
-)
-from fleet.services.load_measurements import kept_unloaded_forget
-from fleet.services.model_loads import (
-    model_load_start,
-    model_sleep_everywhere,
-    model_wake_everywhere,
-    placed_load_start,
-    sleep_job_start,
-    wake_job_start,
-)
-from fleet.services.neurons import (
-    admission_policy_set,
-    desired_states_publish,
-    neuron_admit,
-    neuron_drain,
-    neuron_expect,
-    neuron_models_restored,
-    neuron_refuse,
-    neuron_remove,
-    neuron_resume,
-)
-from fleet.services.reconciling import fleet_plan, plan_begin
-from fleet.services.stage_orders import held_stages_release, stage_loads_advance
-from fleet.services.upstreams import (
-    upstream_check,
-    upstream_create,
-    upstream_delete,
-    upstream_discovered,
-    upstream_test,
-    upstream_update,
-)
-
-__all__ = [
-    "admission_policy_set",
-    "alias_check",
-    "alias_create",
-    "alias_delete",
-    "alias_update",
-    "catalogue_import",
-    "catalogue_model_check",
-    "catalogue_model_create",
-    "catalogue_model_delete",
-    "catalogue_model_update",
-    "default_model_ensure",
-    "default_model_offer",
-    "desired_states_publish",
-    "download_cancel",
-    "download_delete_start",
-    "download_start",
-    "downloads_expire",
-    "downloads_record",
-    "fleet_plan",
-    "flooding_neurons_cut_off",
-    "heartbeat_record",
-    "held_stages_release",
-    "kept_unloaded_forget",
-    "load_job_cancel",
-    "load_job_start",
-    "load_jobs_expire",
-    "model_download_start",
-    "model_load_start",
-    "model_reload_everywhere",
-    "model_sleep_everywhere",
-    "model_unload_everywhere",
-    "model_unload_to_stay",
-    "model_wake_everywhere",
-    "neuron_admit",
-    "neuron_cut_off",
-    "neuron_drain",
-    "neuron_expect",
-    "neuron_invite",
-    "neuron_mark_away",
-    "neuron_models_restored",
-    "neuron_refuse",
-    "neuron_remove",
-    "neuron_resume",
-    "neuron_revoke",
-    "oversized_neurons_cut_off",
-    "placed_load_start",
-    "plan_begin",
-    "pulled_model_offer",
-    "redis_users_apply",
-    "reload_job_start",
-    "report_record",
-    "report_refresh",
-    "share_record",
-    "silent_neurons_mark_away",
-    "sleep_job_start",
-    "stage_loads_advance",
-    "unload_job_start",
-    "upstream_check",
-    "upstream_create",
-    "upstream_delete",
-    "upstream_discovered",
-    "upstream_test",
-    "upstream_update",
-    "wake_job_start",
-]
+from fleet.services.catalogue import alias_check as alias_check
+from fleet.services.catalogue import alias_create as alias_create
+from fleet.services.catalogue import alias_delete as alias_delete
+from fleet.services.catalogue import alias_update as alias_update
+from fleet.services.catalogue import catalogue_model_check as catalogue_model_check
+from fleet.services.catalogue import catalogue_model_create as catalogue_model_create
+from fleet.services.catalogue import catalogue_model_delete as catalogue_model_delete
+from fleet.services.catalogue import catalogue_model_update as catalogue_model_update
+from fleet.services.catalogue import default_model_ensure as default_model_ensure
+from fleet.services.catalogue import default_model_offer as default_model_offer
+from fleet.services.catalogue import pulled_model_offer as pulled_model_offer
+from fleet.services.catalogue_import import catalogue_import as catalogue_import
+from fleet.services.cut_off import flooding_neurons_cut_off as flooding_neurons_cut_off
+from fleet.services.cut_off import neuron_cut_off as neuron_cut_off
+from fleet.services.cut_off import oversized_neurons_cut_off as oversized_neurons_cut_off
+from fleet.services.downloads import download_cancel as download_cancel
+from fleet.services.downloads import download_delete_start as download_delete_start
+from fleet.services.downloads import download_start as download_start
+from fleet.services.downloads import downloads_expire as downloads_expire
+from fleet.services.downloads import downloads_record as downloads_record
+from fleet.services.downloads import model_download_start as model_download_start
+from fleet.services.heartbeats import heartbeat_record as heartbeat_record
+from fleet.services.heartbeats import neuron_mark_away as neuron_mark_away
+from fleet.services.heartbeats import report_record as report_record
+from fleet.services.heartbeats import report_refresh as report_refresh
+from fleet.services.heartbeats import silent_neurons_mark_away as silent_neurons_mark_away
+from fleet.services.invitations import neuron_invite as neuron_invite
+from fleet.services.invitations import neuron_revoke as neuron_revoke
+from fleet.services.invitations import redis_users_apply as redis_users_apply
+from fleet.services.invitations import share_record as share_record
+from fleet.services.load_jobs import load_job_cancel as load_job_cancel
+from fleet.services.load_jobs import load_job_start as load_job_start
+from fleet.services.load_jobs import load_jobs_expire as load_jobs_expire
+from fleet.services.load_jobs import model_reload_everywhere as model_reload_everywhere
+from fleet.services.load_jobs import model_unload_everywhere as model_unload_everywhere
+from fleet.services.load_jobs import model_unload_to_stay as model_unload_to_stay
+from fleet.services.load_jobs import reload_job_start as reload_job_start
+from fleet.services.load_jobs import unload_job_start as unload_job_start
+from fleet.services.load_measurements import kept_unloaded_forget as kept_unloaded_forget
+from fleet.services.model_loads import model_load_start as model_load_start
+from fleet.services.model_loads import model_sleep_everywhere as model_sleep_everywhere
+from fleet.services.model_loads import model_wake_everywhere as model_wake_everywhere
+from fleet.services.model_loads import placed_load_start as placed_load_start
+from fleet.services.model_loads import sleep_job_start as sleep_job_start
+from fleet.services.model_loads import wake_job_start as wake_job_start
+from fleet.services.neurons import admission_policy_set as admission_policy_set
+from fleet.services.neurons import desired_states_publish as desired_states_publish
+from fleet.services.neurons import neuron_admit as neuron_admit
+from fleet.services.neurons import neuron_drain as neuron_drain
+from fleet.services.neurons import neuron_expect as neuron_expect
+from fleet.services.neurons import neuron_models_restored as neuron_models_restored
+from fleet.services.neurons import neuron_refuse as neuron_refuse
+from fleet.services.neurons import neuron_remove as neuron_remove
+from fleet.services.neurons import neuron_resume as neuron_resume
+from fleet.services.reconciling import fleet_plan as fleet_plan
+from fleet.services.reconciling import plan_begin as plan_begin
+from fleet.services.stage_orders import held_stages_release as held_stages_release
+from fleet.services.stage_orders import stage_loads_advance as stage_loads_advance
+from fleet.services.upstreams import upstream_check as upstream_check
+from fleet.services.upstreams import upstream_create as upstream_create
+from fleet.services.upstreams import upstream_delete as upstream_delete
+from fleet.services.upstreams import upstream_discovered as upstream_discovered
+from fleet.services.upstreams import upstream_test as upstream_test
+from fleet.services.upstreams import upstream_update as upstream_update

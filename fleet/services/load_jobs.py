@@ -10,7 +10,6 @@ A neuron holds one replica of a model, so a reload without a gap loads another o
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from datetime import datetime, timedelta
 from functools import partial
 
@@ -52,10 +51,9 @@ from fleet.services.job_steps import (
 )
 from fleet.services.load_measurements import kept_unloaded_forget, model_keep_unloaded
 from fleet.services.neurons import reporting_neuron
-from fleet.services.stage_orders import spans_neurons, stage_load_call_off, stage_orders
+from fleet.services.stage_orders import stage_load_call_off, stage_orders
 from inference.protocol.heartbeat import ReplicaStatus, device_name
 from inference.protocol.keys import TASK_DROP_ADAPTER
-from inference.protocol.load import StageSpec
 from inference.protocol.load_report import LoadFailure
 from metering.audit import Actor, audit_entry_create
 
@@ -66,23 +64,17 @@ SILENCE_TIMEOUT = timedelta(seconds=15)
 LOST = LoadFailure(code="load_lost", message="The neuron no longer reports this job")
 
 
-def load_job_start(
-    *,
-    actor: Actor,
-    model_name: str,
-    neuron_name: str,
-    devices: Sequence[str] = (),
-    stages: Sequence[StageSpec] = (),
-    predicted_tokens_per_s: float | None = None,
-    may_divide: bool = False,
-    evict: Sequence[str] = (),
-) -> LoadJob:
-    """The active job for this model on this neuron, new or existing. ``stages`` on other neurons
-    are ordered first. ``predicted_tokens_per_s``: of one request. ``may_divide``: a model that
-    turns out too large for one device may lie on several. ``evict``: models to unload there first.
-    Raises ``UnknownModelError``, ``ModelDisabledError``, ``UnknownNeuronError``,
+def load_job_start(*, actor: Actor, model_name: str, neuron_name: str) -> LoadJob:
+    """Raises as ``decided_load_start``."""
+    return decided_load_start(actor=actor, load=Load(neuron=neuron_name, model=model_name))
+
+
+def decided_load_start(*, actor: Actor, load: Load, may_divide: bool = False) -> LoadJob:
+    """The active job for this model on this neuron, new or existing. Stages on other neurons are
+    ordered first. ``may_divide``: a model that turns out too large for one device may lie on
+    several. Raises ``UnknownModelError``, ``ModelDisabledError``, ``UnknownNeuronError``,
     ``PlacementRefusedError``, ``ServedByUpstreamError``."""
-    model, neuron = selectors.model_enabled(model_name), selectors.neuron_known(neuron_name)
+    model, neuron = selectors.model_enabled(load.model), selectors.neuron_known(load.neuron)
     if (base := model.settings().base) is not None:
         raise PlacementRefusedError(f"{model.name} is an adapter: it is loaded beside {base}")
     if model.entry().upstream_model is not None:
@@ -93,28 +85,14 @@ def load_job_start(
         model=model,
         model_name=model.name,
         neuron=neuron,
-        devices=list(devices),
-        stages=msgspec.to_builtins(list(stages)),
-        predicted_tokens_per_s=predicted_tokens_per_s,
-        may_divide=may_divide,
-        evict=list(evict),
-    )
-    send = stage_orders(job) if spans_neurons(stages) else send_load
-    return job_create(actor=actor, job=job, send=send)
-
-
-def decided_load_start(*, actor: Actor, load: Load, may_divide: bool = False) -> LoadJob:
-    """Raises as ``load_job_start``."""
-    return load_job_start(
-        actor=actor,
-        model_name=load.model,
-        neuron_name=load.neuron,
-        devices=load.devices,
-        stages=load.stages,
+        devices=list(load.devices),
+        stages=msgspec.to_builtins(list(load.stages)),
         predicted_tokens_per_s=load.predicted_tokens_per_s,
         may_divide=may_divide,
-        evict=load.evict,
+        evict=list(load.evict),
     )
+    send = stage_orders(job) if any(stage.neuron for stage in load.stages) else send_load
+    return job_create(actor=actor, job=job, send=send)
 
 
 def unload_job_start(
@@ -275,7 +253,7 @@ def model_reload_everywhere(*, actor: Actor, model_name: str) -> list[LoadJob]:
 
 def reload_plan(entry: CatalogueEntry, neuron_name: str, snapshot: FleetSnapshot) -> Load | str:
     """Returns the load that comes first, or why the model is reloaded in place."""
-    replica = _replica_on(neuron_name, entry.name, snapshot)
+    replica = snapshot.replica_on(neuron_name, entry.name)
     if replica is None or replica.status is not ReplicaStatus.READY:
         return "In place: it serves no requests now"
     others = tuple(one for one in snapshot.neurons if one.name != neuron_name)
@@ -295,14 +273,9 @@ def reload_plan(entry: CatalogueEntry, neuron_name: str, snapshot: FleetSnapshot
     return "In place; requests wait meanwhile: no other neuron has room for a second one"
 
 
-def _replica_on(neuron_name: str, model_name: str, snapshot: FleetSnapshot) -> ReplicaView | None:
-    neuron = snapshot.neuron(neuron_name)
-    return None if neuron is None else neuron.replica_of(model_name)
-
-
 def _check_one_host(snapshot: FleetSnapshot, neuron_name: str, model_name: str) -> None:
     """Stages on several hosts end with their engine, and are placed anew by free memory."""
-    replica = _replica_on(neuron_name, model_name, snapshot)
+    replica = snapshot.replica_on(neuron_name, model_name)
     if replica is not None and (others := stage_neurons(replica)):
         raise PlacementRefusedError(
             f"{model_name} lies on {neuron_name} and {' and '.join(sorted(others))} together, and "
@@ -311,7 +284,7 @@ def _check_one_host(snapshot: FleetSnapshot, neuron_name: str, model_name: str) 
 
 
 def _keep_stages(job: LoadJob, entry: CatalogueEntry, snapshot: FleetSnapshot) -> None:
-    replica = _replica_on(job.neuron.name, job.model_name, snapshot)
+    replica = snapshot.replica_on(job.neuron.name, job.model_name)
     stages = held_stages(entry, replica)
     job.stages = msgspec.to_builtins(list(stages))
     if stages and replica is not None and replica.report is not None:

@@ -13,7 +13,7 @@ the job's row, encrypted, until its stages listen.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from datetime import datetime
 
 import msgspec
@@ -56,10 +56,6 @@ NOT_OFFERED = LoadFailure(code="unknown_model", message="The catalogue no longer
 class StageLinks(msgspec.Struct, frozen=True, kw_only=True):
     identity: LinkIdentity
     certificates: dict[int, str]
-
-
-def spans_neurons(stages: Sequence[StageSpec]) -> bool:
-    return any(stage.neuron for stage in stages)
 
 
 def stage_orders(job: LoadJob) -> Send:
@@ -263,7 +259,7 @@ def _is_used(one: HeldStageView, snapshot: FleetSnapshot) -> bool:
     """A READY stage ends with its engine by itself, also where the engine's neuron is silent."""
     stage = one.stage
     engine = snapshot.neuron(stage.engine_neuron)
-    replica = None if engine is None else engine.replica_of(stage.model)
+    replica = snapshot.replica_on(stage.engine_neuron, stage.model)
     is_alive = replica is not None and replica.status is not ReplicaStatus.FAILED
     if stage.status is HeldStageStatus.READY:
         return engine is None or is_alive

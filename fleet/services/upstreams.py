@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from django.conf import settings
@@ -89,7 +90,7 @@ def upstream_delete(*, actor: Actor, upstream: Upstream) -> None:
 
 
 def upstream_discovered(*, actor: Actor, upstream: Upstream, models: Sequence[KnownModel]) -> None:
-    upstream.known_models = [model.as_json() for model in models]
+    upstream.known_models = [asdict(model) for model in models]
     upstream.discovered_at = timezone.now()
     with transaction.atomic():
         upstream.save(update_fields=["known_models", "discovered_at"])
@@ -104,11 +105,6 @@ def upstream_discovered(*, actor: Actor, upstream: Upstream, models: Sequence[Kn
 def upstream_check(*, upstream: Upstream) -> None:
     """Raises ``UpstreamValueError``."""
     check_upstream(upstream.entry())
-    words = [word for word, _ in Upstream._meta.get_field("dialect").choices or ()]
-    if upstream.dialect not in words:
-        raise UpstreamValueError(
-            "dialect", f"{upstream.dialect!r} is not one of {', '.join(map(str, words))}"
-        )
     if Upstream.objects.filter(name=upstream.name).exclude(pk=upstream.pk).exists():
         raise UpstreamValueError("name", f"There is an upstream named {upstream.name!r} already")
 

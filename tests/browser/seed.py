@@ -31,8 +31,7 @@ from metering.bench.models import BenchTarget, SweepPlan
 from metering.bench.services import row_save
 from metering.models import Account, LedgerEntry, UsageHour
 from tests.browser.pages import PASSWORD, REQUEST_ID, Who
-from tests.fleet.conftest import device, heartbeat, replica, report
-from tests.fleet.ordered import ordered
+from tests.fleet.conftest import device, heartbeat, ordered, replica, report
 from tests.inference.reports import engine_stats
 from tests.metering.bench import results
 from tests.metering.request_records.records import ended

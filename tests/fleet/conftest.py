@@ -15,6 +15,7 @@ from msgspec import structs
 
 from fleet import neuron_client, selectors, services, tasks
 from fleet.live import reading as live
+from fleet.live.reports import load_orders
 from fleet.models import CatalogueModel
 from fleet.watch import FleetWatch
 from inference.protocol import keys
@@ -33,7 +34,6 @@ from inference.version import VERSION
 from metering.audit import COMMAND
 from tests.fleet.commands.conftest import run_command  # noqa: F401
 from tests.fleet.hub.conftest import hub  # noqa: F401
-from tests.fleet.ordered import ordered
 from tests.fleet.services.invited_hosts import shared_redis  # noqa: F401
 from tests.inference.reports import engine_stats, load_report
 
@@ -109,6 +109,16 @@ def heartbeat(name: str = "beast", **changes: Any) -> NeuronHeartbeat:
     return NeuronHeartbeat(**{"name": name} | values | changes)
 
 
+def ordered(beat: NeuronHeartbeat) -> NeuronHeartbeat:
+    """The heartbeat, with replicas that the control has ordered."""
+    orders = load_orders()
+    replicas = [
+        structs.replace(state, order=orders.order(neuron=beat.name, model=state.model))
+        for state in beat.replicas
+    ]
+    return structs.replace(beat, replicas=replicas)
+
+
 # The builders, for tests to ask for by one fixture.
 BUILD = SimpleNamespace(
     device=device,
@@ -170,6 +180,14 @@ def offer(name: str = "tiny", **values: Any) -> CatalogueModel:
     """The catalogue has the model, of a wheel of its name by default."""
     values = {"name": name, "source": f"pypi:{name}"} | values
     return services.catalogue_model_create(actor=COMMAND, **values)
+
+
+def change(model: CatalogueModel, **values: Any) -> CatalogueModel:
+    """Changes the model as it is stored; returns it anew."""
+    model = selectors.model_known(model.name)
+    model.assign(values)
+    services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=list(values))
+    return CatalogueModel.objects.get(pk=model.pk)
 
 
 @pytest.fixture

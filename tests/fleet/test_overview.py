@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,12 +13,21 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from fleet import selectors, services
+from fleet.catalogue import CatalogueEntry
 from fleet.dashboard.board import board_of
 from fleet.dashboard.rows import neuron_rows
 from fleet.live import reading as live
 from fleet.models import Download, LoadJob, Neuron
-from fleet.overview import fleet_overview
-from fleet.overview_lines import LIMITS, HeldMemory, ModelLine, NeuronLine, ReplicaLine, attention
+from fleet.overview import fleet_overview, why_no_host, why_not_now
+from fleet.overview_lines import (
+    LIMITS,
+    DeviceLine,
+    HeldMemory,
+    ModelLine,
+    NeuronLine,
+    ReplicaLine,
+    attention,
+)
 from inference.protocol import keys
 from inference.protocol.neuron_tasks import CacheReport, encode_cache_report
 from inference.protocol.refusals import Cause, Refused
@@ -25,12 +35,10 @@ from metering import request_records
 from metering.audit import COMMAND
 from metering.models import UsageHour
 from metering.selectors import BudgetStatus
-from tests.fleet.conftest import offer
+from tests.fleet.conftest import GIB, offer
 from tests.metering.request_records.records import ended
 
 pytestmark = pytest.mark.django_db
-
-GIB = 1024**3
 
 
 def test_neurons_devices_replicas_and_models(beat, build, monkeypatch) -> None:
@@ -249,3 +257,49 @@ def test_what_needs_attention_first() -> None:
         "warning neuron_problem: beast: no driver",
         f"notice budget_spent: {of_research} $0.00",
     )
+
+
+def host(name: str, *sizes: float, status: str = "online", kind: str = "cuda") -> NeuronLine:
+    """With a device of each of these sizes in GiB."""
+    devices = tuple(
+        DeviceLine(
+            id=f"{kind}:{index}",
+            name=f"the {kind}",
+            total_memory_bytes=int(size * GIB),
+            free_memory_bytes=0,
+        )
+        for index, size in enumerate(sizes)
+    )
+    return neuron(name, status=status, devices=devices)
+
+
+def test_why_no_host_can_run_it() -> None:
+    small, large = {"vram_mb": 20 * 1024}, {"vram_mb": 40 * 1024}
+    nobody = "it needs a card or a processor of {} GiB or more{}"
+    processor, card = host("b", 16, kind="cpu"), host("a", 24)
+    card = replace(card, devices=(*card.devices, *host("a", 64, kind="cpu").devices))
+    away, refused = (host("c", 64, status=word, kind="cpu") for word in ("away", "refused"))
+    beside = ", and the largest is the cpu of b with 16.0 GiB"
+    for values, hosts, why in (
+        (small, [card], ""),
+        (large, [card], ""),  # its processors have the room
+        (large, [], ""),  # no fleet yet
+        (large, [processor, away], ""),
+        (large, [processor], nobody.format("40.0", beside)),
+        (small, [refused], nobody.format("20.0", ", and no host has one")),
+        (
+            small | {"pinned_on": ("b",)},
+            [card, processor],
+            nobody.format("20.0", f" on b, by its pinned_on{beside}"),
+        ),
+    ):
+        entry = CatalogueEntry(name="tiny", source="pypi:tiny", **values)
+        assert why_no_host(entry, hosts) == why
+    of_20 = CatalogueEntry(name="tiny", source="pypi:tiny", **small)
+    draining, gone = host("a", 24, status="draining"), host("d", 24, status="away")
+    for hosts, words in (
+        ([draining, gone, processor], "a is draining, d is away"),
+        ([draining, host("e", 24)], ""),
+        ([processor], ""),
+    ):
+        assert why_not_now(of_20, hosts) == words

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from fleet import services
-from fleet.catalogue import CatalogueEntry
 from fleet.models import LoadJob
-from fleet.overview import why_no_host, why_not_now
-from fleet.overview_lines import DeviceLine, NeuronLine
 from fleet.placement.needs import NUM_STATES, StageDevice
 from fleet.placement.stage_plans import (
     KV_TOKENS,
@@ -37,7 +33,7 @@ from tests.cases import each_case
 from tests.fleet.commands.conftest import RunCommand
 from tests.fleet.conftest import GIB, offer
 from tests.fleet.hub.conftest import LLAMA
-from tests.fleet.placement.fleets import GB, both, dense, device, mixture
+from tests.fleet.placement.fleets import GB, both, cards, dense, device, mixture
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -60,15 +56,6 @@ def large(tmp_path: Path) -> str:
     return f"path:{tmp_path}"
 
 
-def cards(build: Any, *gib: int) -> list[Any]:
-    return [
-        build.device(
-            kind="cuda", index=index, total_memory_bytes=one * GIB, free_memory_bytes=one * GIB
-        )
-        for index, one in enumerate(gib)
-    ]
-
-
 @pytest.fixture
 def plan(run_command: RunCommand) -> Callable[[str], dict[str, Any]]:
     return lambda model: json.loads(run_command("models", "plan", model, "--json"))
@@ -76,12 +63,12 @@ def plan(run_command: RunCommand) -> Callable[[str], dict[str, Any]]:
 
 def test_a_plan_is_shown_and_loads_nothing(run_command, plan, beat, build, large) -> None:
     offer("large", source=large)
-    beat(devices=[*cards(build, 8), build.device(free_memory_bytes=2 * GIB)])
+    beat(devices=[*cards(8), build.device(free_memory_bytes=2 * GIB)])
     text = run_command("models", "plan", "large")
     assert "No plan: its 40 layers need" in text
     assert "cuda:0 of beast has 8.6 GB free" in text
     assert "were nothing loaded" not in text.partition("No plan")[0]
-    beat(devices=[*cards(build, 16, 12), build.device(free_memory_bytes=15 * GIB)])
+    beat(devices=[*cards(16, 12), build.device(free_memory_bytes=15 * GIB)])
     text = run_command("models", "plan", "large")
     assert "large: 40 layers, 16.7 GiB of weights on its devices" in text
     found = plan("large")["plan"]
@@ -124,20 +111,20 @@ def test_a_plan_is_one_that_a_load_would_take(plan: Any, beat: Any, build: Any, 
     offer("large", source=large)
     offer("wide", source=large, spread="fleet")
     for name in ("attic", "cellar"):
-        beat(name, devices=cards(build, 12))
+        beat(name, devices=cards(12))
     # No host lends stages, and none could hold it.
     assert planned("wide") == planned("large") == planned("whole") == (None, [])
     for name in ("attic", "cellar"):
-        beat(name, devices=cards(build, 12), stage_host=f"{name}.lan")
+        beat(name, devices=cards(12), stage_host=f"{name}.lan")
     assert planned("wide") == (["attic cuda:0", "cellar cuda:0"], [])
     assert planned("large") == (None, ["over several hosts, with spread fleet"])
     assert planned("whole") == (None, [])
     # One host could hold it, over two cards.
-    beat("beast", devices=cards(build, 16, 12))
+    beat("beast", devices=cards(16, 12))
     assert planned("wide")[0] == planned("large")[0] == ["beast cuda:0", "beast cuda:1"]
     assert planned("whole")[0] is None
     # A card could hold it, were nothing else on it: that leaves, and nothing is divided.
-    full = msgspec.structs.replace(*cards(build, 24), free_memory_bytes=4 * GIB)
+    full = msgspec.structs.replace(*cards(24), free_memory_bytes=4 * GIB)
     beat("cave", devices=[full])
     assert planned("wide") == planned("large") == planned("whole")
     assert planned("large") == (None, ["were nothing loaded"])
@@ -161,54 +148,6 @@ def test_what_cannot_be_planned_is_named(run_command, beat, build, monkeypatch) 
         offer(name, source=source, file=file)
         with pytest.raises(CommandError, match=why):
             run_command("models", "plan", name)
-
-
-def host(name: str, *sizes: float, status: str = "online", kind: str = "cuda") -> NeuronLine:
-    """With a device of each of these sizes in GiB."""
-    devices = tuple(
-        DeviceLine(
-            id=f"{kind}:{index}",
-            name=f"the {kind}",
-            total_memory_bytes=int(size * GIB),
-            free_memory_bytes=0,
-        )
-        for index, size in enumerate(sizes)
-    )
-    return NeuronLine(
-        name=name, status=status, version="", problems=(), devices=devices, replicas=()
-    )
-
-
-def test_why_no_host_can_run_it() -> None:
-    small, large = {"vram_mb": 20 * 1024}, {"vram_mb": 40 * 1024}
-    nobody = "it needs a card or a processor of {} GiB or more{}"
-    processor, card = host("b", 16, kind="cpu"), host("a", 24)
-    card = replace(card, devices=(*card.devices, *host("a", 64, kind="cpu").devices))
-    away, refused = (host("c", 64, status=word, kind="cpu") for word in ("away", "refused"))
-    beside = ", and the largest is the cpu of b with 16.0 GiB"
-    for values, hosts, why in (
-        (small, [card], ""),
-        (large, [card], ""),  # its processors have the room
-        (large, [], ""),  # no fleet yet
-        (large, [processor, away], ""),
-        (large, [processor], nobody.format("40.0", beside)),
-        (small, [refused], nobody.format("20.0", ", and no host has one")),
-        (
-            small | {"pinned_on": ("b",)},
-            [card, processor],
-            nobody.format("20.0", f" on b, by its pinned_on{beside}"),
-        ),
-    ):
-        entry = CatalogueEntry(name="tiny", source="pypi:tiny", **values)
-        assert why_no_host(entry, hosts) == why
-    of_20 = CatalogueEntry(name="tiny", source="pypi:tiny", **small)
-    draining, gone = host("a", 24, status="draining"), host("d", 24, status="away")
-    for hosts, words in (
-        ([draining, gone, processor], "a is draining, d is away"),
-        ([draining, host("e", 24)], ""),
-        ([processor], ""),
-    ):
-        assert why_not_now(of_20, hosts) == words
 
 
 FEW = settings(max_examples=20)

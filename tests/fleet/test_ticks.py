@@ -37,9 +37,8 @@ from inference.protocol.heartbeat import (
     encode_waiting_report,
 )
 from inference.protocol.keys import CONTROL_LEADER
-from metering.audit import COMMAND
 from metering.models import SeriesRow
-from tests.fleet.conftest import offer
+from tests.fleet.conftest import change, offer
 from tests.fleet.placement.fleets import busy, card, fleet, neuron, replica
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -240,9 +239,7 @@ def test_at_rest_hosts_are_seen_and_nothing_is_decided(passes, publish, build, m
     assert [passes(), passes()] == [False, True]
     assert planned == [1]
     # What the clock alone brings waits a few seconds.
-    tiny = CatalogueModel.objects.get()
-    tiny.idle_ttl_s = 3600
-    services.catalogue_model_update(actor=COMMAND, model=tiny, changed_fields=["idle_ttl_s"])
+    change(CatalogueModel.objects.get(), idle_ttl_s=3600)
     assert [passes(), passes()] == [False, True]
     later(watch.WHOLE_TICK_EVERY_S)
     assert [passes(), passes()] == [False, True]
@@ -289,7 +286,7 @@ def test_a_neuron_that_falls_silent_is_marked_away(publish, redis_db, monkeypatc
     redis_db.delete(keys.heartbeat_key("beast"))
     for ago_s, status in ((0, NeuronStatus.ONLINE), (tasks.CONNECTING_S, NeuronStatus.AWAY)):
         term_began_s = time.monotonic() - ago_s  # it may be connecting
-        monkeypatch.setattr(leadership.this_control, "_term_began_s", term_began_s)
+        monkeypatch.setattr(leadership.this_control, "term_began_s", term_began_s)
         tasks.tick()
         assert Neuron.objects.get().status == status
 

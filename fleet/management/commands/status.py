@@ -79,7 +79,11 @@ OF_NEURONS = {"devices": DEVICES, "replicas": REPLICAS, "held_stages": STAGES}
 def overview_text(overview: dict[str, Any]) -> str:
     parts = []
     if overview["attention"]:
-        parts.append("\n".join(_finding_text(finding) for finding in overview["attention"]))
+        marked = (
+            f"{'-' if finding['level'] == NOTICE else '!'} {finding['text']}"
+            for finding in overview["attention"]
+        )
+        parts.append("\n".join(marked))
     for name, columns in OF_NEURONS.items():
         rows = [
             row | {"of": neuron} for neuron in overview["neurons"] for row in neuron.get(name, ())
@@ -102,7 +106,3 @@ def overview_text(overview: dict[str, Any]) -> str:
         ]
         parts.append("\n".join((rows_text(JOBS, active), *notes)))
     return "\n\n".join(parts) or "There is nothing yet."
-
-
-def _finding_text(finding: dict[str, Any]) -> str:
-    return f"{'-' if finding['level'] == NOTICE else '!'} {finding['text']}"

@@ -33,9 +33,9 @@ from metering.audit import COMMAND
 from metering.models import AuditEntry
 from tests.fleet.admin.admin_pages import act, page, url
 from tests.fleet.admin.admin_pages import sent as sent_form
+from tests.fleet.conftest import GIB
 from tests.metering.callers import recorded, staff
 
-GIB = 1024**3
 MODEL = "cataloguemodel"
 pytestmark = pytest.mark.django_db(transaction=True)
 

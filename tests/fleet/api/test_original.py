@@ -15,7 +15,7 @@ from inference.protocol.load_report import LoadFailure
 from inference.version import VERSION
 from metering.audit import COMMAND
 from tests.fleet.api.api_support import Api
-from tests.fleet.conftest import GIB, offer
+from tests.fleet.conftest import GIB, change, offer
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -135,8 +135,7 @@ def test_the_originals_load_refuses_flatly(writer: Api, model, beat, build, sent
     assert "already loaded" in refused({"model_id": "tiny"})
     assert "harness" in refused({"model_id": "tiny", "harness": "vllm"})
     assert "otherwise" in refused({"model_id": "tiny", "quant": "q4_k_m"})
-    model.quantization = "q6"
-    services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=["quantization"])
+    change(model, quantization="q6")
     assert "otherwise" in refused({"model_id": "tiny", "quant": "q8_0"})
     for quant in ("q6", "q6k", "Q6_K"):
         assert "already loaded" in refused({"model_id": "tiny", "quant": quant})

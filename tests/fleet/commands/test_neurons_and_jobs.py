@@ -27,10 +27,9 @@ from inference.protocol.heartbeat import ReplicaStatus
 from inference.request_ids import new_request_id
 from metering.models import AuditEntry
 from tests.fleet.commands.conftest import RunCommand
-from tests.fleet.conftest import offer
+from tests.fleet.conftest import GIB, offer
 
 pytestmark = pytest.mark.django_db(transaction=True)
-GIB = 1024**3
 URL = "http://fleet.example:31313"
 
 

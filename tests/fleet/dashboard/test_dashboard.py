@@ -30,12 +30,11 @@ from inference.protocol.refusals import Refused, encode_field, refusals_key
 from inference.version import VERSION
 from metering.audit import COMMAND
 from metering.models import AuditEntry
-from tests.fleet.conftest import offer
+from tests.fleet.conftest import GIB, change, offer
 from tests.metering.callers import recorded, staff, text_of, used
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-GIB = 1024**3
 BOARD, DO = "/admin/dashboard/board", "/admin/dashboard/do"
 FAILED = {"outcome": "failed", "code": "engine_crashed", "message": "Its engine stopped."}
 
@@ -239,8 +238,7 @@ def test_a_models_page_is_its_home(admin_client, model, loaded, beat, sent) -> N
     assert "load" in offered() and "unload" not in offered()
     pushed("load")
     assert LoadJob.objects.get().kind == "load"
-    model.enabled = False
-    services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=["enabled"])
+    change(model, enabled=False)
     text = text_of(admin_client, PART)
     assert "Not offered" in text and "It is loaded nowhere" in text and 'name="do"' not in text
     assert admin_client.get("/admin/dashboard/model-home?name=x").status_code == 404

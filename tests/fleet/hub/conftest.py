@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+
+from tests.inference.loading.fake_hub import FakeHub, Handler, serving
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LLAMA = {
@@ -41,16 +41,8 @@ GGUF = {
 SILENCE, OVERLOAD, NO_HUB = "silence", "overload", "a-network-that-asks-for-a-log-in"
 
 
-class HubServer(ThreadingHTTPServer):
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Hub)
-        self.is_closing = threading.Event()
-
-
-class Hub(BaseHTTPRequestHandler):
-    server: HubServer
-
-    def do_GET(self) -> None:
+class Hub(Handler):
+    def do_GET(self) -> None:  # noqa: N802
         url = urlsplit(self.path)
         words = parse_qs(url.query).get("search", [""])[0]
         if words == SILENCE:
@@ -58,24 +50,22 @@ class Hub(BaseHTTPRequestHandler):
             return
         match url.path.strip("/").split("/"):
             case _ if NO_HUB in self.path:
-                self.send(200, b"<html>Log in to this network")
+                self._send(200, b"<html>Log in to this network", {})
             case _ if words == OVERLOAD:
-                self.send(503, {"error": "later"})
+                self.send_json(503, {"error": "later"})
             case ["api", "models"]:
                 names = [name for name in (*CONFIGS, "org/tiny-gguf") if words in name]
                 found = {"downloads": 7, "likes": 3, "gated": False}
-                self.send(200, [{"id": name} | found for name in names])
+                self.send_json(200, [{"id": name} | found for name in names])
             case ["api", "models", _, _, "revision", revision] if revision != "main":
-                self.send(404, {}, {"X-Error-Code": "RevisionNotFound"})
+                self.send_json(404, {}, "RevisionNotFound")
             case ["api", "models", org, name, *_]:
                 self.repository(f"{org}/{name}")
             case ["org", "gated", "resolve", *_]:
-                self.send(403, {}, {"X-Error-Code": "GatedRepo"})
+                self.send_json(403, {}, "GatedRepo")
             case [org, name, "resolve", _, file]:
-                headers = {"ETag": f'"{name}/{file}"', "X-Repo-Commit": COMMIT}
-                self.send(200, CONFIGS[f"{org}/{name}"][file], headers)
-
-    do_HEAD = do_GET  # noqa: N815
+                body = json.dumps(CONFIGS[f"{org}/{name}"][file]).encode()
+                self._send(200, body, {"ETag": f'"{name}/{file}"'})
 
     def repository(self, name: str) -> None:
         about: dict[str, Any] = {"gated": "auto" if name == "org/gated" else False}
@@ -86,35 +76,22 @@ class Hub(BaseHTTPRequestHandler):
             sizes, architecture = GGUF[name]
             about["gguf"] = {"architecture": architecture}
         else:
-            self.send(401, {}, {"X-Error-Code": "RepoNotFound"})
+            self.send_json(401, {}, "RepoNotFound")
             return
         siblings = [{"rfilename": file, "size": size} for file, size in sizes.items()]
-        self.send(200, {"id": name, "sha": COMMIT, "siblings": siblings} | about)
+        self.send_json(200, {"id": name, "sha": COMMIT, "siblings": siblings} | about)
 
-    def send(self, status: int, content: Any, headers: dict[str, str] | None = None) -> None:
-        body = content if isinstance(content, bytes) else json.dumps(content).encode()
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
-
-    def log_message(self, *_: Any) -> None:
-        """Logs nothing."""
+    def send_json(self, status: int, content: Any, code: str = "") -> None:
+        self._send(status, json.dumps(content).encode(), {"X-Error-Code": code} if code else {})
 
 
 @contextmanager
 def running_hub() -> Iterator[str]:
     """Its address, for HF_ENDPOINT."""
-    server = HubServer()
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.is_closing.set()
-        server.shutdown()
-        server.server_close()
+    server = FakeHub({}, commit=COMMIT)
+    server.RequestHandlerClass = Hub
+    with serving(server):
+        yield server.url
 
 
 @pytest.fixture

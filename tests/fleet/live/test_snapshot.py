@@ -124,18 +124,36 @@ async def read_async(url: str):
         return await live.read_snapshot(client)
 
 
-async def test_both_ways_read_the_same(redis_url: str, redis_db, publish, build) -> None:
+async def test_both_ways_read_heartbeats_and_desired_states(redis_url, redis_db, publish) -> None:
     assert live.read_snapshot_sync(redis_db) == await read_async(redis_url)
-    for name in ("b", "a", "expired"):
-        publish(name, replicas=[build.replica()])
+    for name in ("drained", "refused", "plain", "leaving", "guest", "expired"):
+        publish(name, is_leaving=name == "leaving")
     redis_db.delete(keys.heartbeat_key("expired"))
-    publish("guest")  # its Redis user may not write the list of names
-    redis_db.zrem(keys.NEURONS, "guest")
-    wished = {"guest": DesiredState(), "silent": DesiredState()}
-    publish_desired(redis_db, AdmissionPolicy.AUTOMATIC, **wished)
-    snapshot = live.read_snapshot_sync(redis_db)
-    assert [neuron.name for neuron in snapshot.neurons] == ["a", "b", "guest"]
-    assert await read_async(redis_url) == snapshot
+    redis_db.zrem(keys.NEURONS, "guest")  # its Redis user may not write the list of names
+    states = {
+        "drained": DesiredState(drain=True),
+        "refused": DesiredState(admission=Admission.REFUSED),
+        **dict.fromkeys(("leaving", "guest", "silent"), DesiredState()),
+    }
+    for policy in AdmissionPolicy:
+        publish_desired(redis_db, policy, **states)
+        snapshot = live.read_snapshot_sync(redis_db)
+        assert await read_async(redis_url) == snapshot
+        assert {
+            view.name: (view.is_draining, view.is_leaving, view.is_admitted)
+            for view in snapshot.neurons
+        } == {
+            "drained": (True, False, True),
+            "guest": (False, False, True),
+            "leaving": (True, True, True),
+            "plain": (False, False, policy is AdmissionPolicy.AUTOMATIC),
+            "refused": (False, False, False),
+        }
+    redis_db.delete(keys.NEURON_DESIRED_STATES)  # what was read outlives a Redis that lost it
+    async with redis.asyncio.Redis.from_url(redis_url) as client:
+        assert "guest" not in {one.name for one in (await live.read_snapshot(client)).neurons}
+        redis_db.zadd(keys.NEURONS, {"guest": 1.0})
+        assert await live.read_snapshot(client, before=snapshot) == snapshot
     nowhere = "redis://127.0.0.1:1/0"
     with pytest.raises(SnapshotUnavailableError):
         live.read_snapshot_sync(redis.Redis.from_url(nowhere))
@@ -168,29 +186,3 @@ def test_what_is_malformed_or_anothers_is_left_out(redis_db, publish, build, cap
 def publish_desired(client: redis.Redis, policy: AdmissionPolicy, **states: DesiredState) -> None:
     fields = encode_desired_states(DesiredStates(by_neuron=states, policy=policy))
     client.hset(keys.NEURON_DESIRED_STATES, mapping=fields)
-
-
-async def test_desired_states_come_with_the_heartbeats(redis_url: str, redis_db, publish) -> None:
-    for name in ("drained", "refused", "plain", "leaving"):
-        publish(name, is_leaving=name == "leaving")
-    states = {
-        "drained": DesiredState(drain=True),
-        "refused": DesiredState(admission=Admission.REFUSED),
-        "leaving": DesiredState(),
-    }
-    for policy in AdmissionPolicy:
-        publish_desired(redis_db, policy, **states)
-        snapshot = live.read_snapshot_sync(redis_db)
-        assert await read_async(redis_url) == snapshot
-        assert {
-            view.name: (view.is_draining, view.is_leaving, view.is_admitted)
-            for view in snapshot.neurons
-        } == {
-            "drained": (True, False, True),
-            "leaving": (True, True, True),
-            "plain": (False, False, policy is AdmissionPolicy.AUTOMATIC),
-            "refused": (False, False, False),
-        }
-    redis_db.delete(keys.NEURON_DESIRED_STATES)  # what was read outlives a Redis that lost it
-    async with redis.asyncio.Redis.from_url(redis_url) as client:
-        assert await live.read_snapshot(client, before=snapshot) == snapshot

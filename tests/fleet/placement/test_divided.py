@@ -9,11 +9,11 @@ from fleet.catalogue import CatalogueEntry
 from fleet.live.desired_state import TimeSlice, decode_time_slices, encode_time_slices
 from fleet.live.snapshot import FleetSnapshot, HeldStageView, NeuronView
 from fleet.placement import Load, Reject, Wait, place, place_on
-from fleet.placement.decisions import Unload, Waiting, with_load
+from fleet.placement.decisions import Unload, with_load
 from fleet.placement.division import is_large_enough
 from fleet.placement.needs import Needs
 from fleet.placement.place import moves_for
-from inference.protocol.heartbeat import HeldStageStatus, device_name
+from inference.protocol.heartbeat import HeldStageStatus, WaitingModel, device_name
 from inference.protocol.load_report import DeviceMemory, LoadFailure, StageReport
 from tests.fleet.conftest import report as load_report
 from tests.fleet.conftest import stage as held_stage
@@ -108,7 +108,7 @@ def test_models_in_use_keep_their_time_slice_and_each_device_is_promised() -> No
     offered = catalogue(large(), entry("old", 22))
     decision = place(large(), fleet(there), catalogue=offered)
     assert isinstance(decision, Wait) and decision.needs_time_slice
-    waiting = {"large": Waiting(num_requests=1, oldest_s=9.0)}
+    waiting = {"large": WaitingModel(num_requests=1, oldest_s=9.0)}
     given = plan(offered, fleet(there), waiting=waiting).time_slices
     (time_slice,) = given
     assert time_slice.devices == ("cuda:0", "cuda:1") and time_slice.evicted == ("old",)

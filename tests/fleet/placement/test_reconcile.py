@@ -10,10 +10,12 @@ from fleet.live.desired_state import TimeSlice
 from fleet.live.snapshot import FleetSnapshot
 from fleet.placement import place
 from fleet.placement.capacity import MIN_TIME_SLICE_S
-from fleet.placement.decisions import Unload, Waiting
+from fleet.placement.decisions import Unload
 from fleet.placement.leaving import EXTRA_IDLE_S, SETTLED_S, UNKNOWN_GRACE_S
 from fleet.placement.reconcile import MAX_LOADS_A_TICK, MAX_PROMISE_S, QUEUE_LONG_S
+from inference.protocol.heartbeat import WaitingModel
 from tests.cases import each_case
+from tests.fleet.conftest import GIB
 from tests.fleet.conftest import report as load_report
 from tests.fleet.placement.fleets import (
     PINNED,
@@ -180,7 +182,6 @@ def test_ticks_come_to_rest(models: list[tuple[int, bool, int]], held: dict[str,
     raise AssertionError(f"still at it: {actions}")
 
 
-GIB = 1024**3
 ONE, TWO, THREE = entry("one", 20), entry("two", 20), entry("three", 20)
 THE_THREE = catalogue(ONE, TWO, THREE)
 TIME_SLICE = TimeSlice(
@@ -189,7 +190,7 @@ TIME_SLICE = TimeSlice(
 
 
 def tick(snapshot: FleetSnapshot, *, time_slices=(), **waiting: float):
-    waits = {model: Waiting(num_requests=1, oldest_s=age) for model, age in waiting.items()}
+    waits = {model: WaitingModel(num_requests=1, oldest_s=age) for model, age in waiting.items()}
     return plan(THE_THREE, snapshot, waiting=waits, time_slices=time_slices)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -32,16 +31,6 @@ def neuron(build: Any) -> Neuron:
 @pytest.fixture
 def job(model: CatalogueModel, neuron: Neuron, sent: Any) -> LoadJob:
     return start()
-
-
-@pytest.fixture
-def report(publish: Callable[..., Any]) -> Callable[..., None]:
-    """A neuron's heartbeat with these replicas: in Redis, and recorded."""
-
-    def report(name: str, *replicas: Any, **values: Any) -> None:
-        services.heartbeat_record(heartbeat=publish(name, replicas=list(replicas), **values))
-
-    return report
 
 
 def start() -> LoadJob:

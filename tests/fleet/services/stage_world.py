@@ -220,7 +220,6 @@ class World:
         """The stage at that address that proves itself by the certificate of the engine's load,
         and accepts the engine's."""
         wanted = spec.stages[index]
-        wanted = spec.stages[index]
         assert wanted.certificate and wanted.address and spec.link_identity is not None
         neuron = self.neurons[wanted.neuron]
         for one in neuron.stages if neuron.is_alive else []:

@@ -24,6 +24,7 @@ from metering.audit import COMMAND
 from metering.models import AuditEntry
 from metering.money import Prices
 from tests.fleet.api.api_support import key_api
+from tests.fleet.conftest import change
 from tests.fleet.conftest import offer as create
 
 pytestmark = pytest.mark.django_db
@@ -32,12 +33,6 @@ pytestmark = pytest.mark.django_db
 def expect_hosts(*names: str) -> None:
     for name in names:
         services.neuron_expect(actor=COMMAND, neuron_name=name)
-
-
-def update(model: CatalogueModel, **values: Any) -> CatalogueModel:
-    model.assign(values)
-    services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=list(values))
-    return CatalogueModel.objects.get(pk=model.pk)
 
 
 def audited() -> tuple[str, str, object]:
@@ -104,9 +99,9 @@ def test_a_value_or_name_that_cannot_be_is_named_and_nothing_is_stored() -> None
     model = create(pinned_on=("beast",))
     message = "no neuron named 'away', 'gone'; there are beast, beauty"
     with pytest.raises(CatalogueValueError, match=message):
-        update(model, pinned_on=("beast", "gone", "away"))
+        change(model, pinned_on=("beast", "gone", "away"))
     NeuronWish.objects.all().delete()  # a host that went hinders no other change
-    update(CatalogueModel.objects.get(), pinned=True)
+    change(model, pinned=True)
     services.alias_create(actor=COMMAND, name="nick", model=model)
     for name in ("tiny", "nick"):
         with pytest.raises(CatalogueValueError):
@@ -127,12 +122,12 @@ def test_a_value_or_name_that_cannot_be_is_named_and_nothing_is_stored() -> None
 
 
 def test_updates_show_at_once_and_are_audited(django_assert_num_queries, monkeypatch) -> None:
-    model = update(create(), description="words")
+    model = change(create(), description="words")
     assert audited() == ("model.update", "tiny", {"description": ["", "words"]})
     CatalogueModel.objects.update(weight_bytes=123)
-    model = update(CatalogueModel.objects.get(), description="more")
+    model = change(model, description="more")
     assert model.weight_bytes == 123
-    model = update(model, source="pypi:other")
+    model = change(model, source="pypi:other")
     assert model.weight_bytes is None, "other files forget the measured size"
     alias = services.alias_create(actor=COMMAND, name="nick", model=model)
     assert audited() == ("alias.create", "nick", {"model": "tiny"})
@@ -141,7 +136,7 @@ def test_updates_show_at_once_and_are_audited(django_assert_num_queries, monkeyp
     assert audited() == ("alias.update", "nock", {"name": ["nick", "nock"]})
     entry = selectors.catalogue_find("nock")
     assert entry is not None and (entry.name, entry.aliases) == ("tiny", ("nock",))
-    update(model, enabled=False)
+    change(model, enabled=False)
     assert selectors.catalogue_list() == ()
     assert {selectors.catalogue_find(name) for name in ("nick", "nock", "tiny")} == {None}
     services.alias_delete(actor=COMMAND, alias=alias)

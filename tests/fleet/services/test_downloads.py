@@ -36,7 +36,7 @@ from inference.wire.errors import InvalidRequestError, ModelNotFoundError
 from inference.wire.ollama.models import PullRequest
 from metering.audit import COMMAND
 from metering.models import AuditEntry
-from tests.fleet.conftest import offer
+from tests.fleet.conftest import change, offer
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -277,8 +277,7 @@ def test_what_was_pulled_is_a_model_by_the_name_that_its_client_has_for_it(beast
     state = pull_start(request, COMMAND)
     pull_offer(request, state, COMMAND)
     assert selectors.catalogue_find(SOURCE).name == "small"
-    model.enabled = False
-    services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=["enabled"])
+    change(model, enabled=False)
     with pytest.raises(InvalidRequestError, match="does not offer it"):
         pull_offer(request, state, COMMAND)
     assert not CatalogueModel.objects.get(name="small").enabled

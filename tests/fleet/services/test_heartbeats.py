@@ -25,12 +25,11 @@ from inference.protocol.heartbeat import ReplicaStatus
 from inference.protocol.load_report import LoadFailure
 from metering.audit import COMMAND
 from metering.models import AuditEntry
-from tests.fleet.conftest import offer
+from tests.fleet.conftest import GIB, offer
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-GIB = 1024**3
 NOBODY = FleetSnapshot(neurons=())
 
 

@@ -35,7 +35,7 @@ Observe = Callable[..., None]
 
 
 @pytest.fixture
-def has(report: Any, build: Any, model: CatalogueModel) -> Observe:
+def has(beat: Any, build: Any, model: CatalogueModel) -> Observe:
     """A heartbeat of beast, which has the model so, with this job's replica; ``None``: not at
     all."""
 
@@ -47,7 +47,7 @@ def has(report: Any, build: Any, model: CatalogueModel) -> Observe:
             "report": build.report(asleep=asleep),
             "spec_digest": model.entry().spec_digest(),
         } | values
-        report("beast", *([] if status is None else [build.replica(**values)]))
+        beat(replicas=[] if status is None else [build.replica(**values)])
 
     return has
 

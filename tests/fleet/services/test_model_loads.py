@@ -29,8 +29,8 @@ from inference.protocol.load_report import DeviceMemory, LoadFailure, StageRepor
 from metering.api.problems import problem_response
 from metering.audit import COMMAND
 from tests.cases import each_case
-from tests.fleet.conftest import GIB, NOW_UNIX_S, offer
-from tests.fleet.placement.fleets import dense, mixture
+from tests.fleet.conftest import GIB, NOW_UNIX_S, change, offer
+from tests.fleet.placement.fleets import card, cards, dense, mixture
 from tests.fleet.services.conftest import HERE, fresh, names, observe, start
 from tests.fleet.test_stage_plans import LARGE
 
@@ -42,25 +42,18 @@ def full(beat, build, sent):
     """beast has one card, of which ``old`` holds nearly all."""
     offer("new", vram_mb=4096)
 
-    def full(
-        *others: ReplicaState, cards: tuple[DeviceInfo, ...] = (), queued: int = 0, **old: Any
-    ) -> None:
+    def full(*others: ReplicaState, cards: tuple[DeviceInfo, ...] = (), **old: Any) -> None:
         offer("old", **old)
         replica = build.replica(
             model="old",
             devices=["cuda:0"],
             memory_bytes=6 * GIB,
-            stats=build.stats(queue_depth=queued),
+            stats=build.stats(),
             last_used_unix_s=NOW_UNIX_S - 60,
         )
-        beat(devices=[card(build, 8, 1), *cards], replicas=[replica, *others])
+        beat(devices=[card(free=1, total=8), *cards], replicas=[replica, *others])
 
     return full
-
-
-def card(build, total: float, free: float, index: int = 0) -> DeviceInfo:
-    sizes = {"total_memory_bytes": int(total * GIB), "free_memory_bytes": int(free * GIB)}
-    return build.device(kind="cuda", index=index, **sizes)
 
 
 def load(**named: Any) -> LoadJob:
@@ -94,7 +87,7 @@ def test_a_host_that_is_away_is_refused_at_once(full, redis_db, sent) -> None:
 def test_a_load_that_the_control_would_undo_is_refused(full, beat, build, sent) -> None:
     """It used to succeed, and what was loaded, or the other copy, was gone seconds later."""
     full()
-    beat("beauty", devices=[card(build, 64, 60)])
+    beat("beauty", devices=[card(free=60, total=64)])
 
     def refusal(model_name: str = "old") -> str:
         with pytest.raises(PlacementRefusedError) as refused:
@@ -105,20 +98,13 @@ def test_a_load_that_the_control_would_undo_is_refused(full, beat, build, sent) 
     assert "old is loaded on beast, and by its max_replicas on 1 at most" in refusal()
     offer("tied", pinned_on=("beast",))
     assert "tied may run on beast only, by its pinned_on" in refusal("tied")
-    beauty = {"actor": COMMAND, "neuron_name": "beauty"}
-    services.neuron_drain(**beauty)
-    assert refusal() == refusal("new") == "beauty is draining: resume it first"
-    services.neuron_refuse(**beauty)
-    assert refusal() == "beauty is not admitted: admit it first"
-    services.neuron_admit(**beauty)
-    services.neuron_resume(**beauty)
     services.neuron_drain(actor=COMMAND, neuron_name="beast")
     load(model_name="old", neuron_name="beauty")
     assert len(sent.tasks) == 1, "what is to leave its neuron anyway is no other copy"
 
 
 def test_a_named_device_that_is_no_card_of_its_least_size_is_refused(beat, build, sent) -> None:
-    beat(devices=[build.device(), card(build, 8, 8), card(build, 24, 24, index=1)])
+    beat(devices=[build.device(), card(free=8, total=8), card(1, free=24, total=24)])
     offer("new", min_device_vram_mb=20_000)
     for device, why in (("cpu", "is no card"), ("cuda:0", "has 8,589,934,592")):
         with pytest.raises(PlacementRefusedError, match=f"by its min_device_vram_mb, .* {why}"):
@@ -130,11 +116,11 @@ def test_a_named_device_that_is_no_card_of_its_least_size_is_refused(beat, build
 @pytest.mark.parametrize("has_left", [False, True])
 def test_what_leaves_moves(full, publish, beat, build, sent, monkeypatch, has_left) -> None:
     full()
-    beat("beauty", devices=[card(build, 8, 7)])
+    beat("beauty", devices=[card(free=7, total=8)])
     send = sent.send_task
 
     def send_and_leave(*args: Any, **options: Any) -> Any:
-        publish(devices=[card(build, 8, 7)], replicas=[])
+        publish(devices=[card(free=7, total=8)], replicas=[])
         return send(*args, **options)
 
     if has_left:
@@ -148,21 +134,13 @@ def test_what_leaves_moves(full, publish, beat, build, sent, monkeypatch, has_le
     assert load().pk == job.pk and LoadJob.objects.count() == 2
 
 
-@pytest.mark.parametrize("old", [{"pinned": True}, {"queued": 2}], ids=["pinned", "in use"])
-def test_what_is_in_use_or_pinned_stays(full, sent, old: dict[str, Any]) -> None:
-    full(**old)
-    with pytest.raises(PlacementRefusedError, match=r"needs 4,294,967,296 byt.*1,073,741,824"):
-        load()
-    assert sent.tasks == []
-
-
 @pytest.mark.parametrize("is_failed", [True, False])
 def test_an_idle_model_leaves_for_it(full, build, sent, is_failed: bool) -> None:
     if is_failed:  # one that failed there, for good or not, makes room when it is asked for
         failure = LoadFailure(code="bad_file", message="half a file")
         full(build.replica(model="new", status=ReplicaStatus.FAILED, failure=failure))
     else:
-        full(vram_mb=3300, cards=(card(build, 5, 3500 / 1024, index=1),))
+        full(vram_mb=3300, cards=(card(1, free=3500 / 1024, total=5),))
     job = load()
     assert (job.devices, job.evict) == (["cuda:0"], ["old"])
     assert sent.tasks[0][1][0]["evict"] == ["old"]
@@ -179,10 +157,6 @@ TOO_LARGE = LoadFailure(
 )
 
 
-def cards(build, *gib: int) -> list[DeviceInfo]:
-    return [card(build, size, size, index) for index, size in enumerate(gib)]
-
-
 def test_costs_that_no_model_has_are_not_recorded(build, model, neuron, sent) -> None:
     wrong: list[dict[str, Any]] = [{"layers": []}, {"layers": [1]}, {"kinds": []}]
     for changes in (*wrong, {"hidden_size": -1}, {"active_share": 0.0}):
@@ -197,7 +171,7 @@ def test_the_load_after_one_that_did_not_fit_is_divided(build, job, sent, beat) 
     entry = selectors.catalogue_find("tiny")
     assert entry is not None and entry.costs == COSTS
     assert unpacked(packed(mixture(60))) == mixture(60)
-    heartbeat = build.heartbeat(devices=cards(build, 16, 16))
+    heartbeat = build.heartbeat(devices=cards(16, 16))
     services.heartbeat_record(heartbeat=heartbeat)
     snapshot = build_snapshot([heartbeat])
     load = place_on(entry, snapshot.neurons[0], snapshot)
@@ -228,7 +202,7 @@ def test_the_load_after_one_that_did_not_fit_is_divided(build, job, sent, beat) 
     )
     again = fresh(placed_load_start(actor=COMMAND, load=load))
     replica = build.replica(job_id=str(again.pk), report=report, devices=devices)
-    beat(devices=cards(build, 16, 16), replicas=[replica])
+    beat(devices=cards(16, 16), replicas=[replica])
     assert fresh(again).status == "succeeded"
     reload = services.reload_job_start(actor=COMMAND, model_name="tiny", neuron_name="beast")
     assert [stage.layers for stage in spec_of(reload).stages] == bounds
@@ -250,12 +224,12 @@ ON_ONE = Load(neuron="beast", model="tiny", devices=("cuda:0",), evict=())
 def test_a_load_too_large_is_divided(build, beat, model, sent, gib, may_divide, is_divided) -> None:
     def reported(**values: Any) -> LoadJob:
         replica = build.replica(**{"job_id": str(placed.pk), "devices": ["cuda:0"]} | values)
-        beat(devices=cards(build, *gib), replicas=[replica])
+        beat(devices=cards(*gib), replicas=[replica])
         return fresh(placed)
 
     LoadJob.objects.all().delete()
     sent.tasks.clear()
-    beat(devices=cards(build, *gib))
+    beat(devices=cards(*gib))
     placed = (
         placed_load_start(actor=COMMAND, load=ON_ONE)
         if may_divide
@@ -278,11 +252,9 @@ def test_a_load_too_large_is_divided(build, beat, model, sent, gib, may_divide, 
     if is_divided:
         placed = placed_load_start(actor=COMMAND, load=replace(ON_ONE, devices=("cuda:1",)))
         assert reported(devices=["cuda:1"]).status == "succeeded"
-    changed = CatalogueModel.objects.get()
-    for changed.quantization in ("q4", "auto"):
-        fields = {"actor": COMMAND, "model": changed, "changed_fields": ["quantization"]}
-        services.catalogue_model_update(**fields)
-        assert CatalogueModel.objects.get().layer_costs is None, "other files have other layers"
+    for quantization in ("q4", "auto"):
+        changed = change(CatalogueModel.objects.get(), quantization=quantization)
+        assert changed.layer_costs is None, "other files have other layers"
 
 
 @pytest.mark.parametrize("neuron_name", [None, "beast"])
@@ -290,7 +262,7 @@ def test_a_load_by_hand_weighs_its_model(build, beat, sent, tmp_path, neuron_nam
     (tmp_path / "config.json").write_text(json.dumps(LARGE))
     (tmp_path / "model.safetensors").touch()
     large = offer("large", source=f"path:{tmp_path}", device="cuda")
-    beat(devices=cards(build, 16, 12))
+    beat(devices=cards(16, 12))
     host = Neuron.objects.get()
     load_need_record(model=large, neuron=host, device="cuda:0", needed_bytes=20 * GIB)
     made = load(model_name="large", neuron_name=neuron_name)

@@ -22,12 +22,11 @@ from inference.protocol.load_report import LoadFailure
 from metering.audit import COMMAND, CONTROL, GATEWAY
 from metering.models import AuditEntry
 from tests.cases import each_case
-from tests.fleet.conftest import offer
+from tests.fleet.conftest import GIB, change, offer
 from tests.fleet.services.conftest import HERE, later, names, status_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-GIB = 1024**3
 OLD = {"job_id": "old", "spec_digest": "0123456789abcdef"}
 
 
@@ -55,24 +54,24 @@ def test_plan(build, model) -> None:
 
 
 @pytest.fixture
-def replacing(model, report, build, sent) -> LoadJob:
+def replacing(model, beat, build, sent) -> LoadJob:
     """A reload of what beast has, while beauty has room for another."""
-    report("beast", build.replica(**OLD))
-    report("beauty")
+    beat(replicas=[build.replica(**OLD)])
+    beat("beauty")
     return reload()
 
 
-def test_the_old_one_serves_until_another_is_ready(replacing, report, build, sent, publish) -> None:
+def test_the_old_one_serves_until_another_is_ready(replacing, beat, build, sent, publish) -> None:
     job = replacing
     assert (job.replacement.neuron.name, job.status) == ("beauty", LoadJobStatus.PENDING)
     assert "on beauty first" in job.note
     assert names(sent) == [("load_model", "beauty")]
-    report("beast", build.replica(**OLD))
+    beat(replicas=[build.replica(**OLD)])
     LoadJob.objects.exclude(pk=job.pk).update(status="running", reported_at=None)
     LoadJob.objects.filter(pk=job.pk).update(created_at="2020-01-01T00:00:00Z")
     assert services.load_jobs_expire() == 0, "it waits for its replacement"
     assert (status_of(job), len(sent.tasks)) == (LoadJobStatus.PENDING, 1)
-    report("beauty", build.replica(job_id=str(job.replacement.pk)))
+    beat("beauty", replicas=[build.replica(job_id=str(job.replacement.pk))])
     heartbeat = publish("beast", replicas=[build.replica(**OLD)])
     with contextlib.suppress(ZeroDivisionError), leadership.this_control.fenced():
         services.heartbeat_record(heartbeat=heartbeat)
@@ -82,21 +81,21 @@ def test_the_old_one_serves_until_another_is_ready(replacing, report, build, sen
             services.heartbeat_record(heartbeat=heartbeat)
             assert len(sent.tasks) == 1 + _
     assert names(sent)[1:] == [("unload_model", "beast")]
-    report("beast", build.replica(**OLD, status=ReplicaStatus.DRAINING))
+    beat(replicas=[build.replica(**OLD, status=ReplicaStatus.DRAINING)])
     assert status_of(job) == LoadJobStatus.RUNNING
-    report("beast")
+    beat()
     assert status_of(job) == LoadJobStatus.SUCCEEDED
 
 
 @pytest.mark.parametrize("is_cancelled", [True, False])
-def test_without_another_the_old_one_serves(replacing, report, build, sent, is_cancelled) -> None:
+def test_without_another_the_old_one_serves(replacing, beat, build, sent, is_cancelled) -> None:
     failure = LoadFailure(code="does_not_fit", message="needs 8 GB, has 4 GB")
     state = {"status": ReplicaStatus.FAILED, "failure": failure}
     if is_cancelled:
         services.load_job_cancel(actor=COMMAND, job=replacing)
         state = {"status": ReplicaStatus.DRAINING}
-    report("beauty", build.replica(job_id=str(replacing.replacement.pk), **state))
-    report("beast", build.replica(**OLD))
+    beat("beauty", replicas=[build.replica(job_id=str(replacing.replacement.pk), **state)])
+    beat(replicas=[build.replica(**OLD)])
     replacing.refresh_from_db()
     ended = (replacing.status, replacing.failure_code)
     assert ended == (("cancelled", "") if is_cancelled else ("failed", "does_not_fit"))
@@ -104,11 +103,11 @@ def test_without_another_the_old_one_serves(replacing, report, build, sent, is_c
     assert names(sent)[1:] == [("unload_model", "beauty")] * is_cancelled
 
 
-def test_in_place_only_its_own_replica_ends_it(model, report, build, sent) -> None:
-    report("beast")
+def test_in_place_only_its_own_replica_ends_it(model, beat, build, sent) -> None:
+    beat()
     with pytest.raises(ReplicaNotFoundError, match="load it instead"):
         reload()
-    report("beast", build.replica(**OLD))
+    beat(replicas=[build.replica(**OLD)])
     job = reload()
     assert reload().pk == job.pk
     assert names(sent) == [("load_model", "beast")]
@@ -118,30 +117,30 @@ def test_in_place_only_its_own_replica_ends_it(model, report, build, sent) -> No
         (str(job.pk), {"status": ReplicaStatus.LOADING}, LoadJobStatus.RUNNING),
         (str(job.pk), same, LoadJobStatus.SUCCEEDED),
     ):
-        report("beast", build.replica(job_id=job_id, **values))
+        beat(replicas=[build.replica(job_id=job_id, **values)])
         assert status_of(job) == expected
     reload()
     assert names(sent)[1:] == [("unload_model", "beast"), ("load_model", "beast")]
 
 
 @pytest.mark.parametrize("is_cancelled", [True, False])
-def test_everywhere_is_one_after_the_other(model, report, build, sent, is_cancelled: bool) -> None:
+def test_everywhere_is_one_after_the_other(model, beat, build, sent, is_cancelled: bool) -> None:
     for name in ("beast", "beauty"):
-        report(name, build.replica(**OLD))
+        beat(name, replicas=[build.replica(**OLD)])
     first, second = services.model_reload_everywhere(actor=COMMAND, model_name="tiny")
     assert "beauty serves it meanwhile" in first.note and "after beast" in second.note
-    report("beauty", build.replica(**OLD))
+    beat("beauty", replicas=[build.replica(**OLD)])
     if is_cancelled:
         assert services.load_job_cancel(actor=COMMAND, job=second).pk == second.pk
         assert (status_of(first), status_of(second)) == ("pending", "cancelled")
     assert names(sent) == [("load_model", "beast")]
-    report("beast", build.replica(job_id=str(first.pk)))
+    beat(replicas=[build.replica(job_id=str(first.pk))])
     for _ in range(2):
-        report("beauty", build.replica(**OLD))
+        beat("beauty", replicas=[build.replica(**OLD)])
     assert names(sent)[1:] == [("load_model", "beauty")] * (not is_cancelled)
     if not is_cancelled:
         assert status_of(second) == LoadJobStatus.RUNNING
-        report("beauty", build.replica(job_id=str(second.pk)))
+        beat("beauty", replicas=[build.replica(job_id=str(second.pk))])
         assert status_of(second) == LoadJobStatus.SUCCEEDED
 
 
@@ -227,7 +226,7 @@ def test_what_was_unloaded_is_kept_again_once_wanted(pinned, neuron, build, sent
         case "load":
             services.load_job_start(actor=CONTROL, model_name="tiny", neuron_name="beast")
         case "pin":
-            services.catalogue_model_update(actor=COMMAND, model=pinned, changed_fields=["pinned"])
+            change(pinned, pinned=True)
         case "unload failed":
             services.kept_unloaded_forget(model_name="tiny")
         case "request":

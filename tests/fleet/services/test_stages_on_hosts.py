@@ -267,24 +267,10 @@ DEEDS += ("lose", "unload", "cancel")
 
 @pytest.mark.parametrize("num_walks", slow_but([2, 15], 2))
 def test_any_order_of_loads_and_faults_leaves_nothing(build, sent, num_walks) -> None:
-    deeds = st.sampled_from(
-        [
-            "tick",
-            "tick",
-            "idle_tick",
-            "request",
-            "request",
-            "end",
-            "go_or_come",
-            "kill",
-            "lose",
-            "unload",
-            "cancel",
-        ]
-    )
-
     @runs(max_examples=num_walks, deadline=None, suppress_health_check=list(HealthCheck))
-    @given(st.lists(st.tuples(deeds, st.sampled_from(NAMES)), min_size=8, max_size=20))
+    @given(
+        st.lists(st.tuples(st.sampled_from(DEEDS), st.sampled_from(NAMES)), min_size=8, max_size=20)
+    )
     def walk(deeds: list[tuple[str, str]]) -> None:
         world = World(build, sent)
         world.tick()

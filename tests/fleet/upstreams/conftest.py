@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from fleet import selectors, services
+from fleet import services
 from fleet.errors import CatalogueValueError
 from fleet.models import CatalogueModel, Upstream
 from fleet.models_toml import read_document
 from metering.audit import COMMAND
 from tests.fleet.api.api_support import Api, key_api, need_keys
+from tests.fleet.conftest import change
 
 SECRET = "sk-the-upstreams-own-secret-0123456789"
 
@@ -53,12 +54,6 @@ def offer(
     name: str = "far", source: str = "upstream:box/org/m:7b", **values: Any
 ) -> CatalogueModel:
     return services.catalogue_model_create(actor=COMMAND, name=name, source=source, **values)
-
-
-def change(model: CatalogueModel, **values: Any) -> None:
-    model = selectors.model_known(model.name)
-    model.assign(values)
-    services.catalogue_model_update(actor=COMMAND, model=model, changed_fields=list(values))
 
 
 def refused(model: CatalogueModel, **values: Any) -> tuple[str, str]:

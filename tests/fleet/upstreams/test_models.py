@@ -12,15 +12,16 @@ from fleet import errors, selectors, services
 from fleet.catalogue import DEFAULTS, SETTINGS, CatalogueEntry
 from fleet.catalogue.targets import UpstreamModel, When
 from fleet.live.snapshot import FleetSnapshot
+from fleet.model_plans import stage_plan
 from fleet.models import Upstream
 from fleet.models_toml import ModelsTomlError, read_document
 from fleet.models_toml_plan import plan_import, write_document
-from fleet.stage_plans import stage_plan
 from fleet.upstream_http import models_of
 from metering.audit import COMMAND
 from metering.money import UnitPrices
+from tests.fleet.conftest import change
 from tests.fleet.test_catalogue import OTHER_VALUES
-from tests.fleet.upstreams.conftest import change, imported, make, offer, refused, update
+from tests.fleet.upstreams.conftest import imported, make, offer, refused, update
 from tests.metering.commands.command_output import output
 
 pytestmark = pytest.mark.django_db(transaction=True)

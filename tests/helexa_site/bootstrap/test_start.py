@@ -41,8 +41,7 @@ from inference.protocol.keys import NEURON_DESIRED_STATES, heartbeat_key
 from metering.audit import COMMAND
 from metering.services import account_create, key_create
 from tests.cases import each_case
-from tests.fleet.conftest import heartbeat, replica
-from tests.fleet.ordered import ordered
+from tests.fleet.conftest import heartbeat, ordered, replica
 from tests.live.fleets.certificates import Authority
 from tests.servers.fake_upstream import answering
 from tests.servers.private_redis import running_redis

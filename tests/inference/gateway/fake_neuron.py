@@ -50,8 +50,7 @@ from inference.protocol.heartbeat import (
     encode_heartbeat,
 )
 from inference.protocol.load_report import LoadReport
-from tests.fleet.conftest import device, heartbeat, replica
-from tests.fleet.ordered import ordered
+from tests.fleet.conftest import device, heartbeat, ordered, replica
 from tests.inference.reports import engine_stats
 
 Script = Callable[[Submit], AsyncIterator[list[Event]]]

@@ -22,7 +22,7 @@ class FakeHub(ThreadingHTTPServer):
     def __init__(
         self, files: dict[str, bytes], *, commit: str = COMMIT, token: str | None = None
     ) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(("127.0.0.1", 0), Handler)
         self.files = files
         self.commit = commit
         self.token = token
@@ -72,7 +72,7 @@ class FakeHub(ThreadingHTTPServer):
         )
 
 
-class _Handler(BaseHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler):
     server: FakeHub
 
     def do_HEAD(self) -> None:
