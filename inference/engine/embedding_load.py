@@ -10,11 +10,11 @@ from torch.nn.functional import normalize
 from inference.engine.embedding_engine import (
     EmbeddingBounds,
     EmbeddingEngine,
-    EmbeddingLimits,
     Row,
 )
 from inference.engine.errors import DoesNotFitError, StepFault, WarmupError
 from inference.engine.faults import recover
+from inference.engine.waiting_queue import SchedulerLimits
 from inference.loading.embedding_loader import OpenedEmbeddingModel
 from inference.loading.progress import OnProgress
 from inference.models.embedding import EmbeddingModel
@@ -44,14 +44,8 @@ def load_embedding_engine(
             max_input_tokens=opened.config.max_input_tokens,
             vocab_size=opened.config.vocab_size,
             dimensions=opened.config.dimensions,
-            step_tokens=opened.step_tokens,
         ),
-        EmbeddingLimits(
-            max_started=spec.max_concurrent_sequences,
-            max_queue_depth=spec.max_queue_depth,
-            max_queue_wait_s=spec.max_queue_wait_s,
-            max_queue_share_percent=spec.max_queue_share_percent,
-        ),
+        SchedulerLimits.of(spec, opened.step_tokens),
     )
     _warm_up(engine, opened, on_progress)
     return engine, model

@@ -53,8 +53,6 @@ from inference.protocol.load import LoadSpec, draft_spec
 from inference.protocol.load_errors import BadSourceError, UnknownArchitectureError
 from inference.protocol.load_report import LoadProgress, LoadStage
 
-STEP_S = 0.1
-"""Half of what a disconnect may take to free its blocks."""
 NO_PREDICTOR = "the model's files bring no layer of multi-token prediction that is known"
 
 
@@ -135,7 +133,7 @@ def build_model(
         )
 
     measured(0)
-    limits = _scheduler_limits(spec, model)
+    limits = SchedulerLimits.of(spec, PREFILL_TOKENS_PER_STEP[model.device.type])
     if draft is not None and drafting is not None:
         run_largest_steps(draft.model, limits, draft.num_positions, drafting.num_parameters)
     gauges = later_gauges(model) if isinstance(model, StagedModel) else ()
@@ -207,17 +205,6 @@ def _choose_model(
         raise BadSourceError(str(error)) from None
     except UnsupportedModuleError as error:
         raise UnknownArchitectureError(str(error)) from error
-
-
-def _scheduler_limits(spec: LoadSpec, model: AnyModel) -> SchedulerLimits:
-    return SchedulerLimits(
-        max_running=spec.max_concurrent_sequences,
-        max_queue_depth=spec.max_queue_depth,
-        max_queue_wait_s=spec.max_queue_wait_s,
-        max_queue_share_percent=spec.max_queue_share_percent,
-        prefill_tokens_per_step=PREFILL_TOKENS_PER_STEP[model.device.type],
-        target_step_s=STEP_S,
-    )
 
 
 def drafts_problem(spec: LoadSpec, config: ModelConfig) -> str:

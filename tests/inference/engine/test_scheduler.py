@@ -255,4 +255,4 @@ def test_turns() -> None:
             add(queue, 10_000 + order, "stays")
             queue.take()
             queue.take()
-    assert len(queue._accounts) < 400
+    assert len(queue._clock._ends) < 400
