@@ -38,11 +38,6 @@ class Draw:
 
 
 class Drawer(Protocol):
-    @property
-    def is_exact(self) -> bool:
-        """Whether ``draw``'s second answer is never true."""
-        ...
-
     def likeliest(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Each row's first token with the largest score, (num_rows,) int64; and whether its scores
         are numbers and the largest is finite, bool: where not, the token means nothing."""
@@ -54,18 +49,13 @@ class Drawer(Protocol):
         contiguous, in place."""
         ...
 
-    def draw(
-        self, scores: torch.Tensor, draws: Ordered[Draw], num_candidates: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """A token id for each draw, (num_draws,) int64, an arbitrary one where scores are NaN; and
-        whether the ``num_candidates`` likeliest tokens were too few to decide it. ``scores``
-        (num_rows, vocab_size) float32, read only. Does not synchronize with the device."""
+    def draw(self, scores: torch.Tensor, draws: Ordered[Draw]) -> torch.Tensor:
+        """A token id for each draw, (num_draws,) int64, an arbitrary one where scores are NaN.
+        ``scores`` (num_rows, vocab_size) float32, read only."""
         ...
 
 
 class TorchDrawer:
-    is_exact = False
-
     def __init__(self) -> None:
         self._biases: torch.Tensor | None = None
 
@@ -90,15 +80,19 @@ class TorchDrawer:
             bias = self._biases.index_select(0, places).view(-1, 8 * bits.shape[1])
             scores.index_add_(0, where[piece], bias[:, : scores.shape[-1]])
 
-    def draw(
-        self, scores: torch.Tensor, draws: Ordered[Draw], num_candidates: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        drawn = [
-            self._draw(scores, draws[piece], num_candidates)
-            for piece in row_pieces(len(draws), scores.shape[-1])
-        ]
-        token_ids, are_short = zip(*drawn, strict=True)
-        return torch.cat(token_ids), torch.cat(are_short)
+    def draw(self, scores: torch.Tensor, draws: Ordered[Draw]) -> torch.Tensor:
+        """Waits for the device."""
+        vocab_size = scores.shape[-1]
+        pieces = row_pieces(len(draws), vocab_size)
+        return torch.cat([self._draw_piece(scores, draws[piece]) for piece in pieces])
+
+    def _draw_piece(self, scores: torch.Tensor, draws: Ordered[Draw]) -> torch.Tensor:
+        token_ids, are_short = self._draw(scores, draws, TOP_CANDIDATES)
+        short = are_short.nonzero().flatten().tolist()
+        if short:  # flat distributions: their nucleus is wider than the candidates
+            wide = [draws[index] for index in short]
+            token_ids[short] = self._draw(scores, wide, scores.shape[-1])[0]
+        return token_ids
 
     def _draw(
         self, scores: torch.Tensor, draws: Ordered[Draw], num_candidates: int
@@ -121,8 +115,6 @@ class TorchDrawer:
 
 
 class NativeDrawer:
-    is_exact = True
-
     def __init__(self, sampler: BackendSampler) -> None:
         self._sampler = sampler
 
@@ -132,26 +124,21 @@ class NativeDrawer:
     def forbid(self, scores: torch.Tensor, rows: list[int], bits: Bits) -> None:
         self._sampler.forbid(scores, rows, torch.from_numpy(bits))
 
-    def draw(
-        self, scores: torch.Tensor, draws: Ordered[Draw], num_candidates: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def draw(self, scores: torch.Tensor, draws: Ordered[Draw]) -> torch.Tensor:
         native = [
             NativeDraw(draw.row, p.top_k, p.temperature, p.top_p, p.min_p, draw.uniform)
             for draw in draws
             for p in (draw.params,)
         ]
-        return self._sampler.draw(scores, native), torch.zeros(len(draws), dtype=torch.bool)
+        return self._sampler.draw(scores, native)
 
 
 class TritonDrawer:
-    is_exact = True
-
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self) -> None:
         from inference.models.cuda import drawing as kernels
 
         self._kernels = kernels
         self._torch = TorchDrawer()
-        self._false = torch.zeros(1, dtype=torch.bool, device=device)
 
     def likeliest(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self._kernels.find_likeliest(scores)
@@ -159,19 +146,16 @@ class TritonDrawer:
     def forbid(self, scores: torch.Tensor, rows: list[int], bits: Bits) -> None:
         self._torch.forbid(scores, rows, bits)
 
-    def draw(
-        self, scores: torch.Tensor, draws: Ordered[Draw], num_candidates: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def draw(self, scores: torch.Tensor, draws: Ordered[Draw]) -> torch.Tensor:
         integers = np.array([(draw.row, draw.params.top_k) for draw in draws])
         floats = np.array(
             [(p.temperature, p.top_p, p.min_p, d.uniform) for d in draws for p in (d.params,)]
         )
-        token_ids = self._kernels.draw_tokens(
+        return self._kernels.draw_tokens(
             scores,
             on_device(integers, torch.int64, scores.device),
             on_device(floats, torch.float32, scores.device),
         )
-        return token_ids, self._false.expand(len(draws))
 
 
 def byte_biases() -> torch.Tensor:
@@ -254,7 +238,7 @@ def choose_drawer(model: AnyModel) -> tuple[Drawer, str]:
 
 def drawer_on_card(vocab_size: int, device: torch.device) -> tuple[Drawer, str]:
     try:
-        drawer = TritonDrawer(device)
+        drawer = TritonDrawer()
         try_drawer(drawer, vocab_size, device)
     # Whatever a compiler, a driver or an old card raises: torch's operators need none of them.
     except Exception as error:
@@ -278,7 +262,7 @@ def try_drawer(drawer: Drawer, vocab_size: int, device: torch.device) -> None:
         draws = [Draw(0, params, uniform) for uniform in uniforms]
         # In the other order the last of those that stay is the likeliest.
         draws.append(Draw(1, params, 0.99))
-        found = drawer.draw(scores, draws, vocab_size)[0].tolist()
+        found = drawer.draw(scores, draws).tolist()
         if found != [*(places[rank] for rank in ranks), places[2]]:
             raise WrongResultError(f"drew {found} with {params}")
     for found_of, wanted in zip(

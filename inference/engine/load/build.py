@@ -110,7 +110,7 @@ def build_engine(
     prefix_disk = None
     if prefix_files is not None and not num_state_slots:
         prefix_disk = PrefixDisk(prefix_files, kv_cache, kv, prefix_fingerprint)
-    sampler = Sampler(model.config.vocab_size, drawer or choose_drawer(model)[0])
+    sampler = Sampler(drawer or choose_drawer(model)[0])
     images = None
     if model.tower is not None and image_processor is not None:
         images = ImageRows(model.tower, image_processor, KEPT_ROWS_BYTES)

@@ -202,9 +202,9 @@ def run_largest_sampling(model: AnyModel, drawer: Drawer, limits: SchedulerLimit
     # Rows are drawn in batches: a second batch would take time and no more memory.
     num_drawn = min(limits.max_running, rows_at_once(vocab_size))
     sequences = [_sequence(row, row < num_drawn) for row in range(limits.max_running)]
-    Sampler(vocab_size, drawer).sample(sequences, logits[: len(sequences)])
+    Sampler(drawer).sample(sequences, logits[: len(sequences)])
     num_scored = min(SCORED_TOKENS_PER_STEP, rows_at_once(vocab_size))
-    token_logprobs(logits[-num_scored:], [0] * num_scored, [1] * num_scored)
+    token_logprobs(logits, range(num_scored), [0] * num_scored, [1] * num_scored)
 
 
 @torch.inference_mode()

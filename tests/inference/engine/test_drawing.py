@@ -48,7 +48,7 @@ def drawer_of(request: pytest.FixtureRequest, native_cache_dir: Path) -> DrawerO
         case "triton" if torch.cuda.is_available():
             pytest.skip("not interpreted")
         case "triton":
-            return lambda vocab_size: drawing.TritonDrawer(torch.device("cpu"))
+            return lambda vocab_size: drawing.TritonDrawer()
     made = functools.partial(empty_decoder, library(native_cache_dir))
     return functools.cache(lambda vocab_size: drawing.NativeDrawer(made(vocab_size)))
 
@@ -83,10 +83,7 @@ def kept_distribution(scores: torch.Tensor, params: SamplingParams) -> torch.Ten
 
 
 def draw_all(drawer: drawing.Drawer, scores: torch.Tensor, draws: list[drawing.Draw]) -> list[int]:
-    num_candidates = 1 if drawer.is_exact else scores.shape[-1]
-    token_ids, is_short = drawer.draw(scores, draws, num_candidates)
-    assert not is_short.any()
-    return token_ids.tolist()  # type: ignore[no-any-return]
+    return drawer.draw(scores, draws).tolist()  # type: ignore[no-any-return]
 
 
 @against_sorting
@@ -202,9 +199,7 @@ class Wrong(drawing.TorchDrawer):
         super().__init__()
         self._error, self._others = error, others
 
-    def draw(
-        self, scores: torch.Tensor, draws: Ordered[drawing.Draw], num_candidates: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def draw(self, scores: torch.Tensor, draws: Ordered[drawing.Draw]) -> torch.Tensor:
         wrong = [
             replace(
                 draw,
@@ -214,8 +209,7 @@ class Wrong(drawing.TorchDrawer):
             for draw in draws
         ]
         noise = torch.randn(scores.shape, generator=torch.Generator().manual_seed(1)) * 1e-6
-        token_ids, is_short = super().draw(scores + noise, wrong, num_candidates)
-        return token_ids + (self._error == "its neighbour"), is_short
+        return super().draw(scores + noise, wrong) + (self._error == "its neighbour")
 
     def likeliest(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if self._error == "the last of equals":
@@ -251,7 +245,7 @@ def test_what_fails_there_leaves_torch(monkeypatch: pytest.MonkeyPatch, reason: 
     assert type(drawer) is drawing.TorchDrawer
     assert words == f"torch drawing (Triton: {reason})"
     drawer, words = drawing.choose_drawer(tiny_model(CPU))
-    assert type(drawer) is drawing.TorchDrawer and not drawer.is_exact
+    assert type(drawer) is drawing.TorchDrawer
     assert words == "", "on a CPU nothing is tried"
 
 
@@ -281,12 +275,12 @@ def test_pieces_are_drawn_and_forbidden_as_the_whole(
     monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
     draws = [drawing.Draw(row, params, 0.05 + 0.08 * row) for row, params in enumerate(PARAMS)]
-    whole, are_short = drawing.TorchDrawer().draw(scores(), draws, VOCAB_SIZE)
+    whole = drawing.TorchDrawer().draw(scores(), draws)
     watched = Mock(side_effect=drawing.filter_among)
     monkeypatch.setattr(drawing, "filter_among", watched)
     monkeypatch.setattr(drawing, "MOST_SCORES_AT_ONCE", at_once * VOCAB_SIZE)
-    drawn, short = drawing.TorchDrawer().draw(scores(), draws, VOCAB_SIZE)
-    assert torch.equal(drawn, whole) and torch.equal(short, are_short)
+    drawn = drawing.TorchDrawer().draw(scores(), draws)
+    assert torch.equal(drawn, whole)
     seen = [len(call.args[0]) for call in watched.call_args_list]
     assert max(seen) <= at_once and sum(seen) == NUM_ROWS
     rows = [2, 0, 9, 5, 10]
