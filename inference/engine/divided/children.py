@@ -87,7 +87,66 @@ class ChildProcess:
         self._process.wait()
 
 
-class Child:
+class Link:
+    """One end of a connection between an engine and a process of its model. Any thread may send."""
+
+    def __init__(
+        self,
+        name: str,
+        channel: Channel,
+        decode: Callable[[bytes], Any],
+        on_gone: Callable[[], object],
+        on_message: Callable[[Any], bool] = lambda _: True,
+    ) -> None:
+        """``name``: of the other end, in words. ``on_gone`` is called by the thread that notices
+        that it is gone, ``on_message`` by the reader's, and returns whether the message goes to
+        ``inbox`` as well."""
+        self.name = name
+        self._channel = channel
+        self._decode = decode
+        self._on_gone = on_gone
+        self._on_message = on_message
+        self._sending = threading.Lock()
+        self.is_gone = threading.Event()
+        self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        """The messages since ``start``, then ``None``."""
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Raises ``ChannelError``."""
+        with self._sending:
+            self._channel.send(encode_engine_frame(message))
+
+    def receive(self) -> Any:
+        """``None``: the other end is gone, or sent an invalid frame."""
+        try:
+            while True:
+                message = self._decode(self._channel.receive())
+                if self._on_message(message):
+                    return message
+        except (ChannelError, msgspec.MsgspecError) as error:
+            log.info("the control link of %s: %s", self.name, error)
+            self._note_gone()
+            return None
+
+    def start(self) -> None:
+        name = f"reader-of-{self.name.replace(' ', '-')}"
+        SupervisedThread(self._read, name=name, restarts=False).start()
+
+    def _read(self) -> None:
+        try:
+            while not self.is_gone.is_set():
+                self.inbox.put(self.receive())
+        finally:
+            if not self.is_gone.is_set():  # what cannot be read any more is as good as gone
+                self.inbox.put(None)
+                self._note_gone()
+
+    def _note_gone(self) -> None:
+        self.is_gone.set()
+        self._on_gone()
+
+
+class Child(Link):
     def __init__(
         self,
         name: str,
@@ -97,24 +156,14 @@ class Child:
         on_end: Callable[[Child], None],
         on_message: Callable[[Any], bool] = lambda _: True,
     ) -> None:
-        """``name``: in words. The callbacks are called by the reader's thread; ``on_message``
-        returns whether the message goes to ``received`` as well."""
-        self.name = name
+        super().__init__(name, Channel(end.connection), decode, lambda: on_end(self), on_message)
         self.end = end
-        self.received: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.has_ended = threading.Event()
-        self._decode = decode
-        self._on_end = on_end
-        self._on_message = on_message
-        self._sending = threading.Lock()
-        self._channel = Channel(end.connection)
-        SupervisedThread(self._read, name=name.replace(" ", "-"), restarts=False).start()
+        self.start()
 
     def send(self, message: msgspec.Struct) -> None:
-        """Any thread. Raises ``DeviceFault`` where the child is gone."""
+        """Raises ``DeviceFault`` where the child is gone."""
         try:
-            with self._sending:
-                self._channel.send(encode_engine_frame(message))
+            super().send(message)
         except ChannelClosedError as error:
             raise DeviceFault(self.end_in_words()) from error
 
@@ -128,7 +177,7 @@ class Child:
         room, and ``DeviceFault`` where the child ends before or is silent for ``timeout_s``."""
         while True:
             try:
-                message = self.received.get(timeout=timeout_s)
+                message = self.inbox.get(timeout=timeout_s)
             except queue.Empty:
                 raise DeviceFault(f"{self.name} has sent nothing for {timeout_s:g} s") from None
             match message:
@@ -139,7 +188,7 @@ class Child:
                 case OutOfMemory(message=problem):
                     raise MemoryError(problem)
                 case None:
-                    self.received.put(None)  # for whoever asks again
+                    self.inbox.put(None)  # for whoever asks again
                     raise DeviceFault(self.end_in_words())
                 case answer if isinstance(answer, kind):
                     return answer
@@ -151,19 +200,6 @@ class Child:
 
     def kill(self) -> None:
         self.end.kill()
-
-    def _read(self) -> None:
-        try:
-            while True:
-                message = self._decode(self._channel.receive())
-                if self._on_message(message):
-                    self.received.put(message)
-        except (ChannelError, msgspec.MsgspecError) as error:
-            log.info("%s: %s", self.name, error)
-        finally:  # a child that cannot be read any more is as good as gone
-            self.has_ended.set()
-            self.received.put(None)
-            self._on_end(self)
 
 
 def start_process(module: str, fds: Sequence[tuple[str, int]]) -> subprocess.Popen[bytes]:
@@ -205,52 +241,17 @@ def _die_with_parent(parent_pid: int) -> None:
         sys.exit(1)
 
 
-class ParentLink:
-    """Any thread may send."""
-
+class ParentLink(Link):
     def __init__(
         self, channel: Channel, decode: Callable[[bytes], Any], on_gone: Callable[[], object]
     ) -> None:
-        """``on_gone`` is called by the thread that notices that the engine is gone."""
-        self._channel = channel
-        self._decode = decode
-        self._on_gone = on_gone
-        self._sending = threading.Lock()
-        self.is_gone = threading.Event()
-        self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        """The messages since ``start``, then ``None``."""
+        super().__init__("the engine", channel, decode, on_gone)
 
     def send(self, message: msgspec.Struct) -> None:
         try:
-            with self._sending:
-                self._channel.send(encode_engine_frame(message))
+            super().send(message)
         except ChannelError:
             self._note_gone()
-
-    def receive(self) -> Any:
-        """``None``: the engine is gone, or sent an invalid frame."""
-        try:
-            return self._decode(self._channel.receive())
-        except (ChannelError, msgspec.MsgspecError) as error:
-            log.info("the engine's control link: %s", error)
-            self._note_gone()
-            return None
-
-    def start(self) -> None:
-        SupervisedThread(
-            self._read,
-            name="engine-reader",
-            restarts=False,
-            on_broken=lambda _: os._exit(EngineExit.FAILED),
-        ).start()
-
-    def _read(self) -> None:
-        while not self.is_gone.is_set():
-            self.inbox.put(self.receive())
-
-    def _note_gone(self) -> None:
-        self.is_gone.set()
-        self._on_gone()
 
 
 class Children:

@@ -294,7 +294,7 @@ class StageProcesses(Children):
 
     def _note_rows_end(self, error: ChannelError) -> None:
         """Waits, because a stage whose own socket closes too is reported with how it ended."""
-        self.all[-1].has_ended.wait(ROWS_END_S)
+        self.all[-1].is_gone.wait(ROWS_END_S)
         self.lose(DeviceFault(f"the rows of the last stage: {error}"))
 
     def _watch_silence(self) -> None:
