@@ -18,7 +18,6 @@ from inference.engine.adapters import Adapters
 from inference.engine.divided.built_stages import (
     later_stages,
     open_later,
-    settle_stages,
     weights_in_words,
     with_stages,
 )
@@ -291,7 +290,6 @@ def _report(
     if built.ranked is not None:
         return with_ranks(report, built.ranked, plan.cache_bytes)
     if staged is not None:
-        settle_stages(staged, trial, plan)
         return with_stages(report, staged, trial, plan)
     return report
 
