@@ -165,8 +165,8 @@ def build_pair(name: str, path: str, cache_dir: Path, kv_format: KVFormat = "fp3
 def drafts_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else how many there are would follow from this machine's times."""
 
-    def longest(_num_rows: int, candidates: Any, _costs: Any, _most_rows: int) -> int:
-        return max((length for length, _ in candidates), default=0)
+    def longest(_num_rows: int, candidates: Any, _costs: Any) -> tuple[int, float]:
+        return max((length for length, _ in candidates), default=0), 2.0
 
     for module in (draft_model, prompt_lookup):
         monkeypatch.setattr(module, "best_length", longest)
