@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, wait
 from typing import Protocol
 
 from inference.engine.adapters import Adapters
@@ -269,10 +270,11 @@ class Engine:
         self.scheduler.end_many(ended)
 
     def _wait(self) -> None:
-        if self._prefix_disk is not None and self._prefix_disk.wait(COMPILE_WAIT_S):
-            return
-        if not self._adapters.wait(COMPILE_WAIT_S):
-            self._pending_grammars.wait(COMPILE_WAIT_S)
+        futures = [*self._adapters.futures, *self._pending_grammars.futures]
+        if self._prefix_disk is not None:
+            futures += self._prefix_disk.futures
+        if futures:
+            wait(futures, COMPILE_WAIT_S, FIRST_COMPLETED)
 
     def _take_grammars_and_adapters(self) -> None:
         if self._pending_grammars.pending:

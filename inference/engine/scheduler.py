@@ -23,7 +23,6 @@ from types import MappingProxyType
 from inference.engine.adapters import Adapters
 from inference.engine.errors import IntegrityError
 from inference.engine.kv_cache import KVCache
-from inference.engine.prompt_images import image_problem
 from inference.engine.sequence import Sequence, SequenceState
 from inference.engine.speculation.speculator import Speculator
 from inference.engine.step import AcceptedDrafts, PrefillChunk, Schedule, end_of_chunk
@@ -45,10 +44,10 @@ def command_problem(
     """Returns code and message for the client where the sequence is refused."""
     problem = _prompt_problem(command.token_ids, limits)
     problem = problem or _token_id_problem(command, limits.vocab_size)
-    if problem is None and command.images:
-        problem = image_problem(command.images, command.token_ids, limits.vision)
     if problem is not None:
         return problem
+    if command.images and limits.vision is None:
+        return "vision_unsupported", "this model reads text only"
     if command.adapter is not None and (reason := adapters.problem()) is not None:
         return "model_load_failed", reason
     if scheduler.is_full:

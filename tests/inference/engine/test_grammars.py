@@ -119,7 +119,7 @@ LETTERS = "/[abc]+/"
 def test_what_a_grammar_lets_through(
     compiler: GrammarCompiler, rule: str, params: dict[str, Any], best: Any, wanted: Any, state: str
 ) -> None:
-    sampler, sequence = Sampler(VOCAB_SIZE), bound(compiler, lark(rule), **params)
+    sampler, sequence = Sampler(), bound(compiler, lark(rule), **params)
     found = [follow(sampler, sequence, *ids) for ids in best]
     assert wanted is None or [sampled.token_ids[0] for sampled in found] == wanted
     states = [
@@ -144,7 +144,7 @@ def test_greedy_takes_the_likeliest_allowed_token(
     plain, drawn = sequence_of([1], temperature=0.0), sequence_of([1], seed=1)
     stuck = bound(compiler, lark('"\u00e9"'))  # the vocabulary has no byte beyond ASCII
     rows = [plain, sequence, drawn, bound(compiler, lark("/a/")), stuck]
-    sampled = Sampler(VOCAB_SIZE).sample(rows, logits.expand(5, -1))
+    sampled = Sampler().sample(rows, logits.expand(5, -1))
     greedy, bound_id, _, only, _ = sampled.token_ids
     assert (greedy, bound_id, only) == (int(logits.argmax()), int(scores.argmax()), A)
     assert sampled.complete >= {3} and set(sampled.broken) == {4}
@@ -193,7 +193,7 @@ def test_tokenizers_and_grammars_that_cannot_be_read(
     both = GrammarCompiler(ascii_tokenizer_file, VOCAB_SIZE, (END_ID, OTHER_END_ID))
     for stops, expected in [([END_ID, OTHER_END_ID], OTHER_END_ID), ([END_ID], END_ID)]:
         sequence = bound(both, lark("/a*/"), stop_token_ids=stops)
-        assert follow(Sampler(VOCAB_SIZE), sequence, OTHER_END_ID, END_ID).token_ids == [expected]
+        assert follow(Sampler(), sequence, OTHER_END_ID, END_ID).token_ids == [expected]
         both.forget_tokenizer()  # so the second time it is read again
     words = {f"word{index}": index for index in range(VOCAB_SIZE)}
     Tokenizer(WordLevel(words, unk_token="word0")).save(str(tmp_path / "words.json"))
@@ -269,16 +269,15 @@ def test_others_run_while_a_grammar_is_compiled(llama: Any, compiler: GrammarCom
         ('{"grammars": [{"json_schema": {"type": "nothing"}}]}', "compiler", "", "nothing"),
         (lark('"ab" "\u00e9"'), "compiler", "ab", ""),  # no token can continue it
         ("secret", "breaks", "", ""),
-        ("secret", None, "", ""),
     ],
 )
 def test_a_grammar_that_cannot_be_followed_fails_its_sequence(
-    llama: Any, compiler: GrammarCompiler, text: str, grammars: str | None, answer: str, words: str
+    llama: Any, compiler: GrammarCompiler, text: str, grammars: str, answer: str, words: str
 ) -> None:
     broken: Future[CompiledGrammar] = Future()
     broken.set_exception(RuntimeError(text))
     sources = {"compiler": compiler, "breaks": SimpleNamespace(compile=lambda text: broken)}
-    engine = llama.engine(prefill_tokens=64, grammars=sources.get(grammars or ""))
+    engine = llama.engine(prefill_tokens=64, grammars=sources[grammars])
     ask(engine, "bad", Grammar(text=text))
     ask(engine, "good", None, max_tokens=3)
     answers = run(engine)
