@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, wait
-from typing import Protocol
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import Any, Protocol
 
 from inference.engine.adapters import Adapters
-from inference.engine.errors import StepFault
+from inference.engine.errors import NumericalFault, StepFault
 from inference.engine.faults import (
     NumericalWatch,
     Outcome,
@@ -253,24 +253,22 @@ class Engine:
                 self._fail(sequence, fault.code, fault.client_message)
         self._numerical_watch.record(
             num_rows=sum(len(sampled.token_ids) for _, sampled in outcome.done),
-            num_failed=sum(len(sampled.failed) for _, sampled in outcome.done),
+            num_failed=sum(sampled.num_failed for _, sampled in outcome.done),
         )
 
     def _emit(self, schedule: Schedule, sampled: Sampled) -> None:
         ended, failed = emit_step(schedule, sampled, self._outputs, self._step_end_s)
         for sequence in ended:
             self._forget(sequence)
-        for row, sequence in failed:
-            if row in sampled.failed:
+        for sequence, end in failed:
+            if end.code == NumericalFault.code:
                 self.scheduler.kv_cache.invalidate_prefix(sequence)
-            failure = sampled.failure(row)
-            assert failure is not None
-            self._fail(sequence, *failure, num_unusable_tokens=1)
+            self._fail(sequence, end.code, end.message, num_unusable_tokens=1)
             ended.append(sequence)
         self.scheduler.end_many(ended)
 
     def _wait(self) -> None:
-        futures = [*self._adapters.futures, *self._pending_grammars.futures]
+        futures: list[Future[Any]] = [*self._adapters.futures, *self._pending_grammars.futures]
         if self._prefix_disk is not None:
             futures += self._prefix_disk.futures
         if futures:

@@ -153,18 +153,10 @@ def _take(
     token_id = verified.token_ids[index] = found.token_ids[row]
     if (logprob := found.logprobs.get(row)) is not None:
         verified.logprobs[index] = logprob
-    if row in found.failed:
-        verified.failed[index] = found.failed[row]
-    elif row in found.broken:
-        verified.broken[index] = found.broken[row]
-    elif row in found.ended:
-        verified.ended.add(index)
-    elif row in found.complete:
-        verified.complete.add(index)
-    else:
-        is_stop = token_id in sequence.stop_ids
-        return not is_stop and depth < len(draft) and token_id == draft[depth]
-    return False
+    if (end := found.ends.get(row)) is not None:
+        verified.ends[index] = end
+        return False
+    return token_id not in sequence.stop_ids and depth < len(draft) and token_id == draft[depth]
 
 
 def _is_plain(sequence: Sequence) -> bool:

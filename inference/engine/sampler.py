@@ -17,7 +17,6 @@ import torch
 
 from inference.engine.drawing import Draw, Drawer, TorchDrawer, row_pieces
 from inference.engine.logits_processors import (
-    MaskedRows,
     ThinkingBudget,
     TokenCounts,
     add_bias,
@@ -29,7 +28,7 @@ from inference.engine.logits_processors import (
     needs_sampler,
 )
 from inference.engine.sequence import Sequence
-from inference.engine.step import PrefillChunk, Sampled
+from inference.engine.step import PrefillChunk, RowEnd, Sampled
 from inference.models.step_input import HostCopy, on_device, read_back, rows_of
 from inference.protocol.engine import TokenLogprob
 
@@ -41,7 +40,7 @@ NUM_RANDOM_BITS = 24
 class _SampledRows:
     rows: list[int]
     """Row indices into the step's logits."""
-    masked: MaskedRows
+    ends: dict[int, RowEnd]
     token_ids: torch.Tensor
     """(num_rows,) int64."""
 
@@ -97,25 +96,24 @@ class Sampler:
     def read(self, unread: SampledTokens) -> Sampled:
         sequences, logits, greedy = unread.sequences, unread.logits, unread.greedy
         are_finite, token_ids, chosen_ids = unread.host_copy.values()
-        failed = {
-            row: int(logits[row].isfinite().logical_not().sum())
+        ends = {
+            row: RowEnd.of_numbers(int(logits[row].isfinite().logical_not().sum()))
             for row, is_finite in enumerate(are_finite)
             if not is_finite
         }
-        masked = MaskedRows()
-        self._settle(sequences, unread.choice, chosen_ids, token_ids, masked, failed)
+        self._settle(sequences, unread.choice, chosen_ids, token_ids, ends)
         refused = [
             row
             for row, sequence in enumerate(sequences)
-            if row not in failed and is_refused(token_ids[row], sequence)
+            if row not in ends and is_refused(token_ids[row], sequence)
         ]
         if refused:
             choice = self._choose(sequences, logits, greedy, refused, unread.num_ahead)
             (chosen_ids,) = read_back([choice.token_ids])
-            self._settle(sequences, choice, chosen_ids, token_ids, masked, failed)
-        logprobs = self.logprobs(sequences, logits, token_ids, failed)
-        complete = self._follow(sequences, token_ids, masked)
-        return Sampled(token_ids, failed, logprobs, complete, masked.ended, masked.broken)
+            self._settle(sequences, choice, chosen_ids, token_ids, ends)
+        logprobs = self.logprobs(sequences, logits, token_ids, ends)
+        self._follow(sequences, token_ids, ends)
+        return Sampled(token_ids, ends, logprobs)
 
     def forget(self, sequence: Sequence) -> None:
         self._random.pop(sequence.sequence_id, None)
@@ -137,13 +135,14 @@ class Sampler:
     ) -> _SampledRows:
         """``greedy``: each row's likeliest token id."""
         if not rows:
-            return _SampledRows(rows, MaskedRows(), greedy[:0])
+            return _SampledRows(rows, {}, greedy[:0])
         chosen = [sequences[row] for row in rows]
-        scores, places, masked = logits, rows, MaskedRows()
+        scores, places = logits, rows
+        ends: dict[int, RowEnd] = {}
         if any(map(is_adjusted, chosen)):
             scores = logits.clone() if len(rows) == len(logits) else rows_of(logits, rows)
             places = list(range(len(rows)))
-            masked = self._adjust(scores, chosen)
+            ends = {rows[i]: end for i, end in self._adjust(scores, chosen).items()}
             token_ids = self._drawer.likeliest(scores)[0]
         else:
             token_ids = greedy.index_select(0, on_device(rows, torch.int64, greedy.device))
@@ -155,14 +154,14 @@ class Sampler:
             ]
             where = on_device(drawn, torch.int64, token_ids.device)
             token_ids = token_ids.index_copy(0, where, self._drawer.draw(scores, draws))
-        return _SampledRows(rows, masked, token_ids)
+        return _SampledRows(rows, ends, token_ids)
 
-    def _adjust(self, scores: torch.Tensor, sequences: list[Sequence]) -> MaskedRows:
+    def _adjust(self, scores: torch.Tensor, sequences: list[Sequence]) -> dict[int, RowEnd]:
         self._counts.penalize(scores, sequences)
         add_bias(scores, sequences)
-        masked = apply_masks(scores, sequences, self._drawer)
+        ends = apply_masks(scores, sequences, self._drawer)
         forbid_early_stops(scores, sequences)
-        return masked
+        return ends
 
     def _settle(
         self,
@@ -170,16 +169,14 @@ class Sampler:
         choice: _SampledRows,
         chosen_ids: list[int],
         token_ids: list[int],
-        masked: MaskedRows,
-        failed: Collection[int],
+        ends: dict[int, RowEnd],
     ) -> None:
+        for row, end in choice.ends.items():
+            ends.setdefault(row, end)
         for row, token_id in zip(choice.rows, chosen_ids, strict=True):
-            if row not in failed:
+            if row not in ends:
                 forced = self._forced_token(sequences[row])
                 token_ids[row] = token_id if forced is None else forced
-        found = choice.masked.at_rows(choice.rows)
-        masked.ended.update(found.ended)
-        masked.broken.update(found.broken)
 
     def _forced_token(self, sequence: Sequence) -> int | None:
         """An active grammar decides the next token itself."""
@@ -190,24 +187,22 @@ class Sampler:
         return self._thinking_of(sequence).forced_token
 
     def _follow(
-        self, sequences: list[Sequence], token_ids: list[int], masked: MaskedRows
-    ) -> set[int]:
-        """Returns rows whose grammar is complete; adds violating ones to ``masked``."""
-        complete: set[int] = set()
+        self, sequences: list[Sequence], token_ids: list[int], ends: dict[int, RowEnd]
+    ) -> None:
+        """Adds rows whose grammar is complete or was violated to ``ends``."""
         self._counts.add(sequences, token_ids)
         for row, (sequence, token_id) in enumerate(zip(sequences, token_ids, strict=True)):
             if sequence.params.thinking_limit is not None:
                 self._thinking_of(sequence).advance(token_id)
             state = sequence.grammar
-            if state is None or row in masked.ended or row in masked.broken:
+            if state is None or row in ends:
                 continue
             if token_id not in sequence.stop_ids:
                 state.advance(token_id)
                 if (problem := state.problem) is not None:
-                    masked.broken[row] = problem
+                    ends[row] = RowEnd.of_grammar(problem)
                 elif state.is_complete:
-                    complete.add(row)
-        return complete
+                    ends[row] = RowEnd(has_token=True)
 
     def _thinking_of(self, sequence: Sequence) -> ThinkingBudget:
         budget = self._thinking.get(sequence.sequence_id)
@@ -228,12 +223,12 @@ class Sampler:
         sequences: list[Sequence],
         logits: torch.Tensor,
         token_ids: list[int],
-        failed: Collection[int],
+        ends: Collection[int],
     ) -> dict[int, TokenLogprob]:
         rows = [
             row
             for row, sequence in enumerate(sequences)
-            if sequence.params.top_logprobs is not None and row not in failed
+            if sequence.params.top_logprobs is not None and row not in ends
         ]
         if not rows:
             return {}
@@ -266,7 +261,7 @@ class RandomStream:
 
 def token_logprobs(
     logits: torch.Tensor,
-    rows: Ordered[int],
+    rows: list[int],
     token_ids: Ordered[int],
     num_top: Ordered[int],
     *,
@@ -306,7 +301,7 @@ def prompt_logprobs(
         successors = sequence.token_ids[scored.start + 1 : scored.stop + 1]
         num_top = [sequence.params.prompt_logprobs or 0] * len(scored)
         found[sequence.sequence_id] = token_logprobs(
-            logits, range(first_row, end_row), successors, num_top, ranks=True
+            logits, list(range(first_row, end_row)), successors, num_top, ranks=True
         )
         first_row = end_row
     return found

@@ -204,7 +204,7 @@ def run_largest_sampling(model: AnyModel, drawer: Drawer, limits: SchedulerLimit
     sequences = [_sequence(row, row < num_drawn) for row in range(limits.max_running)]
     Sampler(drawer).sample(sequences, logits[: len(sequences)])
     num_scored = min(SCORED_TOKENS_PER_STEP, rows_at_once(vocab_size))
-    token_logprobs(logits, range(num_scored), [0] * num_scored, [1] * num_scored)
+    token_logprobs(logits, list(range(num_scored)), [0] * num_scored, [1] * num_scored)
 
 
 @torch.inference_mode()

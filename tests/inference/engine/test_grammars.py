@@ -24,7 +24,7 @@ from inference.engine.grammars import CompiledGrammar, GrammarCompiler
 from inference.engine.logits_processors import ThinkingBudget, apply_masks
 from inference.engine.sampler import Sampler
 from inference.engine.sequence import Sequence
-from inference.engine.step import Sampled
+from inference.engine.step import RowEnd, Sampled
 from inference.protocol.engine import CancelSequence, Grammar, SequenceCancelled, ThinkingLimit
 from tests.cases import each_case
 from tests.inference.engine.conftest import run, sequence_of, submit
@@ -122,11 +122,9 @@ def test_what_a_grammar_lets_through(
     sampler, sequence = Sampler(), bound(compiler, lark(rule), **params)
     found = [follow(sampler, sequence, *ids) for ids in best]
     assert wanted is None or [sampled.token_ids[0] for sampled in found] == wanted
-    states = [
-        [name for name in ("complete", "ended", "broken") if getattr(sampled, name)]
-        for sampled in found
-    ]
-    assert states == [[]] * (len(best) - 1) + [[state] if state else []]
+    *before, last = (sampled.ends for sampled in found)
+    ends = {"": {}, "complete": {0: RowEnd(has_token=True)}, "ended": {0: RowEnd()}}
+    assert before == [{}] * len(before) and last == ends[state]
 
 
 @given(seed=st.integers(0, 10_000), length=st.integers(0, 28))
@@ -147,7 +145,8 @@ def test_greedy_takes_the_likeliest_allowed_token(
     sampled = Sampler().sample(rows, logits.expand(5, -1))
     greedy, bound_id, _, only, _ = sampled.token_ids
     assert (greedy, bound_id, only) == (int(logits.argmax()), int(scores.argmax()), A)
-    assert sampled.complete >= {3} and set(sampled.broken) == {4}
+    assert sampled.ends[3] == RowEnd(has_token=True)
+    assert [row for row, end in sampled.ends.items() if end.code] == [4]
 
 
 def test_the_token_that_a_thinking_budget_forces() -> None:

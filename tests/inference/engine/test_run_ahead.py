@@ -19,7 +19,7 @@ from inference.engine.kv_cache import KVCache
 from inference.engine.run_ahead import RunAhead, StepGroups
 from inference.engine.scheduler import EngineLimits, Scheduler
 from inference.engine.sequence import Sequence
-from inference.engine.step import Sampled, Schedule
+from inference.engine.step import RowEnd, Sampled, Schedule
 from inference.engine.waiting_queue import SchedulerLimits
 from inference.protocol.engine import CancelSequence
 from tests.cases import each_case
@@ -88,7 +88,9 @@ class FakeDevice:
             first.token_ids = first.compute()
             self.now_s += self.step_s
         rows = enumerate(step.schedule.sampled)
-        failed = {row: 1 for row, one in rows if one.sequence_id in self.not_numbers}
+        failed = {
+            row: RowEnd.of_numbers(1) for row, one in rows if one.sequence_id in self.not_numbers
+        }
         return Sampled(list(step.token_ids), failed, {})
 
     def is_settled(self, sequence: Sequence) -> bool:

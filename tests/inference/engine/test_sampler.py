@@ -112,7 +112,7 @@ def test_temperatures_that_scores_cannot_be_divided_by_are_greedy(temperature: f
     params = {"temperature": temperature, "seed": 1}
     for sequence in (sequence_of([1], **params), sequence_of([1], **params, logit_bias={3: 1.0})):
         sampled = Sampler().sample([sequence], logits)
-        assert (sampled.token_ids, sampled.failed) == ([VOCAB_SIZE - 1], {})
+        assert (sampled.token_ids, sampled.ends) == ([VOCAB_SIZE - 1], {})
 
 
 def test_rows_that_are_not_numbers_fail_alone() -> None:
@@ -121,9 +121,9 @@ def test_rows_that_are_not_numbers_fail_alone() -> None:
     logits[1, 7:9] = math.inf
     rows = [sequence_of([1], temperature=0.0), sequence_of([1]), sequence_of([1], top_logprobs=1)]
     sampled = Sampler().sample(rows, logits)
-    assert sampled.failed == {1: 3}
-    code, message = sampled.failure(1) or ("", "")
-    assert code == "numerical_error" and "3 logits are not finite" in message
+    assert [*sampled.ends] == [1] and sampled.num_failed == 1
+    assert sampled.ends[1].code == "numerical_error"
+    assert "3 logits are not finite" in sampled.ends[1].message
     assert set(sampled.logprobs) == {2}
 
 
