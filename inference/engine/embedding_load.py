@@ -14,6 +14,7 @@ from inference.engine.embedding_engine import (
 )
 from inference.engine.errors import DoesNotFitError, StepFault, WarmupError
 from inference.engine.faults import recover
+from inference.engine.load.trial import report_step
 from inference.engine.waiting_queue import SchedulerLimits
 from inference.loading.embedding_loader import OpenedEmbeddingModel
 from inference.loading.progress import OnProgress
@@ -94,9 +95,7 @@ def _warm_up(
 ) -> None:
     num_tokens = min(WARMUP_TOKENS, opened.config.max_input_tokens)
     for done in range(WARMUP_STEPS):
-        on_progress(
-            LoadProgress(stage=LoadStage.WARMUP, done=done, total=WARMUP_STEPS, unit="steps")
-        )
+        report_step(on_progress, done, WARMUP_STEPS)
         prompt = [index % opened.config.vocab_size for index in range(num_tokens)]
         engine.submit(EmbedSequences(sequence_id=f"warm-up-{done}", prompts=[prompt]))
         for output in engine.step().outputs:

@@ -22,7 +22,7 @@ from inference.engine.faults import is_out_of_memory
 from inference.engine.grammars import GrammarCompiler
 from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS, KVCache
 from inference.engine.load.kv_memory import wanted_slots
-from inference.engine.load.trial import TRIAL_STEPS
+from inference.engine.load.trial import TRIAL_STEPS, report_step
 from inference.engine.model_runner import ImageProcessor, ImageRows, ModelRunner
 from inference.engine.prefix_disk import PrefixDisk
 from inference.engine.prefix_files import PrefixFiles
@@ -49,7 +49,6 @@ from inference.models.vision_config import KEPT_ROWS_BYTES
 from inference.protocol.engine import SamplingParams, SequenceFailed, SubmitSequence
 from inference.protocol.load import AdapterSpec, LoadSpec
 from inference.protocol.load_errors import LoadError
-from inference.protocol.load_report import LoadProgress, LoadStage
 from inference.supervised_threads import SupervisedPool
 
 PREDICTED = "multi-token prediction"
@@ -175,15 +174,8 @@ def warm_up(
 ) -> None:
     """Raises ``WarmupError`` and ``DoesNotFitError``."""
     for done, concurrency in enumerate(concurrencies, start=TRIAL_STEPS):
-        on_progress(
-            LoadProgress(
-                stage=LoadStage.WARMUP,
-                done=done,
-                total=TRIAL_STEPS + len(concurrencies),
-                unit="steps",
-                detail=f"{concurrency} at once",
-            )
-        )
+        total = TRIAL_STEPS + len(concurrencies)
+        report_step(on_progress, done, total, f"{concurrency} at once")
         for index in range(concurrency):
             engine.submit(
                 SubmitSequence(

@@ -25,7 +25,7 @@ from inference.engine.load.build import first_concurrencies
 from inference.engine.load.kv_memory import SHORTEST_USEFUL_CONTEXT, positions_of_part
 from inference.engine.load.memory_use import HostGauge
 from inference.engine.load.quality import quality_in_words
-from inference.engine.load.trial import TRIAL_STEPS, Trial, run_largest_steps, try_out
+from inference.engine.load.trial import TRIAL_STEPS, Trial, report_step, run_largest_steps, try_out
 from inference.engine.speculation.prompt_lookup import LookupSpeculator
 from inference.engine.speculation.speculator import (
     DEFAULT_DRAFT_TOKENS,
@@ -51,7 +51,6 @@ from inference.models.kv_format import kv_bytes_per_block
 from inference.models.registry import build_fastest_model, build_predictor
 from inference.protocol.load import LoadSpec, draft_spec
 from inference.protocol.load_errors import BadSourceError, UnknownArchitectureError
-from inference.protocol.load_report import LoadProgress, LoadStage
 
 NO_PREDICTOR = "the model's files bring no layer of multi-token prediction that is known"
 
@@ -126,11 +125,7 @@ def build_model(
 
     def measured(done: int) -> None:
         total = TRIAL_STEPS + len(first_concurrencies(model))
-        on_progress(
-            LoadProgress(
-                stage=LoadStage.WARMUP, done=done, total=total, unit="steps", detail="measuring"
-            )
-        )
+        report_step(on_progress, done, total, "measuring")
 
     measured(0)
     limits = SchedulerLimits.of(spec, PREFILL_TOKENS_PER_STEP[model.device.type])

@@ -28,6 +28,7 @@ from inference.engine.step import SMALLEST_CHUNK
 from inference.engine.waiting_queue import SchedulerLimits
 from inference.loading.devices import earlier_loads_on
 from inference.loading.embedding_loader import OpenedEmbeddingModel
+from inference.loading.progress import OnProgress
 from inference.models.backend import AnyDevice, AnyModel
 from inference.models.kv_format import cache_layout, kv_bytes_per_token
 from inference.models.layers.attention import MOST_GATHERED_BYTES
@@ -35,7 +36,7 @@ from inference.models.step_input import EMPTY_STATE, LONE_STATE, NUM_LONE_STATES
 from inference.models.vision_config import VisionConfig
 from inference.protocol.engine import SamplingParams
 from inference.protocol.load import LoadSpec, PrefillSpeed
-from inference.protocol.load_report import LoadReport
+from inference.protocol.load_report import LoadProgress, LoadReport, LoadStage
 
 TRIAL_STEPS = 3
 """The largest steps, the largest sampling and prompts; a load's progress counts them."""
@@ -51,6 +52,12 @@ DRAWN = SamplingParams(
     max_tokens=1, temperature=1.0, top_p=0.99, seed=0, logit_bias={0: 1.0}, top_logprobs=1
 )
 """Draws from equal scores: the nucleus is wider than what a drawer looks at first."""
+
+
+def report_step(on_progress: OnProgress, done: int, total: int, detail: str = "") -> None:
+    on_progress(
+        LoadProgress(stage=LoadStage.WARMUP, done=done, total=total, unit="steps", detail=detail)
+    )
 
 
 @dataclass(frozen=True, slots=True)
