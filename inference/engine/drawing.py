@@ -7,16 +7,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from inference.models.backend import AnyModel, BackendSampler
 from inference.models.cuda.setup import WrongResultError
-from inference.models.native.structs import Draw as NativeDraw
+from inference.models.native.structs import Draw
 from inference.models.step_input import column, on_device, rows_of
 from inference.protocol.engine import SamplingParams
 
@@ -26,33 +24,13 @@ TOP_CANDIDATES = 1024
 """Enough to hold the nucleus of most distributions: cheaper to find than to sort a vocabulary."""
 MOST_SCORES_AT_ONCE = 2**23
 """32 MiB of float32: intermediate results take several times as much."""
-Bits = npt.NDArray[np.uint8]
+Drawer: TypeAlias = BackendSampler
+"""``draw`` returns an arbitrary token where scores are NaN."""
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
-    row: int
-    params: SamplingParams
-    uniform: float
-    """A random number in [0, 1)."""
-
-
-class Drawer(Protocol):
-    def likeliest(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Each row's first token with the largest score, (num_rows,) int64; and whether its scores
-        are numbers and the largest is finite, bool: where not, the token means nothing."""
-        ...
-
-    def forbid(self, scores: torch.Tensor, rows: list[int], bits: Bits) -> None:
-        """Sets the scores of tokens whose bit, (num_rows, bytes of a vocabulary's bits or more), is
-        not set, least significant first, to minus infinity. ``scores`` (_, vocab_size) float32,
-        contiguous, in place."""
-        ...
-
-    def draw(self, scores: torch.Tensor, draws: Ordered[Draw]) -> torch.Tensor:
-        """A token id for each draw, (num_draws,) int64, an arbitrary one where scores are NaN.
-        ``scores`` (num_rows, vocab_size) float32, read only."""
-        ...
+def draw_of(row: int, params: SamplingParams, uniform: float) -> Draw:
+    """``uniform``: a random number in [0, 1)."""
+    return Draw(row, params.top_k, params.temperature, params.top_p, params.min_p, uniform)
 
 
 class TorchDrawer:
@@ -69,12 +47,12 @@ class TorchDrawer:
             largest, token_ids = scores.max(dim=-1)
         return token_ids, torch.isfinite(largest)
 
-    def forbid(self, scores: torch.Tensor, rows: list[int], bits: Bits) -> None:
+    def forbid(self, scores: torch.Tensor, rows: Ordered[int], bits: torch.Tensor) -> None:
         """Looks the bits up a byte at a time: ten times as fast as shifting them and filling."""
         if self._biases is None:
             self._biases = byte_biases().to(scores.device)
         bytes_there = on_device(bits, torch.uint8, scores.device)
-        where = on_device(rows, torch.int64, scores.device)
+        where = on_device(list(rows), torch.int64, scores.device)
         for piece in row_pieces(len(rows), scores.shape[-1]):
             places = bytes_there[piece].flatten().int()
             bias = self._biases.index_select(0, places).view(-1, 8 * bits.shape[1])
@@ -97,11 +75,11 @@ class TorchDrawer:
     def _draw(
         self, scores: torch.Tensor, draws: Ordered[Draw], num_candidates: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        device, params = scores.device, [draw.params for draw in draws]
+        device = scores.device
         scaled = rows_of(scores, [draw.row for draw in draws])
-        scaled = scaled / column([p.temperature for p in params], device)
+        scaled = scaled / column([draw.temperature for draw in draws], device)
         probabilities = torch.softmax(scaled, dim=-1)
-        probabilities, is_short = filter_among(probabilities, params, num_candidates)
+        probabilities, is_short = filter_among(probabilities, draws, num_candidates)
         cumulative = probabilities.cumsum(dim=-1)
         total = cumulative[:, -1:]
         # A uniform number below 1 times the total can round up to the total, past the last token.
@@ -114,25 +92,6 @@ class TorchDrawer:
         return drawn.clamp_max(scores.shape[-1] - 1), is_short
 
 
-class NativeDrawer:
-    def __init__(self, sampler: BackendSampler) -> None:
-        self._sampler = sampler
-
-    def likeliest(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._sampler.likeliest(scores)
-
-    def forbid(self, scores: torch.Tensor, rows: list[int], bits: Bits) -> None:
-        self._sampler.forbid(scores, rows, torch.from_numpy(bits))
-
-    def draw(self, scores: torch.Tensor, draws: Ordered[Draw]) -> torch.Tensor:
-        native = [
-            NativeDraw(draw.row, p.top_k, p.temperature, p.top_p, p.min_p, draw.uniform)
-            for draw in draws
-            for p in (draw.params,)
-        ]
-        return self._sampler.draw(scores, native)
-
-
 class TritonDrawer:
     def __init__(self) -> None:
         from inference.models.cuda import drawing as kernels
@@ -143,14 +102,12 @@ class TritonDrawer:
     def likeliest(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self._kernels.find_likeliest(scores)
 
-    def forbid(self, scores: torch.Tensor, rows: list[int], bits: Bits) -> None:
+    def forbid(self, scores: torch.Tensor, rows: Ordered[int], bits: torch.Tensor) -> None:
         self._torch.forbid(scores, rows, bits)
 
     def draw(self, scores: torch.Tensor, draws: Ordered[Draw]) -> torch.Tensor:
-        integers = np.array([(draw.row, draw.params.top_k) for draw in draws])
-        floats = np.array(
-            [(p.temperature, p.top_p, p.min_p, d.uniform) for d in draws for p in (d.params,)]
-        )
+        integers = np.array([(draw.row, draw.top_k) for draw in draws])
+        floats = np.array([(d.temperature, d.top_p, d.min_p, d.uniform) for d in draws])
         return self._kernels.draw_tokens(
             scores,
             on_device(integers, torch.int64, scores.device),
@@ -165,7 +122,7 @@ def byte_biases() -> torch.Tensor:
 
 
 def filter_among(
-    probabilities: torch.Tensor, params: list[SamplingParams], num_candidates: int
+    probabilities: torch.Tensor, params: Ordered[Draw], num_candidates: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(num_rows, vocab_size), not renormalised. Filters apply in the order top_k, top_p (to what
     top_k left), min_p, among the ``num_candidates`` most likely tokens. Rows that may keep more are
@@ -183,7 +140,7 @@ def filter_among(
 
 
 def _nucleus_threshold(
-    probabilities: torch.Tensor, params: list[SamplingParams], num_candidates: int
+    probabilities: torch.Tensor, params: Ordered[Draw], num_candidates: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the smallest probability that top_k and top_p keep among the candidates, (num_rows,
     1); ties with it stay. And whether tokens beyond the candidates may have to stay."""
@@ -230,7 +187,7 @@ parameter does nothing."""
 def choose_drawer(model: AnyModel) -> tuple[Drawer, str]:
     """Returns the drawer, and a sentence for the load report where there was a choice."""
     if model.sampler is not None:
-        return NativeDrawer(model.sampler), ""
+        return model.sampler, ""
     if model.device.type == "cuda":
         return drawer_on_card(model.config.vocab_size, model.device)
     return TorchDrawer(), ""
@@ -259,9 +216,9 @@ def try_drawer(drawer: Drawer, vocab_size: int, device: torch.device) -> None:
     for row, value in enumerate((float("nan"), float("inf"), float("-inf")), start=3):
         scores[row, -1] = value
     for params, uniforms, ranks in TRIALS:
-        draws = [Draw(0, params, uniform) for uniform in uniforms]
+        draws = [draw_of(0, params, uniform) for uniform in uniforms]
         # In the other order the last of those that stay is the likeliest.
-        draws.append(Draw(1, params, 0.99))
+        draws.append(draw_of(1, params, 0.99))
         found = drawer.draw(scores, draws).tolist()
         if found != [*(places[rank] for rank in ranks), places[2]]:
             raise WrongResultError(f"drew {found} with {params}")

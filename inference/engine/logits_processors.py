@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections import deque
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from llguidance.numpy import allocate_token_bitmask
 
-from inference.engine.drawing import Bits, Drawer
+from inference.engine.drawing import Drawer
 from inference.engine.grammars import GrammarState
 from inference.engine.sequence import Sequence
 from inference.engine.step import RowEnd
@@ -226,11 +227,13 @@ def apply_masks(
         for row_bits, (row, sequence, state) in zip(bits, bound, strict=True)
         if (end := _settle_end(row_bits, sequence, state)) is not None
     }
-    drawer.forbid(scores, [row for row, _, _ in bound], bits)
+    drawer.forbid(scores, [row for row, _, _ in bound], torch.from_numpy(bits))
     return ends
 
 
-def _settle_end(bits: Bits, sequence: Sequence, state: GrammarState) -> RowEnd | None:
+def _settle_end(
+    bits: npt.NDArray[np.uint8], sequence: Sequence, state: GrammarState
+) -> RowEnd | None:
     """Edits ``bits`` in place. llguidance allows all end tokens where the grammar may end; the
     sequence may sample those that stop it (none, when it ignores them)."""
     first = state.end_ids[0]

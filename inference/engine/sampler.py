@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from inference.engine.drawing import Draw, Drawer, TorchDrawer, row_pieces
+from inference.engine.drawing import Drawer, TorchDrawer, draw_of, row_pieces
 from inference.engine.logits_processors import (
     ThinkingBudget,
     TokenCounts,
@@ -149,7 +149,7 @@ class Sampler:
         drawn = [i for i, sequence in enumerate(chosen) if not sequence.params.is_greedy]
         if drawn:
             draws = [
-                Draw(places[i], chosen[i].params, self._uniform(chosen[i], num_ahead))
+                draw_of(places[i], chosen[i].params, self._uniform(chosen[i], num_ahead))
                 for i in drawn
             ]
             where = on_device(drawn, torch.int64, token_ids.device)
