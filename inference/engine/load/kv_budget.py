@@ -4,7 +4,6 @@ the device with the least room decides."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -21,7 +20,6 @@ from inference.engine.load.kv_memory import (
     cpu_kv_share,
     kept_host_bytes,
     plan_kv,
-    plan_states,
     within_limit,
 )
 from inference.engine.load.memory_use import allocated_bytes, free_cached
@@ -34,16 +32,6 @@ from inference.models.backend import RemoteDevice
 from inference.models.kv_format import cache_layout, kv_bytes_per_block
 from inference.protocol.load import LoadSpec
 from inference.protocol.load_report import AsleepBytes
-
-
-@dataclass(frozen=True, slots=True)
-class PartPlan:
-    """``kv`` is ``None`` where the device's layers have no keys."""
-
-    kv: KVPlan | None
-    states: StatePlan
-    block_bytes: int
-    slot_bytes: int
 
 
 def kv_plan(spec: LoadSpec, opened: OpenedModel, built: BuiltModel) -> KVPlan:
@@ -116,7 +104,7 @@ def _budget_bytes(
     """Measured now, less what other models were promised and within this one's limit; or its part
     of what the operator asked for."""
     if spec.kv_memory_bytes is not None:
-        sizes = {one.device: sum(_unit_bytes(one)) for one in parts}
+        sizes = {one.device: _unit_bytes(one) for one in parts}
         asked_bytes = spec.kv_memory_bytes // spec.tensor_parallel
         return asked_bytes * sizes[part.device] // sum(sizes.values())
     memory, kept_bytes = _memory_now(built, part), 0
@@ -150,24 +138,15 @@ def _rank_budget_bytes(
     return min(budget_bytes, *others)
 
 
-def _plan_part(spec: LoadSpec, built: BuiltModel, part: DevicePart, budget_bytes: int) -> PartPlan:
+def _plan_part(spec: LoadSpec, built: BuiltModel, part: DevicePart, budget_bytes: int) -> KVPlan:
     is_asked, is_cpu = spec.kv_memory_bytes is not None, part.device.type == "cpu"
     leaves_room = not is_cpu and not is_asked
-    block_bytes, slot_bytes = _unit_bytes(part)
     adapter_bytes = 0
     if leaves_room and built.ranked is None:
         itemsize = built.model.dtype.itemsize if built.staged is None else 2
         adapter_bytes = spec.adapter_slots * planned_adapter_bytes(part.config, itemsize)
     try:
-        if not block_bytes:
-            states = plan_states(
-                cache_layout(part.config),
-                budget_bytes=budget_bytes,
-                max_sequences=spec.max_concurrent_sequences,
-                leaves_room=leaves_room,
-            )
-            return PartPlan(None, states, block_bytes, slot_bytes)
-        plan = plan_kv(
+        return plan_kv(
             part.config,
             budget_bytes=budget_bytes,
             block_tokens=DEFAULT_BLOCK_TOKENS,
@@ -185,32 +164,29 @@ def _plan_part(spec: LoadSpec, built: BuiltModel, part: DevicePart, budget_bytes
         if built.staged is None:
             raise
         raise DoesNotFitError(f"{part.device}: {error}") from None
-    return PartPlan(plan, plan.states, block_bytes + built.draft_block_bytes, slot_bytes)
 
 
-def smallest_plan(plans: Sequence[PartPlan]) -> KVPlan:
+def smallest_plan(plans: Sequence[KVPlan]) -> KVPlan:
     """Bytes are of all devices together."""
-    of_blocks = [plan.kv for plan in plans if plan.kv is not None]
+    of_blocks = [plan for plan in plans if plan.block_bytes]
     of_states = [plan.states for plan in plans if plan.states.num_slots]
     shortest = min(of_blocks, key=lambda plan: plan.context_tokens)
     num_blocks = min(plan.num_blocks for plan in of_blocks)
-    num_slots = min((states.num_slots for states in of_states), default=0)
-    states = StatePlan(
-        num_slots=num_slots,
-        state_bytes=num_slots * sum(plan.slot_bytes for plan in plans),
-        max_sequences=min(plan.states.max_sequences for plan in plans),
-    )
     return KVPlan(
         num_blocks=num_blocks,
-        kv_bytes=num_blocks * sum(plan.block_bytes for plan in plans),
+        block_bytes=sum(plan.block_bytes for plan in of_blocks),
         kept_blocks=min(num_blocks, *(plan.kept_blocks for plan in of_blocks)),
         context_tokens=shortest.context_tokens,
         context_reason=shortest.context_reason,
-        states=states,
-        adapter_bytes=sum(plan.adapter_bytes for plan in of_blocks),
+        states=StatePlan(
+            num_slots=min((states.num_slots for states in of_states), default=0),
+            slot_bytes=sum(states.slot_bytes for states in of_states),
+            max_sequences=min(plan.states.max_sequences for plan in plans),
+        ),
+        adapter_bytes=sum(plan.adapter_bytes for plan in plans),
     )
 
 
-def _unit_bytes(part: DevicePart) -> tuple[int, int]:
+def _unit_bytes(part: DevicePart) -> int:
     block_bytes = kv_bytes_per_block(part.config, DEFAULT_BLOCK_TOKENS, part.kv_format)
-    return block_bytes, cache_layout(part.config).state_bytes_per_slot
+    return block_bytes + cache_layout(part.config).state_bytes_per_slot
