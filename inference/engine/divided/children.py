@@ -71,10 +71,6 @@ class ChildProcess:
             self.connection.close()
             raise
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
     def end_in_words(self) -> str:
         try:
             code = self._process.wait(REAP_S)

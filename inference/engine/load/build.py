@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -85,7 +84,6 @@ def build_engine(
     draft_tokens: int = DEFAULT_DRAFT_TOKENS,
     predictor: AnyPredictor | None = None,
     staged: StagedModel | None = None,
-    clock: Callable[[], float] = time.monotonic,
     check_when_idle: bool = False,
 ) -> Engine:
     """``num_kv_blocks`` must hold ``context_tokens``: then the oldest sequence can always run to
@@ -157,7 +155,6 @@ def build_engine(
         adapters=adapters,
         prefix_disk=prefix_disk,
         prefill_average=prefill_average,
-        clock=clock,
         check_when_idle=check_when_idle,
     )
 

@@ -69,6 +69,8 @@ class BuiltDraftModel:
 
 @dataclass(frozen=True, slots=True)
 class BuiltModel:
+    spec: LoadSpec
+    weight_bytes: int
     model: AnyModel
     execution: str
     """A sentence for people: which code computes, and why not a faster one."""
@@ -155,6 +157,8 @@ def build_model(
     if model.has_own_threads:  # torch's, left over from sampling, would spin on their cores
         torch.set_num_threads(1)
     return BuiltModel(
+        spec=spec,
+        weight_bytes=opened.weight_bytes,
         model=model,
         execution=execution,
         drawer=drawer,

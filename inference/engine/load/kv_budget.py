@@ -26,7 +26,6 @@ from inference.engine.load.memory_use import allocated_bytes, free_cached
 from inference.engine.load.sleeper import asleep_bytes, asleep_together
 from inference.engine.load.trial import DeviceTrial
 from inference.loading.devices import free_memory_bytes, ranks_on_one_device
-from inference.loading.loader import OpenedModel
 from inference.models.adapter import planned_adapter_bytes
 from inference.models.backend import RemoteDevice
 from inference.models.kv_format import cache_layout, kv_bytes_per_block
@@ -34,24 +33,24 @@ from inference.protocol.load import LoadSpec
 from inference.protocol.load_report import AsleepBytes
 
 
-def kv_plan(spec: LoadSpec, opened: OpenedModel, built: BuiltModel) -> KVPlan:
+def kv_plan(built: BuiltModel) -> KVPlan:
     """Raises ``DoesNotFitError``."""
-    parts = _parts(spec, opened, built)
+    parts = _parts(built)
     budgets = [
-        _budget_bytes(spec, built, parts, part, trial)
+        _budget_bytes(built, parts, part, trial)
         for part, trial in zip(parts, built.trial.devices, strict=True)
     ]
     plans = [
-        _plan_part(spec, built, part, budget_bytes)
+        _plan_part(built, part, budget_bytes)
         for part, budget_bytes in zip(parts, budgets, strict=True)
     ]
     return smallest_plan(plans)
 
 
-def asleep_at_most(spec: LoadSpec, opened: OpenedModel, built: BuiltModel) -> AsleepBytes | None:
+def asleep_at_most(built: BuiltModel) -> AsleepBytes | None:
     """Before KV is allocated. ``None`` with stages on other hosts: no neuron there checks whether
     its host has room for the weights, or would give their device to others meanwhile."""
-    parts = _parts(spec, opened, built)
+    parts = _parts(built)
     if any(isinstance(part.device, RemoteDevice) for part in parts):
         return None
     held = [
@@ -61,10 +60,11 @@ def asleep_at_most(spec: LoadSpec, opened: OpenedModel, built: BuiltModel) -> As
     return held[0][1] if built.staged is None else asleep_together(held)
 
 
-def _parts(spec: LoadSpec, opened: OpenedModel, built: BuiltModel) -> list[DevicePart]:
+def _parts(built: BuiltModel) -> list[DevicePart]:
     if built.staged is not None:
         return list(device_parts(built.staged))
-    model, limit_bytes = built.model, spec.memory_limit_bytes
+    spec, model = built.spec, built.model
+    limit_bytes = spec.memory_limit_bytes
     if limit_bytes is not None:
         limit_bytes //= ranks_on_one_device(spec, model.device)
     whole = DevicePart(
@@ -73,7 +73,7 @@ def _parts(spec: LoadSpec, opened: OpenedModel, built: BuiltModel) -> list[Devic
         limit_bytes=limit_bytes,
         config=model.config,
         kv_format=model.kv_format,
-        weight_bytes=opened.weight_bytes,
+        weight_bytes=built.weight_bytes,
         has_head=True,
         processes=(),
     )
@@ -95,14 +95,11 @@ def _memory_now(built: BuiltModel, part: DevicePart) -> StageMemory:
 
 
 def _budget_bytes(
-    spec: LoadSpec,
-    built: BuiltModel,
-    parts: Sequence[DevicePart],
-    part: DevicePart,
-    trial: DeviceTrial,
+    built: BuiltModel, parts: Sequence[DevicePart], part: DevicePart, trial: DeviceTrial
 ) -> int:
     """Measured now, less what other models were promised and within this one's limit; or its part
     of what the operator asked for."""
+    spec = built.spec
     if spec.kv_memory_bytes is not None:
         sizes = {one.device: _unit_bytes(one) for one in parts}
         asked_bytes = spec.kv_memory_bytes // spec.tensor_parallel
@@ -138,7 +135,8 @@ def _rank_budget_bytes(
     return min(budget_bytes, *others)
 
 
-def _plan_part(spec: LoadSpec, built: BuiltModel, part: DevicePart, budget_bytes: int) -> KVPlan:
+def _plan_part(built: BuiltModel, part: DevicePart, budget_bytes: int) -> KVPlan:
+    spec = built.spec
     is_asked, is_cpu = spec.kv_memory_bytes is not None, part.device.type == "cpu"
     leaves_room = not is_cpu and not is_asked
     adapter_bytes = 0

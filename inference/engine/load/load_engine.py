@@ -128,23 +128,15 @@ def _load(
             spec, opened, drafting, data_dir / "cache", on_progress, grammars, host_gauge, later
         )
         files.close()
-        plan = kv_plan(spec, opened, built)
+        plan = kv_plan(built)
         # Before there are blocks: they hold nothing while the model sleeps.
-        sleeping = asleep_at_most(spec, opened, built)
+        sleeping = asleep_at_most(built)
         build = _engine_builder(
-            spec,
-            opened,
-            built,
-            plan,
-            grammars,
-            data_dir,
-            processor,
-            on_progress,
-            check_when_idle=check_when_idle,
+            opened, built, plan, grammars, data_dir, processor, on_progress, check_when_idle
         )
         engine = build(first_concurrencies(built.model))
         seconds = time.monotonic() - started_s
-        report = _report(spec, opened, built, plan, seconds, grammars.wait_ready())
+        report = _report(opened, built, plan, seconds, grammars.wait_ready())
         grammars.forget_tokenizer()
         release_freed_memory()
         if built.ranked is not None:
@@ -155,7 +147,6 @@ def _load(
 
 
 def _engine_builder(
-    spec: LoadSpec,
     opened: OpenedModel,
     built: BuiltModel,
     plan: KVPlan,
@@ -163,10 +154,10 @@ def _engine_builder(
     data_dir: Path,
     processor: ImageProcessor | None,
     on_progress: OnProgress,
-    *,
     check_when_idle: bool,
 ) -> Callable[[Sequence[int]], Engine]:
-    draft, config = built.draft, opened.config
+    """What it returns refers to no weights but the model's own."""
+    spec, draft, vocab_size = built.spec, built.draft, opened.config.vocab_size
     loader = AdapterLoader(built.model, data_dir / "models") if built.ranked is None else None
     fingerprint = prefix_fingerprint(opened, built.model, built.execution)
     prefill_average = PrefillAverage(built.trial.bound.speed)
@@ -195,7 +186,7 @@ def _engine_builder(
             predictor=built.predictor,
             check_when_idle=check_when_idle,
         )
-        warm_up(engine, config.vocab_size, on_progress, concurrencies)
+        warm_up(engine, vocab_size, on_progress, concurrencies)
         return engine
 
     return build
@@ -234,14 +225,13 @@ def sampling_warnings(unused_defaults: Sequence[str]) -> list[str]:
 
 
 def _report(
-    spec: LoadSpec,
     opened: OpenedModel,
     built: BuiltModel,
     plan: KVPlan,
     load_seconds: float,
     grammar_problem: str | None,
 ) -> LoadReport:
-    config, trial, staged = opened.config, built.trial, built.staged
+    spec, config, trial, staged = built.spec, opened.config, built.trial, built.staged
     estimated_bytes, draft_weight_bytes = opened.estimated_load_bytes, 0
     if built.draft is not None:
         estimated_bytes += built.draft.estimated_load_bytes

@@ -169,8 +169,6 @@ def processes(there: RemoteStages, data_dir: Path) -> Iterator[RemoteStages]:
 class StageThread:
     """Stands for ``subprocess.Popen``, of which a child uses this much."""
 
-    pid = os.getpid()
-
     def __init__(self, module: str, fds: Sequence[tuple[str, int]]) -> None:
         """Takes what ``inference.engine.divided.children.start_process`` takes."""
         sockets = {name: socket.socket(fileno=os.dup(fd)) for name, fd in fds}

@@ -128,9 +128,8 @@ def test_what_a_device_has_left(
     )
     nothing = dict.fromkeys(("ranked", "staged", "draft", "num_positions"))
     built: Any = SimpleNamespace(model=model, trial=trial, draft_block_bytes=0, **nothing)
-    opened: Any = SimpleNamespace(weight_bytes=10**9)
-    spec = cpu_spec("x", **{"adapter_slots": 3} | changes)
-    found = kv_budget.kv_plan(spec, opened, built)
+    built.spec, built.weight_bytes = cpu_spec("x", **{"adapter_slots": 3} | changes), 10**9
+    found = kv_budget.kv_plan(built)
     assert found.adapter_bytes == adapter_bytes
     assert num_blocks is None or found.num_blocks == num_blocks
 
