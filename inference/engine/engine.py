@@ -1,7 +1,7 @@
 """The engine of one loaded model: schedule → run → sample → commit → emit, one step at a time.
 
 Owned by one thread; everything here is called from it. Time and the tensor work come from outside
-(``clock``, ``Executor``), so that tests can drive it with neither a model nor a wait.
+(``clock``, ``TensorExecutor``), so that tests can drive it with neither a model nor a wait.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from inference.engine.adapters import Adapters
-from inference.engine.errors import NumericalFault, StepFault
+from inference.engine.errors import NumericalFault
 from inference.engine.faults import (
     NumericalWatch,
     Outcome,
@@ -35,26 +35,16 @@ from inference.protocol.engine import (
     SubmitSequence,
 )
 
+if TYPE_CHECKING:
+    from inference.engine.executor import TensorExecutor
+
 COMPILE_WAIT_S = 0.005
-
-
-class Executor(Protocol):
-    def execute(self, schedule: Schedule) -> Sampled:
-        """Samples one token per sequence of ``schedule.sampled``. If it raises, no state has
-        changed: the rows can be run again, together or apart, with the same results."""
-        ...
-
-    def recover(self, error: Exception) -> StepFault:
-        """Classifies an error of ``execute``, and frees the memory of the attempt."""
-        ...
-
-    def forget(self, sequence: Sequence) -> None: ...
 
 
 class Engine:
     def __init__(
         self,
-        executor: Executor,
+        executor: TensorExecutor,
         scheduler: Scheduler,
         limits: EngineLimits,
         *,

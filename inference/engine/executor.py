@@ -57,6 +57,8 @@ class TensorExecutor:
         self._device = device
 
     def execute(self, schedule: Schedule) -> Sampled:
+        """Samples one token per sequence of ``schedule.sampled``. If it raises, no state has
+        changed: the rows can be run again, together or apart, with the same results."""
         return self.read(self.launch(schedule))
 
     def launch(self, schedule: Schedule, after: LaunchedStep | None = None) -> LaunchedStep:
@@ -88,6 +90,7 @@ class TensorExecutor:
         return self.sampler.is_settled(sequence)
 
     def recover(self, error: Exception) -> StepFault:
+        """Classifies an error of ``execute``, and frees the memory of the attempt."""
         return recover(error, self._device.type)
 
     def forget(self, sequence: Sequence) -> None:

@@ -23,10 +23,11 @@ from types import MappingProxyType
 from inference.engine.adapters import Adapters
 from inference.engine.errors import IntegrityError
 from inference.engine.kv_cache import KVCache
+from inference.engine.pace import StepPacer
 from inference.engine.sequence import Sequence, SequenceState
 from inference.engine.speculation.speculator import Speculator
 from inference.engine.step import AcceptedDrafts, PrefillChunk, Schedule, end_of_chunk
-from inference.engine.waiting_queue import Pace, SchedulerLimits, WaitingQueue
+from inference.engine.waiting_queue import SchedulerLimits, WaitingQueue
 from inference.models.vision_config import VisionConfig
 from inference.protocol.engine import SubmitSequence
 
@@ -141,7 +142,7 @@ class Scheduler:
         self.waiting.add(sequence)
 
     def schedule(
-        self, pace: Pace, busy: Set[Sequence] = frozenset(), num_groups: int = 1
+        self, pace: StepPacer, busy: Set[Sequence] = frozenset(), num_groups: int = 1
     ) -> Schedule:
         """``busy``: sequences in steps under way, which are left as they are. The step takes at
         most one ``num_groups``-th of the decoding sequences."""
@@ -194,7 +195,7 @@ class Scheduler:
                 break
             schedule.decodes.append(sequence)
 
-    def schedule_ahead(self, schedule: Schedule, pace: Pace) -> Schedule | None:
+    def schedule_ahead(self, schedule: Schedule, pace: StepPacer) -> Schedule | None:
         """``schedule`` is running and not committed. ``None`` where other sequences take part in
         the next step or a block is missing."""
         if self.kv_cache.states is not None:
@@ -212,10 +213,10 @@ class Scheduler:
                 return None
         return Schedule(decodes=decodes) if decodes else None
 
-    def _running_limit(self, pace: Pace) -> int:
+    def _running_limit(self, pace: StepPacer) -> int:
         return min(pace.running_limit, self.limits.max_running)
 
-    def _can_admit(self, pace: Pace) -> bool:
+    def _can_admit(self, pace: StepPacer) -> bool:
         if len(self.running) >= self._running_limit(pace):
             return False
         self.waiting.release_held()

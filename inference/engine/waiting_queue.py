@@ -25,7 +25,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from operator import attrgetter
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from inference.engine.errors import IntegrityError
 from inference.engine.sequence import Sequence
@@ -174,13 +174,6 @@ class SchedulerLimits:
     @property
     def max_queue_depth_per_account(self) -> int:
         return -(-self.max_queue_depth * self.max_queue_share_percent // 100)
-
-
-class Pace(Protocol):
-    @property
-    def running_limit(self) -> int: ...
-
-    def prefill_tokens(self, num_decode_rows: int) -> int: ...
 
 
 ANSWER_COST_TOKENS = 128

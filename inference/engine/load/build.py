@@ -22,7 +22,7 @@ from inference.engine.grammars import GrammarCompiler
 from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS, KVCache
 from inference.engine.load.kv_memory import wanted_slots
 from inference.engine.load.trial import TRIAL_STEPS, report_step
-from inference.engine.model_runner import ImageProcessor, ImageRows, ModelRunner
+from inference.engine.model_runner import ImageRows, ModelRunner
 from inference.engine.prefix_disk import PrefixDisk
 from inference.engine.prefix_files import PrefixFiles
 from inference.engine.run_ahead import RunAhead, StepGroups, StepsAhead
@@ -39,6 +39,7 @@ from inference.engine.speculation.speculator import (
 from inference.engine.step import PrefillAverage
 from inference.engine.waiting_queue import SchedulerLimits
 from inference.loading.adapter_files import open_adapter
+from inference.loading.image_processor import ImageFileProcessor
 from inference.loading.loader import OpenedModel
 from inference.loading.progress import OnProgress
 from inference.models.backend import AnyModel, AnyPredictor
@@ -75,7 +76,7 @@ def build_engine(
     adapters: Adapters | None = None,
     prefix_files: PrefixFiles | None = None,
     prefix_fingerprint: str = "",
-    image_processor: ImageProcessor | None = None,
+    image_processor: ImageFileProcessor | None = None,
     prefill_average: PrefillAverage | None = None,
     run_ahead: bool | None = None,
     speculator: Speculator | None = None,

@@ -57,12 +57,11 @@ from inference.engine.load.kv_memory import KVPlan
 from inference.engine.load.memory_use import HostGauge
 from inference.engine.load.sleeper import Sleeper, Sleeps
 from inference.engine.load.trial import with_memory
-from inference.engine.model_runner import ImageProcessor
 from inference.engine.step import PrefillAverage
 from inference.garbage import release_freed_memory
 from inference.loading.embedding_loader import OpenedEmbeddingModel
 from inference.loading.host import triton_problem
-from inference.loading.image_processor import open_image_processor, vision_input
+from inference.loading.image_processor import ImageFileProcessor, open_image_processor, vision_input
 from inference.loading.loader import OpenedModel, open_model
 from inference.loading.progress import OnProgress, after_each_tensor
 from inference.loading.tokenizer_files import tokenizer_warnings
@@ -152,7 +151,7 @@ def _engine_builder(
     plan: KVPlan,
     grammars: GrammarCompiler,
     data_dir: Path,
-    processor: ImageProcessor | None,
+    processor: ImageFileProcessor | None,
     on_progress: OnProgress,
     check_when_idle: bool,
 ) -> Callable[[Sequence[int]], Engine]:
