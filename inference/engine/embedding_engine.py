@@ -22,14 +22,14 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice, zip_longest
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from inference.engine.errors import NumericalFault, StepFault
 from inference.engine.faults import NumericalWatch, Outcome, halves, isolate_faults
 from inference.engine.pace import StepPacer
 from inference.engine.step import Output, PendingOutputs, TokenRates
-from inference.engine.waiting_queue import Caller, FairClock, SchedulerLimits
+from inference.engine.waiting_queue import FairClock, SchedulerLimits
 from inference.protocol.engine import (
     CancelSequence,
     EmbedSequences,
@@ -168,15 +168,9 @@ class EmbeddingQueue:
                 runnable.append(job)
         return runnable
 
-    def _in_turns(self) -> Iterator[EmbeddingJob]:
-        jobs_of: dict[Caller, list[EmbeddingJob]] = {}
-        for job in self._jobs:
-            jobs_of.setdefault(job.caller, []).append(job)
-        callers = sorted(jobs_of, key=self._clock.start)
-        for is_anonymous in (False, True):
-            theirs = [jobs_of[caller] for caller in callers if caller[0] is is_anonymous]
-            for one_of_each in zip_longest(*theirs):
-                yield from (job for job in one_of_each if job is not None)
+    def _in_turns(self) -> list[EmbeddingJob]:
+        start = self._clock.start
+        return sorted(self._jobs, key=lambda job: (job.caller[0], start(job.caller)))
 
 
 def _downwards(job: EmbeddingJob, longest: int) -> Iterator[Row]:
