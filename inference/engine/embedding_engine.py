@@ -47,13 +47,6 @@ MAX_QUEUED_TOKENS = 2**24
 """Tokens of all queued jobs, at four bytes each; one job alone may have more."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EmbeddingBounds:
-    max_input_tokens: int
-    vocab_size: int
-    dimensions: int
-
-
 class EmbeddingJob:
     """``open_inputs`` are (number of tokens, index), shortest first."""
 
@@ -186,13 +179,17 @@ class EmbeddingEngine:
     def __init__(
         self,
         executor: EmbeddingRunner,
-        bounds: EmbeddingBounds,
         limits: SchedulerLimits,
         *,
+        max_input_tokens: int,
+        vocab_size: int,
+        dimensions: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._executor = executor
-        self._bounds = bounds
+        self._max_input_tokens = max_input_tokens
+        self._vocab_size = vocab_size
+        self._dimensions = dimensions
         self._clock = clock
         self._queue = EmbeddingQueue(limits)
         self._jobs: dict[str, EmbeddingJob] = {}
@@ -261,17 +258,17 @@ class EmbeddingEngine:
         return self._outputs.take(self.stats())
 
     def _refusal(self, command: EmbedSequences) -> tuple[str, str] | None:
-        bounds, prompts = self._bounds, command.prompts
+        prompts, dimensions = command.prompts, self._dimensions
         longest = max(map(len, prompts), default=0)
         if not prompts or not all(prompts):
             return "bad_token_id", "an input has no tokens"
-        if longest > bounds.max_input_tokens:
-            numbers = f"{longest} tokens; the model takes {bounds.max_input_tokens}"
+        if longest > self._max_input_tokens:
+            numbers = f"{longest} tokens; the model takes {self._max_input_tokens}"
             return "context_length_exceeded", f"an input has {numbers}"
-        if min(map(min, prompts)) < 0 or max(map(max, prompts)) >= bounds.vocab_size:
-            return "bad_token_id", f"a token id is outside the vocabulary of {bounds.vocab_size}"
-        if not 1 <= (command.dimensions or bounds.dimensions) <= bounds.dimensions:
-            return "engine_error", f"the vectors have {bounds.dimensions} dimensions"
+        if min(map(min, prompts)) < 0 or max(map(max, prompts)) >= self._vocab_size:
+            return "bad_token_id", f"a token id is outside the vocabulary of {self._vocab_size}"
+        if not 1 <= (command.dimensions or dimensions) <= dimensions:
+            return "engine_error", f"the vectors have {dimensions} dimensions"
         if not self._queue.has_room(sum(map(len, prompts))):
             return "queue_full", f"{self._queue.num_waiting} requests are waiting"
         if self._queue.is_full_for(command.account):

@@ -8,7 +8,6 @@ import torch
 from torch.nn.functional import normalize
 
 from inference.engine.embedding_engine import (
-    EmbeddingBounds,
     EmbeddingEngine,
     Row,
 )
@@ -41,12 +40,10 @@ def load_embedding_engine(
         _run_largest_step(model, opened.step_tokens)
     engine = EmbeddingEngine(
         EmbeddingRunner(model),
-        EmbeddingBounds(
-            max_input_tokens=opened.config.max_input_tokens,
-            vocab_size=opened.config.vocab_size,
-            dimensions=opened.config.dimensions,
-        ),
         SchedulerLimits.of(spec, opened.step_tokens),
+        max_input_tokens=opened.config.max_input_tokens,
+        vocab_size=opened.config.vocab_size,
+        dimensions=opened.config.dimensions,
     )
     _warm_up(engine, opened, on_progress)
     return engine, model

@@ -19,7 +19,6 @@ from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassificati
 
 from inference.engine.embedding_engine import (
     MAX_QUEUED_TOKENS,
-    EmbeddingBounds,
     EmbeddingEngine,
     EmbeddingJob,
     EmbeddingQueue,
@@ -71,8 +70,8 @@ class FakeExecutor:
 def engine_of(executor: FakeExecutor, **limits: float) -> EmbeddingEngine:
     return EmbeddingEngine(
         executor,
-        EmbeddingBounds(max_input_tokens=100, vocab_size=50, dimensions=8),
         SchedulerLimits(prefill_tokens_per_step=1600, target_step_s=STEP_S, **limits),  # type: ignore[arg-type]
+        max_input_tokens=100, vocab_size=50, dimensions=8,
         clock=lambda: executor.now_s,
     )
 
