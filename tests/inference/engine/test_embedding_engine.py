@@ -71,7 +71,9 @@ def engine_of(executor: FakeExecutor, **limits: float) -> EmbeddingEngine:
     return EmbeddingEngine(
         executor,
         SchedulerLimits(prefill_tokens_per_step=1600, target_step_s=STEP_S, **limits),  # type: ignore[arg-type]
-        max_input_tokens=100, vocab_size=50, dimensions=8,
+        max_input_tokens=100,
+        vocab_size=50,
+        dimensions=8,
         clock=lambda: executor.now_s,
     )
 

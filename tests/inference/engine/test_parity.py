@@ -23,6 +23,7 @@ from tests.inference.engine.conftest import (
     VOCAB_SIZE,
     Answers,
     OwnModel,
+    build_pair,
     cpu_spec,
     prompt_of,
     run,
@@ -37,7 +38,10 @@ def check(pair: Any, prompts: dict[str, list[int]], answers: Answers, num_tokens
         pair.check_greedy(prompt, answers.tokens[name], num_tokens)
 
 
-def test_batch_of_different_lengths(pair: Any) -> None:
+@each_case("path", ["torch", "native"])
+@each_case("name", ["llama3-rope", "llama-tied-biased"])
+def test_batch_of_different_lengths(name: str, path: str, native_cache_dir: Path) -> None:
+    pair = build_pair(name, path, native_cache_dir)
     prompts = {f"r{n}": prompt_of(n, seed=n) for n in (1, 7, 8, 33, 70)}
     engine = pair.engine(prefill_tokens=40)
     for sequence_id, prompt in prompts.items():
@@ -45,18 +49,8 @@ def test_batch_of_different_lengths(pair: Any) -> None:
     check(pair, prompts, run(engine), 8)
 
 
-each_storage = pytest.mark.parametrize(
-    "pair",
-    [(name, path) for name in ("llama", "mistral") for path in ("torch", "native")],
-    indirect=True,
-    ids="-".join,
-)
-"""Whole contexts and windows: the same for all families."""
-
-
-@each_storage
-def test_prefix_hits(pair: Any) -> None:
-    size = pair.block_tokens
+def test_prefix_hits(llama: Any) -> None:
+    size = llama.block_tokens
     shared = prompt_of(5 * size, seed=3)
     prompts = {
         "first": shared,
@@ -64,11 +58,11 @@ def test_prefix_hits(pair: Any) -> None:
         "longer": shared + prompt_of(13, seed=4),
         "forked": shared[: 2 * size + 4] + prompt_of(20, seed=5),
     }
-    engine, answers = pair.engine(), Answers()
+    engine, answers = llama.engine(), Answers()
     for sequence_id, prompt in prompts.items():
         submit(engine, sequence_id, prompt, 12)
         answers.drain(engine)
-    check(pair, prompts, answers, 12)
+    check(llama, prompts, answers, 12)
     # The last token of a prompt is always run, so "same" shares four blocks of five.
     assert answers.cached == {"first": 0, "same": 4 * size, "longer": 5 * size, "forked": 2 * size}
 
