@@ -9,7 +9,6 @@ A process is this one's child, or another host's at the end of a connection. Kno
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import logging
 import os
@@ -19,7 +18,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -35,6 +35,8 @@ from inference.supervised_threads import SupervisedThread
 log = logging.getLogger(__name__)
 
 REAP_S = 5.0
+PARENT, ENGINE_FD = "parent", "engine"
+NO_FDS: Mapping[str, int] = MappingProxyType({})
 
 PR_SET_PDEATHSIG = 1
 """linux/prctl.h"""
@@ -61,12 +63,12 @@ class ChildEnd(Protocol):
 
 
 class ChildProcess:
-    def __init__(self, module: str, fds: Sequence[tuple[str, int]] = ()) -> None:
-        """``fds``: options whose file descriptors it inherits. Raises ``OSError``."""
+    def __init__(self, module: str, fds: Mapping[str, int] = NO_FDS) -> None:
+        """``fds``: descriptors that it inherits, by name. Raises ``OSError``."""
         self.connection, theirs = socket.socketpair()
         try:
             with theirs:
-                self._process = start_process(module, [("--fd", theirs.fileno()), *fds])
+                self._process = start_process(module, {ENGINE_FD: theirs.fileno(), **fds})
         except BaseException:
             self.connection.close()
             raise
@@ -198,35 +200,28 @@ class Child(Link):
         self.end.kill()
 
 
-def start_process(module: str, fds: Sequence[tuple[str, int]]) -> subprocess.Popen[bytes]:
+def start_process(module: str, fds: Mapping[str, int]) -> subprocess.Popen[bytes]:
     """Starts ``module`` in the engine's process group, so that a signal to the group ends both."""
-    options = [word for name, fd in fds for word in (name, str(fd))]
+    options = msgspec.json.encode({PARENT: os.getpid(), **fds})
     return subprocess.Popen(
-        [sys.executable, "-m", module, *options, "--parent", str(os.getpid())],
-        pass_fds=[fd for _, fd in fds],
+        [sys.executable, "-m", module, options],
+        pass_fds=tuple(fds.values()),
         stdin=subprocess.DEVNULL,
     )
 
 
 def begin_child(
-    module: str, arguments: list[str] | None, decode: Callable[[bytes], Any], *sockets: str
+    options: str, decode: Callable[[bytes], Any]
 ) -> tuple[ParentLink, dict[str, socket.socket]]:
-    """Must come first in a process that ``ChildProcess`` starts: it ends with its engine."""
-    parser = argparse.ArgumentParser(prog=f"python -m {module}")
-    parser.add_argument("--fd", type=int, required=True, help="inherited socket to the engine")
-    parser.add_argument("--parent", type=int, required=True, help="the engine's process id")
-    for name in sockets:
-        parser.add_argument(
-            name, dest=name, type=int, help="inherited socket to a process beside this one"
-        )
-    options = vars(parser.parse_args(arguments))
-    _die_with_parent(options["parent"])
+    """Must come first in a process that ``ChildProcess`` starts, with its argument: it ends with
+    its engine. Returns also the sockets to processes beside this one, by name."""
+    fds = msgspec.json.decode(options, type=dict[str, int])
+    _die_with_parent(fds.pop(PARENT))
     configure_logging("engine")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ending us is the engine's business
-    channel = Channel(socket.socket(fileno=options["fd"]))
-    engine = ParentLink(channel, decode, lambda: os._exit(EngineExit.ORPHANED))
-    fds = {name: options[name] for name in sockets}
-    return engine, {name: socket.socket(fileno=fd) for name, fd in fds.items() if fd is not None}
+    sockets = {name: socket.socket(fileno=fd) for name, fd in fds.items()}
+    channel = Channel(sockets.pop(ENGINE_FD))
+    return ParentLink(channel, decode, lambda: os._exit(EngineExit.ORPHANED)), sockets
 
 
 def _die_with_parent(parent_pid: int) -> None:

@@ -32,7 +32,7 @@ MOST_ROWS = 1 << 17
 """The most rows of one step: several times the prompt tokens and sequences that any step has."""
 UNREAD_ARRIVALS = 64
 """The most steps whose rows wait to be taken from a link: more than are ever under way."""
-ROWS_IN, ROWS_OUT = "--rows-in", "--rows-out"
+ROWS_IN, ROWS_OUT = "rows-in", "rows-out"
 JOINED_BYTES = 1 << 16
 
 

@@ -120,10 +120,9 @@ class StageProcesses(Children):
                     writes[index], reads[behind] = socket.socketpair()
             for index in range(1, len(stages)):
                 rows = (ROWS_IN, reads.pop(index, None)), (ROWS_OUT, writes.pop(index, None))
-                fds = [(name, theirs.enter_context(one)) for name, one in rows if one is not None]
+                fds = {name: theirs.enter_context(one).fileno() for name, one in rows if one}
                 if not stages[index].neuron:
-                    end = ChildProcess(STAGE, [(name, one.fileno()) for name, one in fds])
-                    self._add(index, end)
+                    self._add(index, ChildProcess(STAGE, fds))
             self.all = [child for _, child in sorted(self._by_index.items())]
         write, read = (
             writes.get(0) or self._dial(1, "rows"),
