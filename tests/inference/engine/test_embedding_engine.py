@@ -247,6 +247,15 @@ def test_room_and_what_is_overdue() -> None:
     queue.take_batch(200)
     queue.add(job("single", 3, account="single"))
     assert [("single", 0)] in [names(queue.take_batch(200)) for _ in range(2)]
+    # What anonymous callers got meanwhile makes two accounts no more equal.
+    anonymous = EmbeddingJob(command("x", *[100] * 9, is_anonymous=True), deadline_s=60.0)
+    queue = queue_of(anonymous, served := job("a0", 100, account="a"))
+    assert names(queue.take_batch(100)) == [("a0", 0)]
+    queue.remove(served)
+    assert {name for _ in range(4) for name, _ in names(queue.take_batch(100))} == {"x"}
+    for account in "ab":
+        queue.add(job(account, 100, account=account))
+    assert [names(queue.take_batch(100)) for _ in range(2)] == [[("b", 0)], [("a", 0)]]
 
 
 @given(

@@ -192,17 +192,17 @@ def test_states_and_the_blocks_that_they_leave() -> None:
 
 
 def part(
-    num_blocks: int, context_tokens: int, num_slots: int = 0, slot_bytes: int = 0, **own: int
+    num_blocks: int, context_tokens: int, num_slots: int = 0, slot_bytes: int = 0
 ) -> kv_memory.KVPlan:
-    sizes = {"block_bytes": 100, "kept_blocks": num_blocks // 2, "adapter_bytes": 3} | own
+    own = {"num_slots": num_slots, "slot_bytes": slot_bytes, "max_sequences": num_slots or 8}
     return kv_memory.KVPlan(
         num_blocks=num_blocks,
+        block_bytes=100,
+        kept_blocks=num_blocks // 2,
         context_tokens=context_tokens,
         context_reason=f"{context_tokens} tokens",
-        states=kv_memory.StatePlan(
-            num_slots=num_slots, slot_bytes=slot_bytes, max_sequences=num_slots or 8
-        ),
-        **sizes,
+        states=kv_memory.StatePlan(**own),
+        adapter_bytes=3,
     )
 
 
@@ -215,11 +215,13 @@ def test_the_smallest_part_decides() -> None:
     # Parts without states bound no slots, and those without keys no blocks.
     found = smallest_plan([part(40, 1280, num_slots=9, slot_bytes=5), part(25, 640)])
     assert found.states == kv_memory.StatePlan(num_slots=9, slot_bytes=5, max_sequences=8)
-    lfm = replace(HYBRID, mixers=HYBRID.mixers and HYBRID.mixers[:1], num_layers=1)
-    only_states = plan(9 * SLOT_BYTES, config=lfm, max_sequences=2)
+    stateful = replace(HYBRID, mixers=HYBRID.mixers and HYBRID.mixers[:1], num_layers=1)
+    asked = {"max_sequences": 2, "adapter_bytes": SLOT_BYTES}
+    only_states = plan(9 * SLOT_BYTES, config=stateful, **asked)
     assert (only_states.block_bytes, only_states.cache_bytes) == (0, only_states.states.state_bytes)
     found = smallest_plan([only_states, part(25, 640, num_slots=9, slot_bytes=5)])
     assert (found.num_blocks, found.kv_bytes) == (25, 2500)
     assert found.states.num_slots == only_states.states.num_slots <= 9
     assert found.states.slot_bytes == only_states.states.slot_bytes + 5
     assert found.states.max_sequences == 2
+    assert found.adapter_bytes == SLOT_BYTES + 3, "adapters change layers without keys, too"
