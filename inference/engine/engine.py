@@ -85,10 +85,6 @@ class Engine:
     def has_prompts(self) -> bool:
         return self.scheduler.has_prompts
 
-    @property
-    def running_limit(self) -> int:
-        return self._times.pacer.running_limit
-
     def step(self) -> StepOutputs:
         """Raises ``StepFault`` where the device is not sound: then the engine is lost."""
         started_s = self._clock()
@@ -198,9 +194,6 @@ class Engine:
             warnings=self._warnings,
         )
 
-    def check_integrity(self) -> None:
-        self.scheduler.check_integrity()
-
     @property
     def _warnings(self) -> list[str]:
         disk = self._prefix_disk
@@ -238,8 +231,8 @@ class Engine:
             self.scheduler.commit(part, sampled.token_ids, sampled.accepted)
             self._emit(part, sampled)
         for part, fault in outcome.failed:
+            self.scheduler.end(*part.sequences)
             for sequence in part.sequences:
-                self.scheduler.end(sequence)
                 self._fail(sequence, fault.code, fault.client_message)
         self._numerical_watch.record(
             num_rows=sum(len(sampled.token_ids) for _, sampled in outcome.done),
@@ -255,7 +248,7 @@ class Engine:
                 self.scheduler.kv_cache.invalidate_prefix(sequence)
             self._fail(sequence, end.code, end.message, num_unusable_tokens=1)
             ended.append(sequence)
-        self.scheduler.end_many(ended)
+        self.scheduler.end(*ended)
 
     def _wait(self) -> None:
         futures: list[Future[Any]] = [*self._adapters.futures, *self._pending_grammars.futures]

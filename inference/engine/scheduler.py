@@ -338,19 +338,14 @@ class Scheduler:
                 lagging.add(sequence)
         return lagging
 
-    def end(self, sequence: Sequence) -> None:
-        if sequence.state is SequenceState.WAITING:
-            self.waiting.remove(sequence)
-        else:
-            self.running.remove(sequence)
-            self.kv_cache.release(sequence)
-        sequence.move_to(SequenceState.ENDED)
-
-    def end_many(self, sequences: list[Sequence]) -> None:
+    def end(self, *sequences: Sequence) -> None:
         if not sequences:
             return
         for sequence in sequences:
-            self.kv_cache.release(sequence)
+            if sequence.state is SequenceState.WAITING:
+                self.waiting.remove(sequence)
+            else:
+                self.kv_cache.release(sequence)
             sequence.move_to(SequenceState.ENDED)
         self.running = [s for s in self.running if s.state is not SequenceState.ENDED]
 

@@ -217,7 +217,7 @@ class Client:
         """Every answer is the one that the device computes for its sequence alone."""
         while self.engine.has_work:
             self.step()
-        self.engine.check_integrity()
+        self.engine.scheduler.check_integrity()
         assert self.engine.stats().kv_blocks_used == 0
         assert sorted(self.device.forgotten) == sorted(self.prompts), "each once"
         assert {*self.answers.failed.values()} <= {"cancelled"}
@@ -288,7 +288,7 @@ def test_any_order_of_events_gives_the_same_answers(
 
 def test_one_step_ahead_where_the_pace_leaves_no_slot_to_who_waits() -> None:
     client = Client(max_running=64, target_step_s=0.1)
-    running_limit = client.engine.running_limit
+    running_limit = client.engine._times.pacer.running_limit
     assert running_limit < 64
     for _ in range(running_limit + 1):
         client.submit(never_stops(3, 12), 12)

@@ -101,7 +101,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def run(self, schedule: Schedule, token_ids: list[int]) -> None:
         self.scheduler.commit(schedule, token_ids)
         ended = [s for s in schedule.sampled if len(s.token_ids) >= s.max_length]
-        self.scheduler.end_many(ended)
+        self.scheduler.end(*ended)
         self.live = [s for s in self.live if s not in ended]
 
     @invariant()

@@ -75,7 +75,7 @@ class Watched:
     def drain(self) -> None:
         while self.engine.has_work:
             self.step()
-        self.engine.check_integrity()
+        self.engine.scheduler.check_integrity()
         assert self.engine.stats().kv_blocks_used == 0
 
 
