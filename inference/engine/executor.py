@@ -22,7 +22,7 @@ import torch
 
 from inference.engine.errors import StepFault
 from inference.engine.faults import recover
-from inference.engine.logits_processors import needs_sampler
+from inference.engine.logits_processors import is_free_of_host, needs_sampler
 from inference.engine.model_runner import ModelRunner
 from inference.engine.sampler import SampledTokens, Sampler, prompt_logprobs
 from inference.engine.sequence import Sequence
@@ -87,7 +87,7 @@ class TensorExecutor:
         return LaunchedStep(schedule, logits, unread)
 
     def is_settled(self, sequence: Sequence) -> bool:
-        return self.sampler.is_settled(sequence)
+        return is_free_of_host(sequence)
 
     def recover(self, error: Exception) -> StepFault:
         """Classifies an error of ``execute``, and frees the memory of the attempt."""

@@ -23,7 +23,6 @@ from inference.engine.logits_processors import (
     apply_masks,
     forbid_early_stops,
     is_adjusted,
-    is_free_of_host,
     is_refused,
     needs_sampler,
 )
@@ -57,7 +56,7 @@ class SampledTokens:
     host_copy: HostCopy
 
     def token_ids(self) -> torch.Tensor:
-        """(num_rows,) int64, on the device; the sampled ones where ``Sampler.is_settled``."""
+        """(num_rows,) int64, on the device; the sampled ones where ``is_free_of_host``."""
         if not self.choice.rows:
             return self.greedy
         where = on_device(self.choice.rows, torch.int64, self.greedy.device)
@@ -76,16 +75,12 @@ class Sampler:
         last operation that may raise, so that a step can be tried again."""
         return self.read(self.choose(sequences, logits))
 
-    def is_settled(self, sequence: Sequence) -> bool:
-        """Whether the device alone can choose its next token and the one after."""
-        return is_free_of_host(sequence)
-
     @torch.inference_mode()
     def choose(
         self, sequences: list[Sequence], logits: torch.Tensor, *, num_ahead: int = 0
     ) -> SampledTokens:
         """Waits only where the drawer does. ``num_ahead``: see ``SampledTokens``; unread tokens
-        may be among them only for settled sequences."""
+        may be among them only where ``is_free_of_host``."""
         greedy, are_finite = self._likeliest(logits)
         rows = [row for row, sequence in enumerate(sequences) if needs_sampler(sequence)]
         choice = self._choose(sequences, logits, greedy, rows, num_ahead)

@@ -239,9 +239,6 @@ class StageProcesses(Children):
         self.all[index].send(MeasureMemory())
         return self.all[index].reply(StageMemory)
 
-    def memories(self, indices: Sequence[int]) -> list[StageMemory]:
-        return [self.memory(index) for index in indices]
-
     def fall_asleep(self) -> list[tuple[str, AsleepBytes]]:
         """Returns the devices of this host's stages, and the memory that each still holds."""
         held = [answer.held for answer in self._ask_all(FallAsleep(), StageAsleep)]

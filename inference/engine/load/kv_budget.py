@@ -81,7 +81,9 @@ def _parts(built: BuiltModel) -> list[DevicePart]:
 
 
 def _memory_now(built: BuiltModel, part: DevicePart) -> StageMemory:
-    measured = [] if built.staged is None else built.staged.processes.memories(part.processes)
+    measured = []
+    if built.staged is not None:
+        measured = [built.staged.processes.memory(index) for index in part.processes]
     if part.has_head:
         assert isinstance(part.device, torch.device), "this process's"
         free_cached(part.device)
