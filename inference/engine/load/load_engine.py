@@ -23,7 +23,6 @@ from inference.engine.divided.built_stages import (
 )
 from inference.engine.divided.children import Children
 from inference.engine.divided.ranked_model import with_ranks
-from inference.engine.divided.stage_processes import StageProcesses
 from inference.engine.divided.stage_specs import (
     check_divided,
     check_undivided,
@@ -88,36 +87,24 @@ def load_engine(
     """Blocks, downloads included. Raises ``LoadError``, ``EngineError``, ``ModelError``."""
     host_gauge = HostGauge()
     check_divided(spec)
-    with later_stages(spec) as later:
-        return _load(spec, data_dir, on_progress, host_gauge, later, check_when_idle)
-
-
-def _load(
-    spec: LoadSpec,
-    data_dir: Path,
-    on_progress: OnProgress,
-    host_gauge: HostGauge,
-    later: StageProcesses | None,
-    check_when_idle: bool,
-) -> LoadedEngine:
     started_s, on_tensor = time.monotonic(), after_each_tensor(on_progress)
-    opened = open_model(
-        spec_of_stage(spec, 0), data_dir / "models", stage_progress(spec, 0, on_tensor)
-    )
-    if isinstance(opened, OpenedEmbeddingModel):
-        check_undivided(spec)
-        embedding_engine, embedder = load_embedding_engine(spec, opened, on_progress)
-        report = embedding_report(opened, embedder, time.monotonic() - started_s)
-        return LoadedEngine(embedding_engine, with_memory(report, spec, opened, host_gauge))
-    processor, no_images = open_image_processor(opened.directory, opened.config)
-    if no_images:
-        opened = _as_text_model(opened, no_images)
-    grammars = GrammarCompiler(
-        opened.tokenizer_dir / "tokenizer.json",
-        opened.config.vocab_size,
-        tuple(opened.config.eos_token_ids),
-    )
-    with ExitStack() as files:
+    with later_stages(spec) as later, ExitStack() as files:
+        opened = open_model(
+            spec_of_stage(spec, 0), data_dir / "models", stage_progress(spec, 0, on_tensor)
+        )
+        if isinstance(opened, OpenedEmbeddingModel):
+            check_undivided(spec)
+            embedding_engine, embedder = load_embedding_engine(spec, opened, on_progress)
+            report = embedding_report(opened, embedder, time.monotonic() - started_s)
+            return LoadedEngine(embedding_engine, with_memory(report, spec, opened, host_gauge))
+        processor, no_images = open_image_processor(opened.directory, opened.config)
+        if no_images:
+            opened = _as_text_model(opened, no_images)
+        grammars = GrammarCompiler(
+            opened.tokenizer_dir / "tokenizer.json",
+            opened.config.vocab_size,
+            tuple(opened.config.eos_token_ids),
+        )
         files.callback(opened.close)
         open_later(spec, opened, later, data_dir / "cache" / "native", on_tensor)
         drafting = open_draft_model(spec, opened, data_dir / "models", on_tensor)
