@@ -231,6 +231,7 @@ def test_others_run_while_a_grammar_is_compiled(llama: Any, compiler: GrammarCom
     engine = llama.engine(prefill_tokens=64, grammars=SimpleNamespace(compile=compile_later))
     ask(engine, "bound", json_grammar(PEOPLE))
     ask(engine, "cancelled", json_grammar(PEOPLE))
+    ask(engine, "nothing", Grammar(text=lark('""')))
     ask(engine, "free", None, max_tokens=5)
     seen = [o.sequence_id for _ in range(6) for o in engine.step().outputs]
     assert seen == ["free"] * 5
@@ -241,7 +242,8 @@ def test_others_run_while_a_grammar_is_compiled(llama: Any, compiler: GrammarCom
     people, end = json.loads(text_of(answers.tokens["bound"])), answers.ends["bound"]
     assert 2 <= len(people) <= 3 and all(person["kind"] in ("a", "bc") for person in people)
     assert (end.finish_reason, end.num_output_tokens) == ("stop", len(answers.tokens["bound"]))
-    assert set(answers.ends) == {"bound", "cancelled"}
+    assert set(answers.ends) == {"bound", "cancelled", "nothing"}
+    assert answers.tokens["nothing"] == [] and answers.ends["nothing"].finish_reason == "stop"
     assert answers.ends["cancelled"] == SequenceCancelled(sequence_id="cancelled")
     assert engine.stats().queue_depth == 0
 

@@ -244,6 +244,9 @@ def test_turns() -> None:
     assert {queue.take(), queue.take()} == {0, 3}
     add(queue, 4, "greedy", cost=1)
     assert drain(queue) == [1, 2, 4], "who comes back pays for what it had"
+    for order, account in ((5, "greedy"), (6, "a")):
+        add(queue, order, account)
+    assert drain(queue) == [5, 6], "until nobody waits"
     queue = FairQueue()  # passing accounts are forgotten
     add(queue, -1, "stays")
     add(queue, -2, "stays")
