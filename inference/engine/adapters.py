@@ -10,7 +10,7 @@ For the engine's thread; files are read and weights prepared in another. Knows n
 from __future__ import annotations
 
 import logging
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -84,11 +84,10 @@ class Adapters:
             if not slot.users:
                 self._remove(slot)
 
-    def wait(self, timeout_s: float) -> bool:
-        futures = [slot.future for slot in self._slots.values() if slot.waiting]
-        if futures:
-            wait(futures, timeout_s, FIRST_COMPLETED)
-        return bool(futures)
+    @property
+    def futures(self) -> list[Future[LoadedAdapter]]:
+        """Those that sequences wait for."""
+        return [slot.future for slot in self._slots.values() if slot.waiting]
 
     def take_done(self) -> list[tuple[Sequence, str]]:
         """Returns the sequences whose adapter cannot be loaded, with a message for the client."""

@@ -7,16 +7,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from inference.models.backend import AnyModel, BackendSampler
 from inference.models.cuda.setup import WrongResultError
-from inference.models.native.structs import Draw as NativeDraw
+from inference.models.native.structs import Draw
 from inference.models.step_input import column, on_device, rows_of
 from inference.protocol.engine import SamplingParams
 
@@ -26,46 +24,16 @@ TOP_CANDIDATES = 1024
 """Enough to hold the nucleus of most distributions: cheaper to find than to sort a vocabulary."""
 MOST_SCORES_AT_ONCE = 2**23
 """32 MiB of float32: intermediate results take several times as much."""
-Bits = npt.NDArray[np.uint8]
+Drawer: TypeAlias = BackendSampler
+"""``draw`` returns an arbitrary token where scores are NaN."""
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
-    row: int
-    params: SamplingParams
-    uniform: float
-    """A random number in [0, 1)."""
-
-
-class Drawer(Protocol):
-    @property
-    def is_exact(self) -> bool:
-        """Whether ``draw``'s second answer is never true."""
-        ...
-
-    def likeliest(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Each row's first token with the largest score, (num_rows,) int64; and whether its scores
-        are numbers and the largest is finite, bool: where not, the token means nothing."""
-        ...
-
-    def forbid(self, scores: torch.Tensor, rows: list[int], bits: Bits) -> None:
-        """Sets the scores of tokens whose bit, (num_rows, bytes of a vocabulary's bits or more), is
-        not set, least significant first, to minus infinity. ``scores`` (_, vocab_size) float32,
-        contiguous, in place."""
-        ...
-
-    def draw(
-        self, scores: torch.Tensor, draws: Ordered[Draw], num_candidates: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """A token id for each draw, (num_draws,) int64, an arbitrary one where scores are NaN; and
-        whether the ``num_candidates`` likeliest tokens were too few to decide it. ``scores``
-        (num_rows, vocab_size) float32, read only. Does not synchronize with the device."""
-        ...
+def draw_of(row: int, params: SamplingParams, uniform: float) -> Draw:
+    """``uniform``: a random number in [0, 1)."""
+    return Draw(row, params.top_k, params.temperature, params.top_p, params.min_p, uniform)
 
 
 class TorchDrawer:
-    is_exact = False
-
     def __init__(self) -> None:
         self._biases: torch.Tensor | None = None
 
@@ -79,35 +47,39 @@ class TorchDrawer:
             largest, token_ids = scores.max(dim=-1)
         return token_ids, torch.isfinite(largest)
 
-    def forbid(self, scores: torch.Tensor, rows: list[int], bits: Bits) -> None:
+    def forbid(self, scores: torch.Tensor, rows: Ordered[int], bits: torch.Tensor) -> None:
         """Looks the bits up a byte at a time: ten times as fast as shifting them and filling."""
         if self._biases is None:
             self._biases = byte_biases().to(scores.device)
         bytes_there = on_device(bits, torch.uint8, scores.device)
-        where = on_device(rows, torch.int64, scores.device)
+        where = on_device(list(rows), torch.int64, scores.device)
         for piece in row_pieces(len(rows), scores.shape[-1]):
             places = bytes_there[piece].flatten().int()
             bias = self._biases.index_select(0, places).view(-1, 8 * bits.shape[1])
             scores.index_add_(0, where[piece], bias[:, : scores.shape[-1]])
 
-    def draw(
-        self, scores: torch.Tensor, draws: Ordered[Draw], num_candidates: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        drawn = [
-            self._draw(scores, draws[piece], num_candidates)
-            for piece in row_pieces(len(draws), scores.shape[-1])
-        ]
-        token_ids, are_short = zip(*drawn, strict=True)
-        return torch.cat(token_ids), torch.cat(are_short)
+    def draw(self, scores: torch.Tensor, draws: Ordered[Draw]) -> torch.Tensor:
+        """Waits for the device."""
+        vocab_size = scores.shape[-1]
+        pieces = row_pieces(len(draws), vocab_size)
+        return torch.cat([self._draw_piece(scores, draws[piece]) for piece in pieces])
+
+    def _draw_piece(self, scores: torch.Tensor, draws: Ordered[Draw]) -> torch.Tensor:
+        token_ids, are_short = self._draw(scores, draws, TOP_CANDIDATES)
+        short = are_short.nonzero().flatten().tolist()
+        if short:  # flat distributions: their nucleus is wider than the candidates
+            wide = [draws[index] for index in short]
+            token_ids[short] = self._draw(scores, wide, scores.shape[-1])[0]
+        return token_ids
 
     def _draw(
         self, scores: torch.Tensor, draws: Ordered[Draw], num_candidates: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        device, params = scores.device, [draw.params for draw in draws]
+        device = scores.device
         scaled = rows_of(scores, [draw.row for draw in draws])
-        scaled = scaled / column([p.temperature for p in params], device)
+        scaled = scaled / column([draw.temperature for draw in draws], device)
         probabilities = torch.softmax(scaled, dim=-1)
-        probabilities, is_short = filter_among(probabilities, params, num_candidates)
+        probabilities, is_short = filter_among(probabilities, draws, num_candidates)
         cumulative = probabilities.cumsum(dim=-1)
         total = cumulative[:, -1:]
         # A uniform number below 1 times the total can round up to the total, past the last token.
@@ -120,58 +92,27 @@ class TorchDrawer:
         return drawn.clamp_max(scores.shape[-1] - 1), is_short
 
 
-class NativeDrawer:
-    is_exact = True
-
-    def __init__(self, sampler: BackendSampler) -> None:
-        self._sampler = sampler
-
-    def likeliest(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._sampler.likeliest(scores)
-
-    def forbid(self, scores: torch.Tensor, rows: list[int], bits: Bits) -> None:
-        self._sampler.forbid(scores, rows, torch.from_numpy(bits))
-
-    def draw(
-        self, scores: torch.Tensor, draws: Ordered[Draw], num_candidates: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        native = [
-            NativeDraw(draw.row, p.top_k, p.temperature, p.top_p, p.min_p, draw.uniform)
-            for draw in draws
-            for p in (draw.params,)
-        ]
-        return self._sampler.draw(scores, native), torch.zeros(len(draws), dtype=torch.bool)
-
-
 class TritonDrawer:
-    is_exact = True
-
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self) -> None:
         from inference.models.cuda import drawing as kernels
 
         self._kernels = kernels
         self._torch = TorchDrawer()
-        self._false = torch.zeros(1, dtype=torch.bool, device=device)
 
     def likeliest(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self._kernels.find_likeliest(scores)
 
-    def forbid(self, scores: torch.Tensor, rows: list[int], bits: Bits) -> None:
+    def forbid(self, scores: torch.Tensor, rows: Ordered[int], bits: torch.Tensor) -> None:
         self._torch.forbid(scores, rows, bits)
 
-    def draw(
-        self, scores: torch.Tensor, draws: Ordered[Draw], num_candidates: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        integers = np.array([(draw.row, draw.params.top_k) for draw in draws])
-        floats = np.array(
-            [(p.temperature, p.top_p, p.min_p, d.uniform) for d in draws for p in (d.params,)]
-        )
-        token_ids = self._kernels.draw_tokens(
+    def draw(self, scores: torch.Tensor, draws: Ordered[Draw]) -> torch.Tensor:
+        integers = np.array([(draw.row, draw.top_k) for draw in draws])
+        floats = np.array([(d.temperature, d.top_p, d.min_p, d.uniform) for d in draws])
+        return self._kernels.draw_tokens(
             scores,
             on_device(integers, torch.int64, scores.device),
             on_device(floats, torch.float32, scores.device),
         )
-        return token_ids, self._false.expand(len(draws))
 
 
 def byte_biases() -> torch.Tensor:
@@ -181,7 +122,7 @@ def byte_biases() -> torch.Tensor:
 
 
 def filter_among(
-    probabilities: torch.Tensor, params: list[SamplingParams], num_candidates: int
+    probabilities: torch.Tensor, params: Ordered[Draw], num_candidates: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(num_rows, vocab_size), not renormalised. Filters apply in the order top_k, top_p (to what
     top_k left), min_p, among the ``num_candidates`` most likely tokens. Rows that may keep more are
@@ -199,7 +140,7 @@ def filter_among(
 
 
 def _nucleus_threshold(
-    probabilities: torch.Tensor, params: list[SamplingParams], num_candidates: int
+    probabilities: torch.Tensor, params: Ordered[Draw], num_candidates: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the smallest probability that top_k and top_p keep among the candidates, (num_rows,
     1); ties with it stay. And whether tokens beyond the candidates may have to stay."""
@@ -246,7 +187,7 @@ parameter does nothing."""
 def choose_drawer(model: AnyModel) -> tuple[Drawer, str]:
     """Returns the drawer, and a sentence for the load report where there was a choice."""
     if model.sampler is not None:
-        return NativeDrawer(model.sampler), ""
+        return model.sampler, ""
     if model.device.type == "cuda":
         return drawer_on_card(model.config.vocab_size, model.device)
     return TorchDrawer(), ""
@@ -254,7 +195,7 @@ def choose_drawer(model: AnyModel) -> tuple[Drawer, str]:
 
 def drawer_on_card(vocab_size: int, device: torch.device) -> tuple[Drawer, str]:
     try:
-        drawer = TritonDrawer(device)
+        drawer = TritonDrawer()
         try_drawer(drawer, vocab_size, device)
     # Whatever a compiler, a driver or an old card raises: torch's operators need none of them.
     except Exception as error:
@@ -275,10 +216,10 @@ def try_drawer(drawer: Drawer, vocab_size: int, device: torch.device) -> None:
     for row, value in enumerate((float("nan"), float("inf"), float("-inf")), start=3):
         scores[row, -1] = value
     for params, uniforms, ranks in TRIALS:
-        draws = [Draw(0, params, uniform) for uniform in uniforms]
+        draws = [draw_of(0, params, uniform) for uniform in uniforms]
         # In the other order the last of those that stay is the likeliest.
-        draws.append(Draw(1, params, 0.99))
-        found = drawer.draw(scores, draws, vocab_size)[0].tolist()
+        draws.append(draw_of(1, params, 0.99))
+        found = drawer.draw(scores, draws).tolist()
         if found != [*(places[rank] for rank in ranks), places[2]]:
             raise WrongResultError(f"drew {found} with {params}")
     for found_of, wanted in zip(

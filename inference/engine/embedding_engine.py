@@ -22,14 +22,14 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice, zip_longest
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from inference.engine.errors import NumericalFault, StepFault
 from inference.engine.faults import NumericalWatch, Outcome, halves, isolate_faults
 from inference.engine.pace import StepPacer
 from inference.engine.step import Output, PendingOutputs, TokenRates
-from inference.engine.waiting_queue import WEIGHT_UNIT, QueueLimits
+from inference.engine.waiting_queue import FairClock, SchedulerLimits
 from inference.protocol.engine import (
     CancelSequence,
     EmbedSequences,
@@ -43,22 +43,8 @@ from inference.protocol.engine import (
 if TYPE_CHECKING:
     from inference.engine.embedding_load import EmbeddingRunner
 
-STEP_S = 0.1
 MAX_QUEUED_TOKENS = 2**24
 """Tokens of all queued jobs, at four bytes each; one job alone may have more."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EmbeddingBounds:
-    max_input_tokens: int
-    vocab_size: int
-    dimensions: int
-    step_tokens: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EmbeddingLimits(QueueLimits):
-    max_started: int = 256
 
 
 class EmbeddingJob:
@@ -66,9 +52,8 @@ class EmbeddingJob:
 
     def __init__(self, command: EmbedSequences, *, deadline_s: float) -> None:
         self.sequence_id = command.sequence_id
-        self.account = command.account
-        self.weight = max(1, command.weight)
-        self.is_anonymous = command.is_anonymous
+        self.caller = command.is_anonymous, command.account
+        self.weight = command.weight
         self.dimensions = command.dimensions
         self.prompts = [array("i", prompt) for prompt in command.prompts]
         self.open_inputs = sorted((len(p), index) for index, p in enumerate(self.prompts))
@@ -103,13 +88,11 @@ class Row:
 
 
 class EmbeddingQueue:
-    def __init__(self, limits: EmbeddingLimits) -> None:
+    def __init__(self, limits: SchedulerLimits) -> None:
         self.limits = limits
         self._jobs: deque[EmbeddingJob] = deque()
         self._num_tokens = 0
-        self._now = 0
-        self._given: dict[str, int] = {}
-        """The virtual time until which each account has been served: see ``FairQueue``."""
+        self._clock = FairClock()
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -128,8 +111,8 @@ class EmbeddingQueue:
         return self.num_waiting < self.limits.max_queue_depth
 
     def is_full_for(self, account: str) -> bool:
-        num_waiting = sum(not job.has_started for job in self._jobs if job.account == account)
-        num_free_slots = self.limits.max_started - self.num_started
+        num_waiting = sum(not job.has_started for job in self._jobs if job.caller[1] == account)
+        num_free_slots = self.limits.max_running - self.num_started
         return num_waiting - num_free_slots >= self.limits.max_queue_depth_per_account
 
     def add(self, job: EmbeddingJob) -> None:
@@ -140,7 +123,7 @@ class EmbeddingQueue:
         self._jobs.remove(job)
         self._num_tokens -= job.num_tokens
         if not self._jobs:
-            self._given.clear()
+            self._clock = FairClock()
 
     def overdue(self, now_s: float) -> list[EmbeddingJob]:
         return [one for one in self._jobs if one.deadline_s is not None and one.deadline_s <= now_s]
@@ -159,13 +142,15 @@ class EmbeddingQueue:
             entry = (len(row.token_ids), row.index)
             del row.job.open_inputs[bisect_left(row.job.open_inputs, entry)]
             row.job.deadline_s = None
-        self._charge(first, rows)
+        self._clock.begin(first.caller)
+        for row in rows:
+            self._clock.charge(row.job.caller, len(row.token_ids), row.job.weight)
         self._jobs.remove(first)
         self._jobs.append(first)
         return rows
 
     def _runnable(self) -> list[EmbeddingJob]:
-        num_free_slots = self.limits.max_started - self.num_started
+        num_free_slots = self.limits.max_running - self.num_started
         runnable = []
         for job in self._in_turns():
             if not job.has_started:
@@ -176,25 +161,9 @@ class EmbeddingQueue:
                 runnable.append(job)
         return runnable
 
-    def _in_turns(self) -> Iterator[EmbeddingJob]:
-        jobs_of: dict[tuple[bool, str], list[EmbeddingJob]] = {}
-        for job in self._jobs:
-            jobs_of.setdefault((job.is_anonymous, job.account), []).append(job)
-        callers = sorted(jobs_of, key=lambda caller: self._start_of(caller[1]))
-        for is_anonymous in (False, True):
-            theirs = [jobs_of[caller] for caller in callers if caller[0] is is_anonymous]
-            for one_of_each in zip_longest(*theirs):
-                yield from (job for job in one_of_each if job is not None)
-
-    def _start_of(self, account: str) -> int:
-        return max(self._now, self._given.get(account, 0))
-
-    def _charge(self, first: EmbeddingJob, rows: list[Row]) -> None:
-        self._now = self._start_of(first.account)
-        for row in rows:
-            account = row.job.account
-            cost = len(row.token_ids) * WEIGHT_UNIT // row.job.weight
-            self._given[account] = self._start_of(account) + cost
+    def _in_turns(self) -> list[EmbeddingJob]:
+        start = self._clock.start
+        return sorted(self._jobs, key=lambda job: (job.caller[0], start(job.caller)))
 
 
 def _downwards(job: EmbeddingJob, longest: int) -> Iterator[Row]:
@@ -210,18 +179,22 @@ class EmbeddingEngine:
     def __init__(
         self,
         executor: EmbeddingRunner,
-        bounds: EmbeddingBounds,
-        limits: EmbeddingLimits,
+        limits: SchedulerLimits,
         *,
+        max_input_tokens: int,
+        vocab_size: int,
+        dimensions: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._executor = executor
-        self._bounds = bounds
+        self._max_input_tokens = max_input_tokens
+        self._vocab_size = vocab_size
+        self._dimensions = dimensions
         self._clock = clock
         self._queue = EmbeddingQueue(limits)
         self._jobs: dict[str, EmbeddingJob] = {}
         self._outputs = PendingOutputs()
-        self._pacer = StepPacer(1, bounds.step_tokens, STEP_S)
+        self._pacer = StepPacer(1, limits.prefill_tokens_per_step, limits.target_step_s)
         self._rates = TokenRates()
         self._last_forward_unix_s: float | None = None
         self._numerical_watch = NumericalWatch()
@@ -285,17 +258,17 @@ class EmbeddingEngine:
         return self._outputs.take(self.stats())
 
     def _refusal(self, command: EmbedSequences) -> tuple[str, str] | None:
-        bounds, prompts = self._bounds, command.prompts
+        prompts, dimensions = command.prompts, self._dimensions
         longest = max(map(len, prompts), default=0)
         if not prompts or not all(prompts):
             return "bad_token_id", "an input has no tokens"
-        if longest > bounds.max_input_tokens:
-            numbers = f"{longest} tokens; the model takes {bounds.max_input_tokens}"
+        if longest > self._max_input_tokens:
+            numbers = f"{longest} tokens; the model takes {self._max_input_tokens}"
             return "context_length_exceeded", f"an input has {numbers}"
-        if min(map(min, prompts)) < 0 or max(map(max, prompts)) >= bounds.vocab_size:
-            return "bad_token_id", f"a token id is outside the vocabulary of {bounds.vocab_size}"
-        if not 1 <= (command.dimensions or bounds.dimensions) <= bounds.dimensions:
-            return "engine_error", f"the vectors have {bounds.dimensions} dimensions"
+        if min(map(min, prompts)) < 0 or max(map(max, prompts)) >= self._vocab_size:
+            return "bad_token_id", f"a token id is outside the vocabulary of {self._vocab_size}"
+        if not 1 <= (command.dimensions or dimensions) <= dimensions:
+            return "engine_error", f"the vectors have {dimensions} dimensions"
         if not self._queue.has_room(sum(map(len, prompts))):
             return "queue_full", f"{self._queue.num_waiting} requests are waiting"
         if self._queue.is_full_for(command.account):

@@ -8,13 +8,13 @@ import torch
 from torch.nn.functional import normalize
 
 from inference.engine.embedding_engine import (
-    EmbeddingBounds,
     EmbeddingEngine,
-    EmbeddingLimits,
     Row,
 )
 from inference.engine.errors import DoesNotFitError, StepFault, WarmupError
 from inference.engine.faults import recover
+from inference.engine.load.trial import report_step
+from inference.engine.waiting_queue import SchedulerLimits
 from inference.loading.embedding_loader import OpenedEmbeddingModel
 from inference.loading.progress import OnProgress
 from inference.models.embedding import EmbeddingModel
@@ -40,18 +40,10 @@ def load_embedding_engine(
         _run_largest_step(model, opened.step_tokens)
     engine = EmbeddingEngine(
         EmbeddingRunner(model),
-        EmbeddingBounds(
-            max_input_tokens=opened.config.max_input_tokens,
-            vocab_size=opened.config.vocab_size,
-            dimensions=opened.config.dimensions,
-            step_tokens=opened.step_tokens,
-        ),
-        EmbeddingLimits(
-            max_started=spec.max_concurrent_sequences,
-            max_queue_depth=spec.max_queue_depth,
-            max_queue_wait_s=spec.max_queue_wait_s,
-            max_queue_share_percent=spec.max_queue_share_percent,
-        ),
+        SchedulerLimits.of(spec, opened.step_tokens),
+        max_input_tokens=opened.config.max_input_tokens,
+        vocab_size=opened.config.vocab_size,
+        dimensions=opened.config.dimensions,
     )
     _warm_up(engine, opened, on_progress)
     return engine, model
@@ -100,9 +92,7 @@ def _warm_up(
 ) -> None:
     num_tokens = min(WARMUP_TOKENS, opened.config.max_input_tokens)
     for done in range(WARMUP_STEPS):
-        on_progress(
-            LoadProgress(stage=LoadStage.WARMUP, done=done, total=WARMUP_STEPS, unit="steps")
-        )
+        report_step(on_progress, done, WARMUP_STEPS)
         prompt = [index % opened.config.vocab_size for index in range(num_tokens)]
         engine.submit(EmbedSequences(sequence_id=f"warm-up-{done}", prompts=[prompt]))
         for output in engine.step().outputs:

@@ -1,17 +1,18 @@
 """The engine of one loaded model: schedule → run → sample → commit → emit, one step at a time.
 
 Owned by one thread; everything here is called from it. Time and the tensor work come from outside
-(``clock``, ``Executor``), so that tests can drive it with neither a model nor a wait.
+(``clock``, ``TensorExecutor``), so that tests can drive it with neither a model nor a wait.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import TYPE_CHECKING, Any
 
 from inference.engine.adapters import Adapters
-from inference.engine.errors import StepFault
+from inference.engine.errors import NumericalFault
 from inference.engine.faults import (
     NumericalWatch,
     Outcome,
@@ -34,26 +35,16 @@ from inference.protocol.engine import (
     SubmitSequence,
 )
 
+if TYPE_CHECKING:
+    from inference.engine.executor import TensorExecutor
+
 COMPILE_WAIT_S = 0.005
-
-
-class Executor(Protocol):
-    def execute(self, schedule: Schedule) -> Sampled:
-        """Samples one token per sequence of ``schedule.sampled``. If it raises, no state has
-        changed: the rows can be run again, together or apart, with the same results."""
-        ...
-
-    def recover(self, error: Exception) -> StepFault:
-        """Classifies an error of ``execute``, and frees the memory of the attempt."""
-        ...
-
-    def forget(self, sequence: Sequence) -> None: ...
 
 
 class Engine:
     def __init__(
         self,
-        executor: Executor,
+        executor: TensorExecutor,
         scheduler: Scheduler,
         limits: EngineLimits,
         *,
@@ -93,10 +84,6 @@ class Engine:
     @property
     def has_prompts(self) -> bool:
         return self.scheduler.has_prompts
-
-    @property
-    def running_limit(self) -> int:
-        return self._times.pacer.running_limit
 
     def step(self) -> StepOutputs:
         """Raises ``StepFault`` where the device is not sound: then the engine is lost."""
@@ -207,9 +194,6 @@ class Engine:
             warnings=self._warnings,
         )
 
-    def check_integrity(self) -> None:
-        self.scheduler.check_integrity()
-
     @property
     def _warnings(self) -> list[str]:
         disk = self._prefix_disk
@@ -247,32 +231,31 @@ class Engine:
             self.scheduler.commit(part, sampled.token_ids, sampled.accepted)
             self._emit(part, sampled)
         for part, fault in outcome.failed:
+            self.scheduler.end(*part.sequences)
             for sequence in part.sequences:
-                self.scheduler.end(sequence)
                 self._fail(sequence, fault.code, fault.client_message)
         self._numerical_watch.record(
             num_rows=sum(len(sampled.token_ids) for _, sampled in outcome.done),
-            num_failed=sum(len(sampled.failed) for _, sampled in outcome.done),
+            num_failed=sum(sampled.num_failed for _, sampled in outcome.done),
         )
 
     def _emit(self, schedule: Schedule, sampled: Sampled) -> None:
         ended, failed = emit_step(schedule, sampled, self._outputs, self._step_end_s)
         for sequence in ended:
             self._forget(sequence)
-        for row, sequence in failed:
-            if row in sampled.failed:
+        for sequence, end in failed:
+            if end.code == NumericalFault.code:
                 self.scheduler.kv_cache.invalidate_prefix(sequence)
-            failure = sampled.failure(row)
-            assert failure is not None
-            self._fail(sequence, *failure, num_unusable_tokens=1)
+            self._fail(sequence, end.code, end.message, num_unusable_tokens=1)
             ended.append(sequence)
-        self.scheduler.end_many(ended)
+        self.scheduler.end(*ended)
 
     def _wait(self) -> None:
-        if self._prefix_disk is not None and self._prefix_disk.wait(COMPILE_WAIT_S):
-            return
-        if not self._adapters.wait(COMPILE_WAIT_S):
-            self._pending_grammars.wait(COMPILE_WAIT_S)
+        futures: list[Future[Any]] = [*self._adapters.futures, *self._pending_grammars.futures]
+        if self._prefix_disk is not None:
+            futures += self._prefix_disk.futures
+        if futures:
+            wait(futures, COMPILE_WAIT_S, FIRST_COMPLETED)
 
     def _take_grammars_and_adapters(self) -> None:
         if self._pending_grammars.pending:

@@ -22,7 +22,7 @@ import torch
 
 from inference.engine.errors import StepFault
 from inference.engine.faults import recover
-from inference.engine.logits_processors import needs_sampler
+from inference.engine.logits_processors import is_free_of_host, needs_sampler
 from inference.engine.model_runner import ModelRunner
 from inference.engine.sampler import SampledTokens, Sampler, prompt_logprobs
 from inference.engine.sequence import Sequence
@@ -57,6 +57,8 @@ class TensorExecutor:
         self._device = device
 
     def execute(self, schedule: Schedule) -> Sampled:
+        """Samples one token per sequence of ``schedule.sampled``. If it raises, no state has
+        changed: the rows can be run again, together or apart, with the same results."""
         return self.read(self.launch(schedule))
 
     def launch(self, schedule: Schedule, after: LaunchedStep | None = None) -> LaunchedStep:
@@ -85,9 +87,10 @@ class TensorExecutor:
         return LaunchedStep(schedule, logits, unread)
 
     def is_settled(self, sequence: Sequence) -> bool:
-        return self.sampler.is_settled(sequence)
+        return is_free_of_host(sequence)
 
     def recover(self, error: Exception) -> StepFault:
+        """Classifies an error of ``execute``, and frees the memory of the attempt."""
         return recover(error, self._device.type)
 
     def forget(self, sequence: Sequence) -> None:
@@ -153,18 +156,10 @@ def _take(
     token_id = verified.token_ids[index] = found.token_ids[row]
     if (logprob := found.logprobs.get(row)) is not None:
         verified.logprobs[index] = logprob
-    if row in found.failed:
-        verified.failed[index] = found.failed[row]
-    elif row in found.broken:
-        verified.broken[index] = found.broken[row]
-    elif row in found.ended:
-        verified.ended.add(index)
-    elif row in found.complete:
-        verified.complete.add(index)
-    else:
-        is_stop = token_id in sequence.stop_ids
-        return not is_stop and depth < len(draft) and token_id == draft[depth]
-    return False
+    if (end := found.ends.get(row)) is not None:
+        verified.ends[index] = end
+        return False
+    return token_id not in sequence.stop_ids and depth < len(draft) and token_id == draft[depth]
 
 
 def _is_plain(sequence: Sequence) -> bool:

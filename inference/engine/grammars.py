@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -184,19 +184,15 @@ class PendingGrammars:
         self.pending: dict[str, tuple[Sequence, Future[CompiledGrammar]]] = {}
 
     def add(self, sequence: Sequence, grammar: Grammar) -> None:
-        if self._source is None:
-            future: Future[CompiledGrammar] = Future()
-            future.set_exception(GrammarError("this engine has no grammars"))
-        else:
-            future = self._source.compile(grammar.text)
-        self.pending[sequence.sequence_id] = sequence, future
+        assert self._source is not None, "a load has it"
+        self.pending[sequence.sequence_id] = sequence, self._source.compile(grammar.text)
 
     def forget(self, sequence: Sequence) -> None:
         self.pending.pop(sequence.sequence_id, None)
 
-    def wait(self, timeout_s: float) -> None:
-        if self.pending:
-            wait([future for _, future in self.pending.values()], timeout_s, FIRST_COMPLETED)
+    @property
+    def futures(self) -> list[Future[CompiledGrammar]]:
+        return [future for _, future in self.pending.values()]
 
     def take_done(self) -> list[tuple[Sequence, str]]:
         """Returns the sequences whose grammar does not compile, with a message for the client."""

@@ -8,16 +8,16 @@ llama.cpp the repetition penalty may look at the last tokens alone.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence as Ordered
-from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from llguidance.numpy import allocate_token_bitmask
 
-from inference.engine.drawing import Bits, Drawer
+from inference.engine.drawing import Drawer
 from inference.engine.grammars import GrammarState
 from inference.engine.sequence import Sequence
+from inference.engine.step import RowEnd
 from inference.models.step_input import on_device
 from inference.protocol.engine import SamplingParams, ThinkingLimit
 
@@ -205,44 +205,35 @@ def forbid_early_stops(scores: torch.Tensor, sequences: list[Sequence]) -> None:
     flat.index_copy_(0, places, torch.where(is_left_nothing, allowed, float("-inf")))
 
 
-@dataclass(frozen=True, slots=True)
-class MaskedRows:
-    """``ended`` rows can only stop. The token sampled for a masked row is meaningless."""
-
-    ended: set[int] = field(default_factory=set)
-    broken: dict[int, str] = field(default_factory=dict)
-
-    def at_rows(self, rows: Ordered[int]) -> MaskedRows:
-        return MaskedRows(
-            {rows[index] for index in self.ended},
-            {rows[index]: problem for index, problem in self.broken.items()},
-        )
-
-
-def apply_masks(scores: torch.Tensor, sequences: list[Sequence], drawer: Drawer) -> MaskedRows:
-    """``scores`` (num_sequences, vocab_size) float32, in place."""
-    masked = MaskedRows()
+def apply_masks(
+    scores: torch.Tensor, sequences: list[Sequence], drawer: Drawer
+) -> dict[int, RowEnd]:
+    """``scores`` (num_sequences, vocab_size) float32, in place. Returns the rows that can only
+    stop, and those that cannot go on: the token sampled for them means nothing."""
     bound = [
         (row, sequence, sequence.grammar)
         for row, sequence in enumerate(sequences)
         if sequence.grammar is not None and sequence.grammar.is_active
     ]
     if not bound:
-        return masked
+        return {}
     words = allocate_token_bitmask(len(bound), scores.shape[-1])
     # One after the other: llguidance's thread pool was seen to deadlock beside ours.
     for index, (_, _, state) in enumerate(bound):
         state.fill_mask(words, index)
     bits = words.view(np.uint8)
-    for row_bits, (row, sequence, state) in zip(bits, bound, strict=True):
-        settle_end(row_bits, row, sequence, state, masked)
-    drawer.forbid(scores, [row for row, _, _ in bound], bits)
-    return masked
+    ends = {
+        row: end
+        for row_bits, (row, sequence, state) in zip(bits, bound, strict=True)
+        if (end := _settle_end(row_bits, sequence, state)) is not None
+    }
+    drawer.forbid(scores, [row for row, _, _ in bound], torch.from_numpy(bits))
+    return ends
 
 
-def settle_end(
-    bits: Bits, row: int, sequence: Sequence, state: GrammarState, masked: MaskedRows
-) -> None:
+def _settle_end(
+    bits: npt.NDArray[np.uint8], sequence: Sequence, state: GrammarState
+) -> RowEnd | None:
     """Edits ``bits`` in place. llguidance allows all end tokens where the grammar may end; the
     sequence may sample those that stop it (none, when it ignores them)."""
     first = state.end_ids[0]
@@ -252,14 +243,12 @@ def settle_end(
     if bits.any():
         for token_id in sequence.stop_ids.intersection(state.end_ids) if may_end else ():
             bits[token_id >> 3] |= 1 << (token_id & 7)
-        return
-    if (problem := state.problem) is not None:
-        masked.broken[row] = problem
-    elif may_end:
-        masked.ended.add(row)
-    else:
-        masked.broken[row] = "no token of the model can continue the output here"
+        return None
     bits[:] = 0xFF
+    if may_end and state.problem is None:
+        return RowEnd()
+    nothing = "no token of the model can continue the output here"
+    return RowEnd.of_grammar(state.problem or nothing)
 
 
 class ThinkingBudget:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from inference.engine.prompt_images import PromptImages
 from inference.engine.sequence import Sequence
 from inference.engine.speculation.draft_runner import PredictorRunner
 from inference.engine.step import PrefillChunk, Schedule
+from inference.loading.image_processor import ImageFileProcessor
 from inference.models.backend import AnyModel, KVStorage
 from inference.models.errors import InvalidImageError
 from inference.models.step_input import (
@@ -216,15 +217,8 @@ class BlockTables:
         self._free_rows.extend(range(2 * num_rows - 1, num_rows - 1, -1))
 
 
-class ImageProcessor(Protocol):
-    def patches(self, data: bytes, grid: tuple[int, int, int]) -> npt.NDArray[np.float32]:
-        """Returns an image file's patches (num_patches, patch_features), in the order in which they
-        are merged. ``grid``: the size that the prompt counts. Raises ``InvalidImageError``."""
-        ...
-
-
 class ImageRows:
-    def __init__(self, tower: Tower, processor: ImageProcessor, kept_bytes: int) -> None:
+    def __init__(self, tower: Tower, processor: ImageFileProcessor, kept_bytes: int) -> None:
         self._tower = tower
         self._processor = processor
         self._rows: RecentResults[ImageEmbeddings] = RecentResults(

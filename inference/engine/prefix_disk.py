@@ -13,9 +13,10 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Sequence as Ordered
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import accumulate, takewhile
+from typing import Any
 
 import torch
 
@@ -157,12 +158,11 @@ class PrefixDisk:
         if self._unwritten:
             self._copy_some()
 
-    def wait(self, timeout_s: float) -> bool:
-        if self._readings:
-            wait([r.future for r in self._readings], timeout_s, FIRST_COMPLETED)
-        elif len(self._writes) >= MOST_WRITING:
-            wait([self._writes[0]], timeout_s)
-        return bool(self._readings or self._unwritten)
+    @property
+    def futures(self) -> list[Future[Any]]:
+        """Those without which it has nothing to do."""
+        is_writing = len(self._writes) >= MOST_WRITING
+        return [*(r.future for r in self._readings), *([self._writes[0]] if is_writing else [])]
 
     def flush(self) -> None:
         while self._unwritten:

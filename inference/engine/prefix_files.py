@@ -60,11 +60,6 @@ class PrefixFiles:
         except OSError as error:
             self._switch_off(error)
 
-    @property
-    def num_bytes(self) -> int:
-        with self._lock:
-            return sum(self._sizes.values())
-
     def holds(self, name: str) -> bool:
         return name in self._sizes
 

@@ -17,14 +17,12 @@ import numpy.typing as npt
 
 from inference.models.vision_config import VisionConfig
 from inference.protocol.engine import SubmitSequence
-from inference.protocol.images import SequenceImage, TokenRun, num_image_tokens
+from inference.protocol.images import SequenceImage, TokenRun
 
 Ints = npt.NDArray[np.int64]
 
 
 class PromptImages:
-    """``images`` have no ``image_problem``."""
-
     def __init__(
         self,
         images: Ordered[SequenceImage],
@@ -96,34 +94,6 @@ def _places(images: Ordered[SequenceImage], num_tokens: int, merge: int) -> Ints
         token = last
     found[:, token:] = np.arange(place, place + num_tokens - token)
     return found
-
-
-def image_problem(
-    images: Ordered[SequenceImage], token_ids: list[int], vision: VisionConfig | None
-) -> tuple[str, str] | None:
-    """Returns code and message for the client where a prompt with these images can never run."""
-    if not images:
-        return None
-    if vision is None:
-        return "vision_unsupported", "this model reads text only"
-    end = 0
-    for image in images:
-        num_tiles, height, width = image.grid
-        is_even = num_tiles > 0 and height % vision.merge == 0 and width % vision.merge == 0
-        if not is_even or image.num_tokens != num_image_tokens(image.grid, vision.merge):
-            return "invalid_image", "an image's size and its number of tokens do not fit"
-        is_within = num_tiles <= vision.most_tiles and height * width <= vision.most_patches
-        if not image.num_tokens > 0 or not is_within:
-            return "invalid_image", "an image has more pixels than the model is given"
-        if vision.mrope_section is not None and len(image.runs) > 1:
-            return "invalid_image", "an image's tokens are apart, and have places of their own"
-        for run in image.runs:
-            pads = token_ids[run.first_token : run.end]
-            is_inside = end <= run.first_token and run.end <= len(token_ids)
-            if not is_inside or set(pads) != {vision.image_token_id}:
-                return "invalid_image", "an image's tokens are not where the prompt has them"
-            end = run.end
-    return None
 
 
 def prompt_images(command: SubmitSequence, vision: VisionConfig) -> PromptImages:

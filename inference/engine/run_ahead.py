@@ -9,9 +9,9 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
+from inference.engine.pace import StepPacer
 from inference.engine.scheduler import Scheduler
 from inference.engine.step import Sampled, Schedule
-from inference.engine.waiting_queue import Pace
 from inference.supervised_threads import contained
 
 if TYPE_CHECKING:
@@ -34,10 +34,10 @@ class RunAhead:
         self.executor = executor
         self._scheduler = scheduler
         self._launched: tuple[Schedule, LaunchedStep] | None = None
-        self._pace: Pace | None = None
+        self._pace: StepPacer | None = None
         """The pace of the step that is scheduled now; it also bounds the step ahead."""
 
-    def next_schedule(self, pace: Pace) -> Schedule:
+    def next_schedule(self, pace: StepPacer) -> Schedule:
         """Returns the launched step's schedule while any of its sequences lives, else a new one."""
         self._pace = pace
         if self._launched is not None and not self._launched[0].without_ended_rows().is_empty:
@@ -104,7 +104,7 @@ class StepGroups:
         self._begun: deque[_Begun] = deque()
         self.is_ahead = False
 
-    def next_schedule(self, pace: Pace) -> Schedule:
+    def next_schedule(self, pace: StepPacer) -> Schedule:
         """Begins a step of each group that can, and returns the oldest step's schedule."""
         self._drop_ended()
         self.is_ahead = bool(self._begun)

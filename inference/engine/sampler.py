@@ -11,25 +11,23 @@ from __future__ import annotations
 import random
 from collections.abc import Collection
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
-from inference.engine.drawing import TOP_CANDIDATES, Draw, Drawer, TorchDrawer, row_pieces
+from inference.engine.drawing import Drawer, TorchDrawer, draw_of, row_pieces
 from inference.engine.logits_processors import (
-    MaskedRows,
     ThinkingBudget,
     TokenCounts,
     add_bias,
     apply_masks,
     forbid_early_stops,
     is_adjusted,
-    is_free_of_host,
     is_refused,
     needs_sampler,
 )
 from inference.engine.sequence import Sequence
-from inference.engine.step import PrefillChunk, Sampled
+from inference.engine.step import PrefillChunk, RowEnd, Sampled
 from inference.models.step_input import HostCopy, on_device, read_back, rows_of
 from inference.protocol.engine import TokenLogprob
 
@@ -41,15 +39,9 @@ NUM_RANDOM_BITS = 24
 class _SampledRows:
     rows: list[int]
     """Row indices into the step's logits."""
-    sequences: list[Sequence]
-    scores: torch.Tensor
-    places: list[int]
-    """Row indices into ``scores``, which are the step's logits where nothing adjusts them."""
-    masked: MaskedRows
-    num_ahead: int
-    """A sequence's tokens not in its ``token_ids`` yet: on the device, or accepted drafts."""
-    tensors: tuple[torch.Tensor, ...] = ()
-    """Token ids, (num_rows,); where any were drawn also whether each row had too few candidates."""
+    ends: dict[int, RowEnd]
+    token_ids: torch.Tensor
+    """(num_rows,) int64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +51,20 @@ class SampledTokens:
     greedy: torch.Tensor
     """Each row's largest logit's token, (num_rows,) int64."""
     choice: _SampledRows
+    num_ahead: int
+    """A sequence's tokens not in its ``token_ids`` yet: on the device, or accepted drafts."""
     host_copy: HostCopy
 
     def token_ids(self) -> torch.Tensor:
-        """(num_rows,) int64, on the device; the sampled ones where ``Sampler.is_settled``."""
+        """(num_rows,) int64, on the device; the sampled ones where ``is_free_of_host``."""
         if not self.choice.rows:
             return self.greedy
         where = on_device(self.choice.rows, torch.int64, self.greedy.device)
-        return self.greedy.index_copy(0, where, self.choice.tensors[0])
+        return self.greedy.index_copy(0, where, self.choice.token_ids)
 
 
 class Sampler:
-    def __init__(self, vocab_size: int, drawer: Drawer | None = None) -> None:
-        self._vocab_size = vocab_size
+    def __init__(self, drawer: Drawer | None = None) -> None:
         self._drawer = drawer or TorchDrawer()
         self._random: dict[str, RandomStream] = {}
         self._counts = TokenCounts()
@@ -82,46 +75,40 @@ class Sampler:
         last operation that may raise, so that a step can be tried again."""
         return self.read(self.choose(sequences, logits))
 
-    def is_settled(self, sequence: Sequence) -> bool:
-        """Whether the device alone can choose its next token and the one after."""
-        is_greedy = sequence.params.is_greedy
-        return is_free_of_host(sequence) and (self._drawer.is_exact or is_greedy)
-
     @torch.inference_mode()
     def choose(
         self, sequences: list[Sequence], logits: torch.Tensor, *, num_ahead: int = 0
     ) -> SampledTokens:
-        """Does not wait for the device. ``num_ahead``: see ``_SampledRows``; unread tokens may be
-        among them only for settled sequences."""
+        """Waits only where the drawer does. ``num_ahead``: see ``SampledTokens``; unread tokens
+        may be among them only where ``is_free_of_host``."""
         greedy, are_finite = self._likeliest(logits)
         rows = [row for row, sequence in enumerate(sequences) if needs_sampler(sequence)]
         choice = self._choose(sequences, logits, greedy, rows, num_ahead)
-        host_copy = HostCopy([are_finite, greedy, *choice.tensors])
-        return SampledTokens(sequences, logits, greedy, choice, host_copy)
+        host_copy = HostCopy([are_finite, greedy, choice.token_ids])
+        return SampledTokens(sequences, logits, greedy, choice, num_ahead, host_copy)
 
     @torch.inference_mode()
     def read(self, unread: SampledTokens) -> Sampled:
         sequences, logits, greedy = unread.sequences, unread.logits, unread.greedy
-        waited = unread.host_copy.values()
-        failed = {
-            row: int(logits[row].isfinite().logical_not().sum())
-            for row, is_finite in enumerate(waited[0])
+        are_finite, token_ids, chosen_ids = unread.host_copy.values()
+        ends = {
+            row: RowEnd.of_numbers(int(logits[row].isfinite().logical_not().sum()))
+            for row, is_finite in enumerate(are_finite)
             if not is_finite
         }
-        token_ids, masked = waited[1], MaskedRows()
-        self._settle(unread.choice, waited[2:], token_ids, masked, failed)
+        self._settle(sequences, unread.choice, chosen_ids, token_ids, ends)
         refused = [
             row
             for row, sequence in enumerate(sequences)
-            if row not in failed and is_refused(token_ids[row], sequence)
+            if row not in ends and is_refused(token_ids[row], sequence)
         ]
         if refused:
-            num_ahead = unread.choice.num_ahead
-            choice = self._choose(sequences, logits, greedy, refused, num_ahead)
-            self._settle(choice, read_back(choice.tensors), token_ids, masked, failed)
-        logprobs = self.logprobs(sequences, logits, token_ids, failed)
-        complete = self._follow(sequences, token_ids, masked)
-        return Sampled(token_ids, failed, logprobs, complete, masked.ended, masked.broken)
+            choice = self._choose(sequences, logits, greedy, refused, unread.num_ahead)
+            (chosen_ids,) = read_back([choice.token_ids])
+            self._settle(sequences, choice, chosen_ids, token_ids, ends)
+        logprobs = self.logprobs(sequences, logits, token_ids, ends)
+        self._follow(sequences, token_ids, ends)
+        return Sampled(token_ids, ends, logprobs)
 
     def forget(self, sequence: Sequence) -> None:
         self._random.pop(sequence.sequence_id, None)
@@ -139,63 +126,52 @@ class Sampler:
         logits: torch.Tensor,
         greedy: torch.Tensor,
         rows: list[int],
-        num_ahead: int = 0,
+        num_ahead: int,
     ) -> _SampledRows:
-        """``greedy``: each row's likeliest token id. Does not wait for the device."""
-        chosen = [sequences[row] for row in rows]
+        """``greedy``: each row's likeliest token id."""
         if not rows:
-            return _SampledRows(rows, chosen, logits, [], MaskedRows(), num_ahead)
-        if not any(map(is_adjusted, chosen)):
-            choice = _SampledRows(rows, chosen, logits, rows, MaskedRows(), num_ahead)
-            likeliest = greedy.index_select(0, on_device(rows, torch.int64, greedy.device))
-            return replace(choice, tensors=self._draw_over(likeliest, choice))
-        scores = logits.clone() if len(rows) == len(logits) else rows_of(logits, rows)
-        masked = self._adjust(scores, chosen)
-        choice = _SampledRows(rows, chosen, scores, list(range(len(rows))), masked, num_ahead)
-        likeliest = self._drawer.likeliest(scores)[0]
-        return replace(choice, tensors=self._draw_over(likeliest, choice))
+            return _SampledRows(rows, {}, greedy[:0])
+        chosen = [sequences[row] for row in rows]
+        scores, places = logits, rows
+        ends: dict[int, RowEnd] = {}
+        if any(map(is_adjusted, chosen)):
+            scores = logits.clone() if len(rows) == len(logits) else rows_of(logits, rows)
+            places = list(range(len(rows)))
+            ends = {rows[i]: end for i, end in self._adjust(scores, chosen).items()}
+            token_ids = self._drawer.likeliest(scores)[0]
+        else:
+            token_ids = greedy.index_select(0, on_device(rows, torch.int64, greedy.device))
+        drawn = [i for i, sequence in enumerate(chosen) if not sequence.params.is_greedy]
+        if drawn:
+            draws = [
+                draw_of(places[i], chosen[i].params, self._uniform(chosen[i], num_ahead))
+                for i in drawn
+            ]
+            where = on_device(drawn, torch.int64, token_ids.device)
+            token_ids = token_ids.index_copy(0, where, self._drawer.draw(scores, draws))
+        return _SampledRows(rows, ends, token_ids)
 
-    def _adjust(self, scores: torch.Tensor, sequences: list[Sequence]) -> MaskedRows:
+    def _adjust(self, scores: torch.Tensor, sequences: list[Sequence]) -> dict[int, RowEnd]:
         self._counts.penalize(scores, sequences)
         add_bias(scores, sequences)
-        masked = apply_masks(scores, sequences, self._drawer)
+        ends = apply_masks(scores, sequences, self._drawer)
         forbid_early_stops(scores, sequences)
-        return masked
-
-    def _draw_over(self, token_ids: torch.Tensor, choice: _SampledRows) -> tuple[torch.Tensor, ...]:
-        indices = [i for i, s in enumerate(choice.sequences) if not s.params.is_greedy]
-        if not indices:
-            return (token_ids,)
-        drawn, is_short = self._draw(choice, indices, TOP_CANDIDATES)
-        where = on_device(indices, torch.int64, token_ids.device)
-        all_short = torch.zeros_like(token_ids, dtype=torch.bool).index_copy(0, where, is_short)
-        return token_ids.index_copy(0, where, drawn), all_short
+        return ends
 
     def _settle(
         self,
+        sequences: list[Sequence],
         choice: _SampledRows,
-        read: list[list[int]],
+        chosen_ids: list[int],
         token_ids: list[int],
-        masked: MaskedRows,
-        failed: Collection[int],
+        ends: dict[int, RowEnd],
     ) -> None:
-        if not choice.rows:
-            return
-        chosen_ids = read[0]
-        is_short = read[1] if len(read) > 1 else []
-        short = [i for i, value in enumerate(is_short) if value and choice.rows[i] not in failed]
-        if short:  # flat distributions: their nucleus is wider than the candidates
-            drawn, _ = self._draw(choice, short, self._vocab_size)
-            for index, token_id in zip(short, read_back([drawn])[0], strict=True):
-                chosen_ids[index] = token_id
-        for index, row in enumerate(choice.rows):
-            if row in failed:
-                continue
-            forced = self._forced_token(choice.sequences[index])
-            token_ids[row] = chosen_ids[index] if forced is None else forced
-        found = choice.masked.at_rows(choice.rows)
-        masked.ended.update(found.ended)
-        masked.broken.update(found.broken)
+        for row, end in choice.ends.items():
+            ends.setdefault(row, end)
+        for row, token_id in zip(choice.rows, chosen_ids, strict=True):
+            if row not in ends:
+                forced = self._forced_token(sequences[row])
+                token_ids[row] = token_id if forced is None else forced
 
     def _forced_token(self, sequence: Sequence) -> int | None:
         """An active grammar decides the next token itself."""
@@ -206,24 +182,22 @@ class Sampler:
         return self._thinking_of(sequence).forced_token
 
     def _follow(
-        self, sequences: list[Sequence], token_ids: list[int], masked: MaskedRows
-    ) -> set[int]:
-        """Returns rows whose grammar is complete; adds violating ones to ``masked``."""
-        complete: set[int] = set()
+        self, sequences: list[Sequence], token_ids: list[int], ends: dict[int, RowEnd]
+    ) -> None:
+        """Adds rows whose grammar is complete or was violated to ``ends``."""
         self._counts.add(sequences, token_ids)
         for row, (sequence, token_id) in enumerate(zip(sequences, token_ids, strict=True)):
             if sequence.params.thinking_limit is not None:
                 self._thinking_of(sequence).advance(token_id)
             state = sequence.grammar
-            if state is None or row in masked.ended or row in masked.broken:
+            if state is None or row in ends:
                 continue
             if token_id not in sequence.stop_ids:
                 state.advance(token_id)
                 if (problem := state.problem) is not None:
-                    masked.broken[row] = problem
+                    ends[row] = RowEnd.of_grammar(problem)
                 elif state.is_complete:
-                    complete.add(row)
-        return complete
+                    ends[row] = RowEnd(has_token=True)
 
     def _thinking_of(self, sequence: Sequence) -> ThinkingBudget:
         budget = self._thinking.get(sequence.sequence_id)
@@ -233,43 +207,29 @@ class Sampler:
             self._thinking[sequence.sequence_id] = budget
         return budget
 
-    def _draw(
-        self, choice: _SampledRows, indices: list[int], num_candidates: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        sequences = choice.sequences
-        draws = [
-            Draw(choice.places[i], sequences[i].params, self._uniform(sequences[i], choice))
-            for i in indices
-        ]
-        return self._drawer.draw(choice.scores, draws, num_candidates)
-
-    def _uniform(self, sequence: Sequence, choice: _SampledRows) -> float:
+    def _uniform(self, sequence: Sequence, num_ahead: int) -> float:
         stream = self._random.get(sequence.sequence_id)
         if stream is None:
             stream = self._random[sequence.sequence_id] = RandomStream(sequence.params.seed)
-        return stream.uniform(sequence.num_output_tokens + choice.num_ahead)
+        return stream.uniform(sequence.num_output_tokens + num_ahead)
 
     def logprobs(
         self,
         sequences: list[Sequence],
         logits: torch.Tensor,
         token_ids: list[int],
-        failed: Collection[int],
+        ends: Collection[int],
     ) -> dict[int, TokenLogprob]:
         rows = [
             row
             for row, sequence in enumerate(sequences)
-            if sequence.params.top_logprobs is not None and row not in failed
+            if sequence.params.top_logprobs is not None and row not in ends
         ]
         if not rows:
             return {}
-        found: dict[int, TokenLogprob] = {}
-        for piece in row_pieces(len(rows), self._vocab_size):
-            some = rows[piece]
-            wanted = [sequences[row].params.top_logprobs or 0 for row in some]
-            chosen = [token_ids[row] for row in some]
-            found |= zip(some, token_logprobs(rows_of(logits, some), chosen, wanted), strict=True)
-        return found
+        chosen = [token_ids[row] for row in rows]
+        wanted = [sequences[row].params.top_logprobs or 0 for row in rows]
+        return dict(zip(rows, token_logprobs(logits, rows, chosen, wanted), strict=True))
 
 
 class RandomStream:
@@ -295,24 +255,32 @@ class RandomStream:
 
 
 def token_logprobs(
-    logits: torch.Tensor, token_ids: Ordered[int], num_top: Ordered[int], *, ranks: bool = False
+    logits: torch.Tensor,
+    rows: list[int],
+    token_ids: Ordered[int],
+    num_top: Ordered[int],
+    *,
+    ranks: bool = False,
 ) -> list[TokenLogprob]:
-    """``logits`` (num_rows, vocab_size) float32. ``ranks``: also ranks in the vocabulary."""
-    logprobs = torch.log_softmax(logits, dim=-1)
-    top = logprobs.topk(min(max(num_top), logprobs.shape[-1]), dim=-1)
-    top_values, top_ids = top.values.tolist(), top.indices.tolist()
-    chosen = torch.tensor(token_ids, device=logits.device).unsqueeze(1)
-    own = logprobs.gather(1, chosen)
-    values = own.flatten().tolist()
-    places: list[int] | list[None] = [None] * len(values)
-    if ranks:
-        places = ((logprobs > own).sum(dim=-1) + 1).tolist()
-    return [
-        TokenLogprob(token_id, value, list(zip(ids, best, strict=True))[:most], place)
-        for token_id, value, ids, best, most, place in zip(
-            token_ids, values, top_ids, top_values, num_top, places, strict=True
-        )
-    ]
+    """``logits`` (_, vocab_size) float32, of which ``rows`` count. ``ranks``: also ranks in the
+    vocabulary."""
+    found: list[TokenLogprob] = []
+    for piece in row_pieces(len(rows), logits.shape[-1]):
+        chosen, most = token_ids[piece], num_top[piece]
+        logprobs = torch.log_softmax(rows_of(logits, rows[piece]), dim=-1)
+        top = logprobs.topk(min(max(most), logprobs.shape[-1]), dim=-1)
+        own = logprobs.gather(1, torch.tensor(chosen, device=logits.device).unsqueeze(1))
+        places: list[int] | list[None] = [None] * len(chosen)
+        if ranks:
+            places = ((logprobs > own).sum(dim=-1) + 1).tolist()
+        columns = own.flatten().tolist(), top.indices.tolist(), top.values.tolist()
+        found += [
+            TokenLogprob(token_id, value, list(zip(ids, best, strict=True))[:count], place)
+            for token_id, value, ids, best, count, place in zip(
+                chosen, *columns, most, places, strict=True
+            )
+        ]
+    return found
 
 
 def prompt_logprobs(
@@ -326,16 +294,9 @@ def prompt_logprobs(
             continue
         sequence, end_row = chunk.sequence, first_row + len(scored)
         successors = sequence.token_ids[scored.start + 1 : scored.stop + 1]
-        rows = logits[first_row:end_row]
-        found[sequence.sequence_id] = [
-            logprob
-            for piece in row_pieces(len(rows), rows.shape[-1])
-            for logprob in token_logprobs(
-                rows[piece],
-                successors[piece],
-                [sequence.params.prompt_logprobs or 0] * len(successors[piece]),
-                ranks=True,
-            )
-        ]
+        num_top = [sequence.params.prompt_logprobs or 0] * len(scored)
+        found[sequence.sequence_id] = token_logprobs(
+            logits, list(range(first_row, end_row)), successors, num_top, ranks=True
+        )
         first_row = end_row
     return found

@@ -23,11 +23,11 @@ from types import MappingProxyType
 from inference.engine.adapters import Adapters
 from inference.engine.errors import IntegrityError
 from inference.engine.kv_cache import KVCache
-from inference.engine.prompt_images import image_problem
+from inference.engine.pace import StepPacer
 from inference.engine.sequence import Sequence, SequenceState
 from inference.engine.speculation.speculator import Speculator
 from inference.engine.step import AcceptedDrafts, PrefillChunk, Schedule, end_of_chunk
-from inference.engine.waiting_queue import Pace, SchedulerLimits, WaitingQueue
+from inference.engine.waiting_queue import SchedulerLimits, WaitingQueue
 from inference.models.vision_config import VisionConfig
 from inference.protocol.engine import SubmitSequence
 
@@ -45,10 +45,10 @@ def command_problem(
     """Returns code and message for the client where the sequence is refused."""
     problem = _prompt_problem(command.token_ids, limits)
     problem = problem or _token_id_problem(command, limits.vocab_size)
-    if problem is None and command.images:
-        problem = image_problem(command.images, command.token_ids, limits.vision)
     if problem is not None:
         return problem
+    if command.images and limits.vision is None:
+        return "vision_unsupported", "this model reads text only"
     if command.adapter is not None and (reason := adapters.problem()) is not None:
         return "model_load_failed", reason
     if scheduler.is_full:
@@ -142,7 +142,7 @@ class Scheduler:
         self.waiting.add(sequence)
 
     def schedule(
-        self, pace: Pace, busy: Set[Sequence] = frozenset(), num_groups: int = 1
+        self, pace: StepPacer, busy: Set[Sequence] = frozenset(), num_groups: int = 1
     ) -> Schedule:
         """``busy``: sequences in steps under way, which are left as they are. The step takes at
         most one ``num_groups``-th of the decoding sequences."""
@@ -195,7 +195,7 @@ class Scheduler:
                 break
             schedule.decodes.append(sequence)
 
-    def schedule_ahead(self, schedule: Schedule, pace: Pace) -> Schedule | None:
+    def schedule_ahead(self, schedule: Schedule, pace: StepPacer) -> Schedule | None:
         """``schedule`` is running and not committed. ``None`` where other sequences take part in
         the next step or a block is missing."""
         if self.kv_cache.states is not None:
@@ -213,10 +213,10 @@ class Scheduler:
                 return None
         return Schedule(decodes=decodes) if decodes else None
 
-    def _running_limit(self, pace: Pace) -> int:
+    def _running_limit(self, pace: StepPacer) -> int:
         return min(pace.running_limit, self.limits.max_running)
 
-    def _can_admit(self, pace: Pace) -> bool:
+    def _can_admit(self, pace: StepPacer) -> bool:
         if len(self.running) >= self._running_limit(pace):
             return False
         self.waiting.release_held()
@@ -338,19 +338,14 @@ class Scheduler:
                 lagging.add(sequence)
         return lagging
 
-    def end(self, sequence: Sequence) -> None:
-        if sequence.state is SequenceState.WAITING:
-            self.waiting.remove(sequence)
-        else:
-            self.running.remove(sequence)
-            self.kv_cache.release(sequence)
-        sequence.move_to(SequenceState.ENDED)
-
-    def end_many(self, sequences: list[Sequence]) -> None:
+    def end(self, *sequences: Sequence) -> None:
         if not sequences:
             return
         for sequence in sequences:
-            self.kv_cache.release(sequence)
+            if sequence.state is SequenceState.WAITING:
+                self.waiting.remove(sequence)
+            else:
+                self.kv_cache.release(sequence)
             sequence.move_to(SequenceState.ENDED)
         self.running = [s for s in self.running if s.state is not SequenceState.ENDED]
 

@@ -156,35 +156,45 @@ class AcceptedDrafts:
 
 
 @dataclass(frozen=True, slots=True)
+class RowEnd:
+    """Why a sequence does not go on after its row: what its grammar has of it is whole, or
+    ``code`` and ``message`` for the client."""
+
+    code: str = ""
+    message: str = ""
+    has_token: bool = False
+    """Whether the row's token belongs to the answer."""
+
+    @classmethod
+    def of_numbers(cls, num_logits: int) -> RowEnd:
+        fault = NumericalFault
+        message = f"{fault.client_message}: {num_logits} logits are not finite"
+        return cls(fault.code, message)
+
+    @classmethod
+    def of_grammar(cls, problem: str) -> RowEnd:
+        return cls("invalid_grammar", problem)
+
+
+@dataclass(frozen=True, slots=True)
 class Sampled:
-    """Where a sequence had drafts, its row is its last that counts. Token ids of failed, ended and
-    broken rows mean nothing."""
+    """Where a sequence had drafts, its row is its last that counts."""
 
     token_ids: list[int]
-    failed: dict[int, int]
-    """Rows whose logits were not numbers, and how many were not finite."""
+    ends: dict[int, RowEnd]
     logprobs: dict[int, TokenLogprob]
-    complete: set[int] = field(default_factory=set)
-    """Rows whose grammar allows nothing after this token."""
-    ended: set[int] = field(default_factory=set)
-    """Rows whose grammar allowed nothing but the end."""
-    broken: dict[int, str] = field(default_factory=dict)
-    """Rows whose grammar could not be followed, and why."""
     prompt_logprobs: dict[str, list[TokenLogprob]] = field(default_factory=dict)
     """By sequence id."""
     accepted: dict[int, AcceptedDrafts] = field(default_factory=dict)
 
     @property
+    def num_failed(self) -> int:
+        """Rows whose logits were not numbers."""
+        return sum(end.code == NumericalFault.code for end in self.ends.values())
+
+    @property
     def num_accepted_drafts(self) -> int:
         return sum(len(drafts.token_ids) for drafts in self.accepted.values())
-
-    def failure(self, row: int) -> tuple[str, str] | None:
-        if row in self.failed:
-            num_logits = self.failed[row]
-            counted = f"{NumericalFault.client_message}: {num_logits} logits are not finite"
-            return NumericalFault.code, counted
-        problem = self.broken.get(row)
-        return None if problem is None else ("invalid_grammar", problem)
 
 
 Output = SequenceStep | SequencesEmbedded | SequenceFailed | SequenceCancelled
@@ -213,22 +223,23 @@ class PendingOutputs:
 
 def emit_step(
     schedule: Schedule, sampled: Sampled, outputs: PendingOutputs, step_end_s: float
-) -> tuple[list[Sequence], list[tuple[int, Sequence]]]:
-    """Returns the sequences whose answer is done, and the rows without a usable token."""
+) -> tuple[list[Sequence], list[tuple[Sequence, RowEnd]]]:
+    """Returns the sequences whose answer is done, and those that fail."""
     _emit_accepted(schedule, sampled, outputs)
     for sequence_id, logprobs in sampled.prompt_logprobs.items():
         outputs.add(SequenceStep(sequence_id=sequence_id, token_ids=[], prompt_logprobs=logprobs))
     ended: list[Sequence] = []
-    failed: list[tuple[int, Sequence]] = []
+    failed: list[tuple[Sequence, RowEnd]] = []
     for row, sequence in enumerate(schedule.sampled):
         if sequence.state is SequenceState.ENDED:
             continue  # since the step was launched
-        if sampled.failure(row) is not None:
-            failed.append((row, sequence))
+        end = sampled.ends.get(row)
+        if end is not None and end.code:
+            failed.append((sequence, end))
             continue
         token_id = sequence.token_ids[-1]
-        is_stop = token_id in sequence.stop_ids or row in sampled.ended
-        is_complete = is_stop or row in sampled.complete
+        is_stop = token_id in sequence.stop_ids or (end is not None and not end.has_token)
+        is_complete = is_stop or end is not None
         is_end = is_complete or len(sequence.token_ids) >= sequence.max_length
         num_output_tokens = sequence.num_output_tokens
         if num_output_tokens == 1:

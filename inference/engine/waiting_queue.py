@@ -22,13 +22,14 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from operator import attrgetter
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from inference.engine.errors import IntegrityError
 from inference.engine.sequence import Sequence
+from inference.protocol.load import LoadSpec
 
 WEIGHT_UNIT = 1 << 16
 """The factor that keeps a cost divided by a weight whole, and large enough."""
@@ -37,26 +38,41 @@ SWEEP_BEYOND = 64
 Item = TypeVar("Item", bound=Hashable)
 
 
+Caller = tuple[bool, str]
+"""Whether it is anonymous, and its account."""
+
+
+class FairClock:
+    """When each caller is served next. Known and anonymous ones have a virtual time each."""
+
+    def __init__(self) -> None:
+        self._now = {False: 0, True: 0}
+        self._ends: dict[Caller, int] = {}
+        """Where a caller's last item ended, if not before now."""
+        self._sweep_at = SWEEP_BEYOND
+
+    def start(self, caller: Caller) -> int:
+        return max(self._now[caller[0]], self._ends.get(caller, 0))
+
+    def begin(self, caller: Caller) -> None:
+        """It is the caller's turn."""
+        self._now[caller[0]] = self.start(caller)
+
+    def charge(self, caller: Caller, cost: int, weight: int) -> None:
+        self._ends[caller] = self.start(caller) + max(1, cost * WEIGHT_UNIT // max(1, weight))
+        if len(self._ends) > self._sweep_at:
+            now, ends = self._now, self._ends.items()
+            self._ends = {caller: end for caller, end in ends if end > now[caller[0]]}
+            self._sweep_at = 2 * len(self._ends) + SWEEP_BEYOND
+
+
 @dataclass(eq=False, slots=True)
 class _Entry(Generic[Item]):
     item: Item
-    account: _Account[Item]
+    caller: Caller
     order: int
     cost: int
-
-
-@dataclass(eq=False, slots=True)
-class _Account(Generic[Item]):
-    is_anonymous: bool
-    weight: int = 1
-    start: int = 0
-    end: int = 0
-    """The virtual time at which its last taken entry ends."""
-    entries: list[_Entry[Item]] = field(default_factory=list)
-
-    @property
-    def rank(self) -> tuple[bool, int, int]:
-        return self.is_anonymous, self.start, self.entries[0].order
+    weight: int
 
 
 class FairQueue(Generic[Item]):
@@ -64,11 +80,9 @@ class FairQueue(Generic[Item]):
 
     def __init__(self) -> None:
         self._entries: dict[Item, _Entry[Item]] = {}
-        self._accounts: dict[tuple[bool, str], _Account[Item]] = {}
-        """The accounts with entries, and the idle ones whose last entry has not ended."""
-        self._now = {False: 0, True: 0}
+        self._of_caller: dict[Caller, list[_Entry[Item]]] = {}
+        self._clock = FairClock()
         self._first: _Entry[Item] | None = None
-        self._sweep_at = SWEEP_BEYOND
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -87,15 +101,9 @@ class FairQueue(Generic[Item]):
         is_anonymous: bool = False,
     ) -> None:
         """``order`` is unique; it ranks the item among its account's."""
-        key = is_anonymous, account
-        owner = self._accounts.get(key)
-        if owner is None:
-            owner = self._accounts[key] = _Account(is_anonymous)
-        owner.weight = max(1, weight)
-        if not owner.entries:
-            owner.start = max(self._now[is_anonymous], owner.end)
-        entry = self._entries[item] = _Entry(item, owner, order, cost)
-        insort(owner.entries, entry, key=attrgetter("order"))
+        entry = _Entry(item, (is_anonymous, account), order, cost, weight)
+        self._entries[item] = entry
+        insort(self._of_caller.setdefault(entry.caller, []), entry, key=attrgetter("order"))
         self._first = None
 
     def head(self) -> Item | None:
@@ -103,76 +111,69 @@ class FairQueue(Generic[Item]):
 
     def take(self) -> Item:
         entry = self._next()
-        account = entry.account
-        self._now[account.is_anonymous] = account.start
-        account.end = account.start + max(1, entry.cost * WEIGHT_UNIT // account.weight)
-        account.start = account.end
+        self._clock.begin(entry.caller)
+        self._clock.charge(entry.caller, entry.cost, entry.weight)
         self.remove(entry.item)
         return entry.item
 
     def remove(self, item: Item) -> None:
         """Does not charge its account."""
         entry = self._entries.pop(item)
-        entry.account.entries.remove(entry)
+        entries = self._of_caller[entry.caller]
+        entries.remove(entry)
+        if not entries:
+            del self._of_caller[entry.caller]
         self._first = None
         if not self._entries:
-            self._now = {False: 0, True: 0}
-            self._accounts.clear()
-        elif len(self._accounts) > self._sweep_at:
-            self._forget_idle()
+            self._clock = FairClock()
 
     def check_integrity(self) -> None:
         """Raises ``IntegrityError``."""
-        owned = [entry for account in self._accounts.values() for entry in account.entries]
+        owned = [entry for entries in self._of_caller.values() for entry in entries]
         if {entry.item: entry for entry in owned} != self._entries or len(owned) != len(self):
             raise IntegrityError("an item belongs to no account, or to two")
-        for account in self._accounts.values():
-            orders = [entry.order for entry in account.entries]
+        for entries in self._of_caller.values():
+            orders = [entry.order for entry in entries]
             if orders != sorted(orders):
                 raise IntegrityError("an account's items are not in order")
-            if orders and account.start < self._now[account.is_anonymous]:
-                raise IntegrityError("an account's turn is over and it was not taken")
 
     def _next(self) -> _Entry[Item]:
         if self._first is None:
-            waiting = (account for account in self._accounts.values() if account.entries)
-            self._first = min(waiting, key=attrgetter("rank")).entries[0]
+            start = self._clock.start
+            firsts = (entries[0] for entries in self._of_caller.values())
+            self._first = min(firsts, key=lambda one: (one.caller[0], start(one.caller), one.order))
         return self._first
 
-    def _forget_idle(self) -> None:
-        self._accounts = {
-            key: account
-            for key, account in self._accounts.items()
-            if account.entries or account.end > self._now[account.is_anonymous]
-        }
-        self._sweep_at = 2 * len(self._accounts) + SWEEP_BEYOND
+
+STEP_S = 0.1
+"""The intended time of a step: half of what a disconnect may take to free its blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QueueLimits:
+class SchedulerLimits:
+    max_running: int = 256
     max_queue_depth: int = 256
     """The most that wait beyond the free slots."""
     max_queue_wait_s: float = 60.0
     max_queue_share_percent: int = 50
-
-    @property
-    def max_queue_depth_per_account(self) -> int:
-        return -(-self.max_queue_depth * self.max_queue_share_percent // 100)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerLimits(QueueLimits):
-    max_running: int = 256
     prefill_tokens_per_step: int = 512
     target_step_s: float | None = None
     """The intended time of a step: see ``inference.engine.pace``."""
 
+    @classmethod
+    def of(cls, spec: LoadSpec, prefill_tokens_per_step: int) -> SchedulerLimits:
+        return cls(
+            max_running=spec.max_concurrent_sequences,
+            max_queue_depth=spec.max_queue_depth,
+            max_queue_wait_s=spec.max_queue_wait_s,
+            max_queue_share_percent=spec.max_queue_share_percent,
+            prefill_tokens_per_step=prefill_tokens_per_step,
+            target_step_s=STEP_S,
+        )
 
-class Pace(Protocol):
     @property
-    def running_limit(self) -> int: ...
-
-    def prefill_tokens(self, num_decode_rows: int) -> int: ...
+    def max_queue_depth_per_account(self) -> int:
+        return -(-self.max_queue_depth * self.max_queue_share_percent // 100)
 
 
 ANSWER_COST_TOKENS = 128

@@ -206,10 +206,18 @@ def with_stages(
     trial: Trial,
     plan: KVPlan,
 ) -> LoadReport:
+    """Sends the stages of other hosts their parts. Memory of several stages on a device is the
+    first one's, so its neuron counts it once."""
     stages = stage_reports(model, plan)
     memory = _memory_by_device(stages, model, trial)
-    own = [memory[device] for device in memory if not isinstance(device, RemoteDevice)]
     beside_bytes = report.actual_bytes - sum(one.actual_bytes for one in memory.values())
+    settled = {}
+    for index, (fact, stage) in enumerate(zip(model.stages, stages, strict=True)):
+        if isinstance(fact.device, RemoteDevice):
+            nothing = DeviceMemory(device=stage.device, actual_bytes=0, process_bytes=0)
+            settled[index] = SettleStage(report=stage, memory=memory.pop(fact.device, nothing))
+    model.processes.settle(settled)
+    own = list(memory.values())
     own[0] = msgspec.structs.replace(own[0], actual_bytes=own[0].actual_bytes + beside_bytes)
     later_bytes = sum(stage.estimated_bytes for stage in stages[1:] if not stage.neuron)
     remote_kv_bytes = sum(stage.kv_bytes for stage in stages if stage.neuron)
@@ -223,20 +231,6 @@ def with_stages(
         device=", ".join(one.device for one in own),
         memory_correction_bytes=0,
     )
-
-
-def settle_stages(model: StagedModel, trial: Trial, plan: KVPlan) -> None:
-    """Memory of several stages on a device is the first one's, so its neuron counts it once."""
-    stages = stage_reports(model, plan)
-    memory = _memory_by_device(stages, model, trial)
-    settled = {}
-    for index, (fact, report) in enumerate(zip(model.stages, stages, strict=True)):
-        if not isinstance(fact.device, RemoteDevice):
-            continue
-        nothing = DeviceMemory(device=report.device, actual_bytes=0, process_bytes=0)
-        own = memory.pop(fact.device, nothing)
-        settled[index] = SettleStage(report=report, memory=own)
-    model.processes.settle(settled)
 
 
 def _memory_by_device(

@@ -9,7 +9,6 @@ A process is this one's child, or another host's at the end of a connection. Kno
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import logging
 import os
@@ -19,7 +18,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -35,6 +35,8 @@ from inference.supervised_threads import SupervisedThread
 log = logging.getLogger(__name__)
 
 REAP_S = 5.0
+PARENT, ENGINE_FD = "parent", "engine"
+NO_FDS: Mapping[str, int] = MappingProxyType({})
 
 PR_SET_PDEATHSIG = 1
 """linux/prctl.h"""
@@ -61,19 +63,15 @@ class ChildEnd(Protocol):
 
 
 class ChildProcess:
-    def __init__(self, module: str, fds: Sequence[tuple[str, int]] = ()) -> None:
-        """``fds``: options whose file descriptors it inherits. Raises ``OSError``."""
+    def __init__(self, module: str, fds: Mapping[str, int] = NO_FDS) -> None:
+        """``fds``: descriptors that it inherits, by name. Raises ``OSError``."""
         self.connection, theirs = socket.socketpair()
         try:
             with theirs:
-                self._process = start_process(module, [("--fd", theirs.fileno()), *fds])
+                self._process = start_process(module, {ENGINE_FD: theirs.fileno(), **fds})
         except BaseException:
             self.connection.close()
             raise
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     def end_in_words(self) -> str:
         try:
@@ -87,7 +85,66 @@ class ChildProcess:
         self._process.wait()
 
 
-class Child:
+class Link:
+    """One end of a connection between an engine and a process of its model. Any thread may send."""
+
+    def __init__(
+        self,
+        name: str,
+        channel: Channel,
+        decode: Callable[[bytes], Any],
+        on_gone: Callable[[], object],
+        on_message: Callable[[Any], bool] = lambda _: True,
+    ) -> None:
+        """``name``: of the other end, in words. ``on_gone`` is called by the thread that notices
+        that it is gone, ``on_message`` by the reader's, and returns whether the message goes to
+        ``inbox`` as well."""
+        self.name = name
+        self._channel = channel
+        self._decode = decode
+        self._on_gone = on_gone
+        self._on_message = on_message
+        self._sending = threading.Lock()
+        self.is_gone = threading.Event()
+        self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        """The messages since ``start``, then ``None``."""
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Raises ``ChannelError``."""
+        with self._sending:
+            self._channel.send(encode_engine_frame(message))
+
+    def receive(self) -> Any:
+        """``None``: the other end is gone, or sent an invalid frame."""
+        try:
+            while True:
+                message = self._decode(self._channel.receive())
+                if self._on_message(message):
+                    return message
+        except (ChannelError, msgspec.MsgspecError) as error:
+            log.info("the control link of %s: %s", self.name, error)
+            self._note_gone()
+            return None
+
+    def start(self) -> None:
+        name = f"reader-of-{self.name.replace(' ', '-')}"
+        SupervisedThread(self._read, name=name, restarts=False).start()
+
+    def _read(self) -> None:
+        try:
+            while not self.is_gone.is_set():
+                self.inbox.put(self.receive())
+        finally:
+            if not self.is_gone.is_set():  # what cannot be read any more is as good as gone
+                self.inbox.put(None)
+                self._note_gone()
+
+    def _note_gone(self) -> None:
+        self.is_gone.set()
+        self._on_gone()
+
+
+class Child(Link):
     def __init__(
         self,
         name: str,
@@ -97,24 +154,14 @@ class Child:
         on_end: Callable[[Child], None],
         on_message: Callable[[Any], bool] = lambda _: True,
     ) -> None:
-        """``name``: in words. The callbacks are called by the reader's thread; ``on_message``
-        returns whether the message goes to ``received`` as well."""
-        self.name = name
+        super().__init__(name, Channel(end.connection), decode, lambda: on_end(self), on_message)
         self.end = end
-        self.received: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.has_ended = threading.Event()
-        self._decode = decode
-        self._on_end = on_end
-        self._on_message = on_message
-        self._sending = threading.Lock()
-        self._channel = Channel(end.connection)
-        SupervisedThread(self._read, name=name.replace(" ", "-"), restarts=False).start()
+        self.start()
 
     def send(self, message: msgspec.Struct) -> None:
-        """Any thread. Raises ``DeviceFault`` where the child is gone."""
+        """Raises ``DeviceFault`` where the child is gone."""
         try:
-            with self._sending:
-                self._channel.send(encode_engine_frame(message))
+            super().send(message)
         except ChannelClosedError as error:
             raise DeviceFault(self.end_in_words()) from error
 
@@ -128,7 +175,7 @@ class Child:
         room, and ``DeviceFault`` where the child ends before or is silent for ``timeout_s``."""
         while True:
             try:
-                message = self.received.get(timeout=timeout_s)
+                message = self.inbox.get(timeout=timeout_s)
             except queue.Empty:
                 raise DeviceFault(f"{self.name} has sent nothing for {timeout_s:g} s") from None
             match message:
@@ -139,7 +186,7 @@ class Child:
                 case OutOfMemory(message=problem):
                     raise MemoryError(problem)
                 case None:
-                    self.received.put(None)  # for whoever asks again
+                    self.inbox.put(None)  # for whoever asks again
                     raise DeviceFault(self.end_in_words())
                 case answer if isinstance(answer, kind):
                     return answer
@@ -152,49 +199,29 @@ class Child:
     def kill(self) -> None:
         self.end.kill()
 
-    def _read(self) -> None:
-        try:
-            while True:
-                message = self._decode(self._channel.receive())
-                if self._on_message(message):
-                    self.received.put(message)
-        except (ChannelError, msgspec.MsgspecError) as error:
-            log.info("%s: %s", self.name, error)
-        finally:  # a child that cannot be read any more is as good as gone
-            self.has_ended.set()
-            self.received.put(None)
-            self._on_end(self)
 
-
-def start_process(module: str, fds: Sequence[tuple[str, int]]) -> subprocess.Popen[bytes]:
+def start_process(module: str, fds: Mapping[str, int]) -> subprocess.Popen[bytes]:
     """Starts ``module`` in the engine's process group, so that a signal to the group ends both."""
-    options = [word for name, fd in fds for word in (name, str(fd))]
+    options = msgspec.json.encode({PARENT: os.getpid(), **fds})
     return subprocess.Popen(
-        [sys.executable, "-m", module, *options, "--parent", str(os.getpid())],
-        pass_fds=[fd for _, fd in fds],
+        [sys.executable, "-m", module, options],
+        pass_fds=tuple(fds.values()),
         stdin=subprocess.DEVNULL,
     )
 
 
 def begin_child(
-    module: str, arguments: list[str] | None, decode: Callable[[bytes], Any], *sockets: str
+    options: str, decode: Callable[[bytes], Any]
 ) -> tuple[ParentLink, dict[str, socket.socket]]:
-    """Must come first in a process that ``ChildProcess`` starts: it ends with its engine."""
-    parser = argparse.ArgumentParser(prog=f"python -m {module}")
-    parser.add_argument("--fd", type=int, required=True, help="inherited socket to the engine")
-    parser.add_argument("--parent", type=int, required=True, help="the engine's process id")
-    for name in sockets:
-        parser.add_argument(
-            name, dest=name, type=int, help="inherited socket to a process beside this one"
-        )
-    options = vars(parser.parse_args(arguments))
-    _die_with_parent(options["parent"])
+    """Must come first in a process that ``ChildProcess`` starts, with its argument: it ends with
+    its engine. Returns also the sockets to processes beside this one, by name."""
+    fds = msgspec.json.decode(options, type=dict[str, int])
+    _die_with_parent(fds.pop(PARENT))
     configure_logging("engine")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ending us is the engine's business
-    channel = Channel(socket.socket(fileno=options["fd"]))
-    engine = ParentLink(channel, decode, lambda: os._exit(EngineExit.ORPHANED))
-    fds = {name: options[name] for name in sockets}
-    return engine, {name: socket.socket(fileno=fd) for name, fd in fds.items() if fd is not None}
+    sockets = {name: socket.socket(fileno=fd) for name, fd in fds.items()}
+    channel = Channel(sockets.pop(ENGINE_FD))
+    return ParentLink(channel, decode, lambda: os._exit(EngineExit.ORPHANED)), sockets
 
 
 def _die_with_parent(parent_pid: int) -> None:
@@ -205,52 +232,17 @@ def _die_with_parent(parent_pid: int) -> None:
         sys.exit(1)
 
 
-class ParentLink:
-    """Any thread may send."""
-
+class ParentLink(Link):
     def __init__(
         self, channel: Channel, decode: Callable[[bytes], Any], on_gone: Callable[[], object]
     ) -> None:
-        """``on_gone`` is called by the thread that notices that the engine is gone."""
-        self._channel = channel
-        self._decode = decode
-        self._on_gone = on_gone
-        self._sending = threading.Lock()
-        self.is_gone = threading.Event()
-        self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        """The messages since ``start``, then ``None``."""
+        super().__init__("the engine", channel, decode, on_gone)
 
     def send(self, message: msgspec.Struct) -> None:
         try:
-            with self._sending:
-                self._channel.send(encode_engine_frame(message))
+            super().send(message)
         except ChannelError:
             self._note_gone()
-
-    def receive(self) -> Any:
-        """``None``: the engine is gone, or sent an invalid frame."""
-        try:
-            return self._decode(self._channel.receive())
-        except (ChannelError, msgspec.MsgspecError) as error:
-            log.info("the engine's control link: %s", error)
-            self._note_gone()
-            return None
-
-    def start(self) -> None:
-        SupervisedThread(
-            self._read,
-            name="engine-reader",
-            restarts=False,
-            on_broken=lambda _: os._exit(EngineExit.FAILED),
-        ).start()
-
-    def _read(self) -> None:
-        while not self.is_gone.is_set():
-            self.inbox.put(self.receive())
-
-    def _note_gone(self) -> None:
-        self.is_gone.set()
-        self._on_gone()
 
 
 class Children:

@@ -1,5 +1,4 @@
-"""The process of one rank but the first:
-``python -m inference.engine.divided.rank_follower --fd N``.
+"""The process of one rank but the first, which ``children`` starts.
 
 It schedules and samples nothing: its logits are thrown away, its part of every sum is not. A step
 that raises ends the process, and with it the model.
@@ -15,7 +14,6 @@ import torch
 
 from inference.engine.divided.children import ParentLink, begin_child
 from inference.engine.divided.ranked_model import (
-    FOLLOWER,
     Built,
     Join,
     RankMemory,
@@ -38,8 +36,8 @@ from inference.protocol.engine import LoadFailedMessage
 from inference.protocol.load_errors import BadSourceError
 
 
-def main(arguments: list[str] | None = None) -> int:
-    engine, _ = begin_child(FOLLOWER, arguments, decode_leader_message)
+def main() -> int:
+    engine, _ = begin_child(sys.argv[1], decode_leader_message)
     join = engine.receive()
     assert isinstance(join, Join), "the first frame"
     gauge = HostGauge()

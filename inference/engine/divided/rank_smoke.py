@@ -135,7 +135,7 @@ def logits_of(model: AnyModel) -> torch.Tensor:
     return torch.log_softmax(logits, dim=-1).cpu()
 
 
-def save_model(directory: Path, num_ranks: int, **changes: int) -> Path:
+def save_model(directory: Path, num_ranks: int) -> Path:
     heads = 2 * num_ranks
     config = {
         "model_type": "llama",
@@ -156,7 +156,7 @@ def save_model(directory: Path, num_ranks: int, **changes: int) -> Path:
     vocabulary = {chr(65 + index): index for index in range(26)}
     tokenizer = {"version": "1.0", "model": {"type": "BPE", "vocab": vocabulary, "merges": []}}
     directory.mkdir()
-    (directory / "config.json").write_text(json.dumps(config | changes))
+    (directory / "config.json").write_text(json.dumps(config))
     (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
     save_file(_random_tensors(read_directory_config(directory)), directory / "model.safetensors")
     return directory

@@ -32,7 +32,7 @@ MOST_ROWS = 1 << 17
 """The most rows of one step: several times the prompt tokens and sequences that any step has."""
 UNREAD_ARRIVALS = 64
 """The most steps whose rows wait to be taken from a link: more than are ever under way."""
-ROWS_IN, ROWS_OUT = "--rows-in", "--rows-out"
+ROWS_IN, ROWS_OUT = "rows-in", "rows-out"
 JOINED_BYTES = 1 << 16
 
 
@@ -53,13 +53,11 @@ class RowLink:
         num_features: int,
         *,
         is_narrow: bool = False,
-        max_rows: int = MOST_ROWS,
     ) -> None:
         """``is_narrow``: ``send`` rounds float32 to bfloat16."""
         self._connection = as_connection(connection)
         self._num_features = num_features
         self._is_narrow = is_narrow
-        self._max_rows = max_rows
 
     def send(self, number: int, rows: torch.Tensor) -> None:
         """``rows`` (num_rows, features) of any device. Raises ``ChannelClosedError``."""
@@ -85,10 +83,10 @@ class RowLink:
         number, kind, num_rows, num_features = HEADER.unpack(header)
         if kind == FAULT:
             return Arrival(number, None, self._fault(num_rows))
-        if kind not in DTYPES or num_features != self._num_features or num_rows > self._max_rows:
+        if kind not in DTYPES or num_features != self._num_features or num_rows > MOST_ROWS:
             raise BadRowsError(
                 f"{num_rows} rows of {num_features} features and kind {kind} were announced; rows "
-                f"have {self._num_features} features, and steps {self._max_rows} rows at most"
+                f"have {self._num_features} features, and steps {MOST_ROWS} rows at most"
             )
         rows = torch.empty((num_rows, num_features), dtype=DTYPES[kind])
         if num_rows:

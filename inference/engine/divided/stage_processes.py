@@ -120,10 +120,9 @@ class StageProcesses(Children):
                     writes[index], reads[behind] = socket.socketpair()
             for index in range(1, len(stages)):
                 rows = (ROWS_IN, reads.pop(index, None)), (ROWS_OUT, writes.pop(index, None))
-                fds = [(name, theirs.enter_context(one)) for name, one in rows if one is not None]
+                fds = {name: theirs.enter_context(one).fileno() for name, one in rows if one}
                 if not stages[index].neuron:
-                    end = ChildProcess(STAGE, [(name, one.fileno()) for name, one in fds])
-                    self._add(index, end)
+                    self._add(index, ChildProcess(STAGE, fds))
             self.all = [child for _, child in sorted(self._by_index.items())]
         write, read = (
             writes.get(0) or self._dial(1, "rows"),
@@ -240,9 +239,6 @@ class StageProcesses(Children):
         self.all[index].send(MeasureMemory())
         return self.all[index].reply(StageMemory)
 
-    def memories(self, indices: Sequence[int]) -> list[StageMemory]:
-        return [self.memory(index) for index in indices]
-
     def fall_asleep(self) -> list[tuple[str, AsleepBytes]]:
         """Returns the devices of this host's stages, and the memory that each still holds."""
         held = [answer.held for answer in self._ask_all(FallAsleep(), StageAsleep)]
@@ -294,7 +290,7 @@ class StageProcesses(Children):
 
     def _note_rows_end(self, error: ChannelError) -> None:
         """Waits, because a stage whose own socket closes too is reported with how it ended."""
-        self.all[-1].has_ended.wait(ROWS_END_S)
+        self.all[-1].is_gone.wait(ROWS_END_S)
         self.lose(DeviceFault(f"the rows of the last stage: {error}"))
 
     def _watch_silence(self) -> None:

@@ -328,14 +328,14 @@ def _build(join: JoinStage, opened: OpenedModel, context_tokens: int) -> tuple[B
         raise BadSourceError(str(error)) from None
 
 
-def main(arguments: list[str] | None = None) -> int:
-    engine, rows = begin_child(STAGE, arguments, decode_to_stage, ROWS_IN, ROWS_OUT)
+def main() -> int:
+    engine, rows = begin_child(sys.argv[1], decode_to_stage)
     forget_secrets(os.environ)  # the files are on this host already
     return serve(engine, rows)
 
 
 def serve(engine: ParentLink, rows: Mapping[str, socket.socket]) -> EngineExit:
-    """``rows``: sockets to neighbours on this host, by option. Returns the exit status."""
+    """``rows``: sockets to neighbours on this host, by name. Returns the exit status."""
     gauge = HostGauge()
     join = engine.receive()
     if join is None:

@@ -170,13 +170,6 @@ class StagedModel(PlainBackend):
         self._num_rows.pop(number, None)
         self._early.pop(number, None)
 
-    def sleep(self) -> None:
-        """Only the first stage: ``processes`` does this for the others."""
-        self.first.sleep()
-
-    def wake(self) -> None:
-        self.first.wake()
-
     def _wait(self, number: int) -> Arrival:
         """Drops rows of steps that nobody waits for: of ended sequences, or of an older storage."""
         while (found := self._early.pop(number, None)) is None:

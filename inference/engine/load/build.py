@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -22,8 +21,8 @@ from inference.engine.faults import is_out_of_memory
 from inference.engine.grammars import GrammarCompiler
 from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS, KVCache
 from inference.engine.load.kv_memory import wanted_slots
-from inference.engine.load.trial import TRIAL_STEPS
-from inference.engine.model_runner import ImageProcessor, ImageRows, ModelRunner
+from inference.engine.load.trial import TRIAL_STEPS, report_step
+from inference.engine.model_runner import ImageRows, ModelRunner
 from inference.engine.prefix_disk import PrefixDisk
 from inference.engine.prefix_files import PrefixFiles
 from inference.engine.run_ahead import RunAhead, StepGroups, StepsAhead
@@ -40,6 +39,7 @@ from inference.engine.speculation.speculator import (
 from inference.engine.step import PrefillAverage
 from inference.engine.waiting_queue import SchedulerLimits
 from inference.loading.adapter_files import open_adapter
+from inference.loading.image_processor import ImageFileProcessor
 from inference.loading.loader import OpenedModel
 from inference.loading.progress import OnProgress
 from inference.models.backend import AnyModel, AnyPredictor
@@ -49,7 +49,6 @@ from inference.models.vision_config import KEPT_ROWS_BYTES
 from inference.protocol.engine import SamplingParams, SequenceFailed, SubmitSequence
 from inference.protocol.load import AdapterSpec, LoadSpec
 from inference.protocol.load_errors import LoadError
-from inference.protocol.load_report import LoadProgress, LoadStage
 from inference.supervised_threads import SupervisedPool
 
 PREDICTED = "multi-token prediction"
@@ -77,7 +76,7 @@ def build_engine(
     adapters: Adapters | None = None,
     prefix_files: PrefixFiles | None = None,
     prefix_fingerprint: str = "",
-    image_processor: ImageProcessor | None = None,
+    image_processor: ImageFileProcessor | None = None,
     prefill_average: PrefillAverage | None = None,
     run_ahead: bool | None = None,
     speculator: Speculator | None = None,
@@ -86,7 +85,6 @@ def build_engine(
     draft_tokens: int = DEFAULT_DRAFT_TOKENS,
     predictor: AnyPredictor | None = None,
     staged: StagedModel | None = None,
-    clock: Callable[[], float] = time.monotonic,
     check_when_idle: bool = False,
 ) -> Engine:
     """``num_kv_blocks`` must hold ``context_tokens``: then the oldest sequence can always run to
@@ -110,7 +108,7 @@ def build_engine(
     prefix_disk = None
     if prefix_files is not None and not num_state_slots:
         prefix_disk = PrefixDisk(prefix_files, kv_cache, kv, prefix_fingerprint)
-    sampler = Sampler(model.config.vocab_size, drawer or choose_drawer(model)[0])
+    sampler = Sampler(drawer or choose_drawer(model)[0])
     images = None
     if model.tower is not None and image_processor is not None:
         images = ImageRows(model.tower, image_processor, KEPT_ROWS_BYTES)
@@ -158,7 +156,6 @@ def build_engine(
         adapters=adapters,
         prefix_disk=prefix_disk,
         prefill_average=prefill_average,
-        clock=clock,
         check_when_idle=check_when_idle,
     )
 
@@ -175,15 +172,8 @@ def warm_up(
 ) -> None:
     """Raises ``WarmupError`` and ``DoesNotFitError``."""
     for done, concurrency in enumerate(concurrencies, start=TRIAL_STEPS):
-        on_progress(
-            LoadProgress(
-                stage=LoadStage.WARMUP,
-                done=done,
-                total=TRIAL_STEPS + len(concurrencies),
-                unit="steps",
-                detail=f"{concurrency} at once",
-            )
-        )
+        total = TRIAL_STEPS + len(concurrencies)
+        report_step(on_progress, done, total, f"{concurrency} at once")
         for index in range(concurrency):
             engine.submit(
                 SubmitSequence(

@@ -25,7 +25,7 @@ from inference.engine.load.build import first_concurrencies
 from inference.engine.load.kv_memory import SHORTEST_USEFUL_CONTEXT, positions_of_part
 from inference.engine.load.memory_use import HostGauge
 from inference.engine.load.quality import quality_in_words
-from inference.engine.load.trial import TRIAL_STEPS, Trial, run_largest_steps, try_out
+from inference.engine.load.trial import TRIAL_STEPS, Trial, report_step, run_largest_steps, try_out
 from inference.engine.speculation.prompt_lookup import LookupSpeculator
 from inference.engine.speculation.speculator import (
     DEFAULT_DRAFT_TOKENS,
@@ -51,10 +51,7 @@ from inference.models.kv_format import kv_bytes_per_block
 from inference.models.registry import build_fastest_model, build_predictor
 from inference.protocol.load import LoadSpec, draft_spec
 from inference.protocol.load_errors import BadSourceError, UnknownArchitectureError
-from inference.protocol.load_report import LoadProgress, LoadStage
 
-STEP_S = 0.1
-"""Half of what a disconnect may take to free its blocks."""
 NO_PREDICTOR = "the model's files bring no layer of multi-token prediction that is known"
 
 
@@ -72,6 +69,8 @@ class BuiltDraftModel:
 
 @dataclass(frozen=True, slots=True)
 class BuiltModel:
+    spec: LoadSpec
+    weight_bytes: int
     model: AnyModel
     execution: str
     """A sentence for people: which code computes, and why not a faster one."""
@@ -128,14 +127,10 @@ def build_model(
 
     def measured(done: int) -> None:
         total = TRIAL_STEPS + len(first_concurrencies(model))
-        on_progress(
-            LoadProgress(
-                stage=LoadStage.WARMUP, done=done, total=total, unit="steps", detail="measuring"
-            )
-        )
+        report_step(on_progress, done, total, "measuring")
 
     measured(0)
-    limits = _scheduler_limits(spec, model)
+    limits = SchedulerLimits.of(spec, PREFILL_TOKENS_PER_STEP[model.device.type])
     if draft is not None and drafting is not None:
         run_largest_steps(draft.model, limits, draft.num_positions, drafting.num_parameters)
     gauges = later_gauges(model) if isinstance(model, StagedModel) else ()
@@ -162,6 +157,8 @@ def build_model(
     if model.has_own_threads:  # torch's, left over from sampling, would spin on their cores
         torch.set_num_threads(1)
     return BuiltModel(
+        spec=spec,
+        weight_bytes=opened.weight_bytes,
         model=model,
         execution=execution,
         drawer=drawer,
@@ -207,17 +204,6 @@ def _choose_model(
         raise BadSourceError(str(error)) from None
     except UnsupportedModuleError as error:
         raise UnknownArchitectureError(str(error)) from error
-
-
-def _scheduler_limits(spec: LoadSpec, model: AnyModel) -> SchedulerLimits:
-    return SchedulerLimits(
-        max_running=spec.max_concurrent_sequences,
-        max_queue_depth=spec.max_queue_depth,
-        max_queue_wait_s=spec.max_queue_wait_s,
-        max_queue_share_percent=spec.max_queue_share_percent,
-        prefill_tokens_per_step=PREFILL_TOKENS_PER_STEP[model.device.type],
-        target_step_s=STEP_S,
-    )
 
 
 def drafts_problem(spec: LoadSpec, config: ModelConfig) -> str:

@@ -4,7 +4,6 @@ the device with the least room decides."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -21,14 +20,12 @@ from inference.engine.load.kv_memory import (
     cpu_kv_share,
     kept_host_bytes,
     plan_kv,
-    plan_states,
     within_limit,
 )
 from inference.engine.load.memory_use import allocated_bytes, free_cached
 from inference.engine.load.sleeper import asleep_bytes, asleep_together
 from inference.engine.load.trial import DeviceTrial
 from inference.loading.devices import free_memory_bytes, ranks_on_one_device
-from inference.loading.loader import OpenedModel
 from inference.models.adapter import planned_adapter_bytes
 from inference.models.backend import RemoteDevice
 from inference.models.kv_format import cache_layout, kv_bytes_per_block
@@ -36,34 +33,24 @@ from inference.protocol.load import LoadSpec
 from inference.protocol.load_report import AsleepBytes
 
 
-@dataclass(frozen=True, slots=True)
-class PartPlan:
-    """``kv`` is ``None`` where the device's layers have no keys."""
-
-    kv: KVPlan | None
-    states: StatePlan
-    block_bytes: int
-    slot_bytes: int
-
-
-def kv_plan(spec: LoadSpec, opened: OpenedModel, built: BuiltModel) -> KVPlan:
+def kv_plan(built: BuiltModel) -> KVPlan:
     """Raises ``DoesNotFitError``."""
-    parts = _parts(spec, opened, built)
+    parts = _parts(built)
     budgets = [
-        _budget_bytes(spec, built, parts, part, trial)
+        _budget_bytes(built, parts, part, trial)
         for part, trial in zip(parts, built.trial.devices, strict=True)
     ]
     plans = [
-        _plan_part(spec, built, part, budget_bytes)
+        _plan_part(built, part, budget_bytes)
         for part, budget_bytes in zip(parts, budgets, strict=True)
     ]
     return smallest_plan(plans)
 
 
-def asleep_at_most(spec: LoadSpec, opened: OpenedModel, built: BuiltModel) -> AsleepBytes | None:
+def asleep_at_most(built: BuiltModel) -> AsleepBytes | None:
     """Before KV is allocated. ``None`` with stages on other hosts: no neuron there checks whether
     its host has room for the weights, or would give their device to others meanwhile."""
-    parts = _parts(spec, opened, built)
+    parts = _parts(built)
     if any(isinstance(part.device, RemoteDevice) for part in parts):
         return None
     held = [
@@ -73,10 +60,11 @@ def asleep_at_most(spec: LoadSpec, opened: OpenedModel, built: BuiltModel) -> As
     return held[0][1] if built.staged is None else asleep_together(held)
 
 
-def _parts(spec: LoadSpec, opened: OpenedModel, built: BuiltModel) -> list[DevicePart]:
+def _parts(built: BuiltModel) -> list[DevicePart]:
     if built.staged is not None:
         return list(device_parts(built.staged))
-    model, limit_bytes = built.model, spec.memory_limit_bytes
+    spec, model = built.spec, built.model
+    limit_bytes = spec.memory_limit_bytes
     if limit_bytes is not None:
         limit_bytes //= ranks_on_one_device(spec, model.device)
     whole = DevicePart(
@@ -85,7 +73,7 @@ def _parts(spec: LoadSpec, opened: OpenedModel, built: BuiltModel) -> list[Devic
         limit_bytes=limit_bytes,
         config=model.config,
         kv_format=model.kv_format,
-        weight_bytes=opened.weight_bytes,
+        weight_bytes=built.weight_bytes,
         has_head=True,
         processes=(),
     )
@@ -93,7 +81,9 @@ def _parts(spec: LoadSpec, opened: OpenedModel, built: BuiltModel) -> list[Devic
 
 
 def _memory_now(built: BuiltModel, part: DevicePart) -> StageMemory:
-    measured = [] if built.staged is None else built.staged.processes.memories(part.processes)
+    measured = []
+    if built.staged is not None:
+        measured = [built.staged.processes.memory(index) for index in part.processes]
     if part.has_head:
         assert isinstance(part.device, torch.device), "this process's"
         free_cached(part.device)
@@ -107,16 +97,13 @@ def _memory_now(built: BuiltModel, part: DevicePart) -> StageMemory:
 
 
 def _budget_bytes(
-    spec: LoadSpec,
-    built: BuiltModel,
-    parts: Sequence[DevicePart],
-    part: DevicePart,
-    trial: DeviceTrial,
+    built: BuiltModel, parts: Sequence[DevicePart], part: DevicePart, trial: DeviceTrial
 ) -> int:
     """Measured now, less what other models were promised and within this one's limit; or its part
     of what the operator asked for."""
+    spec = built.spec
     if spec.kv_memory_bytes is not None:
-        sizes = {one.device: sum(_unit_bytes(one)) for one in parts}
+        sizes = {one.device: _unit_bytes(one) for one in parts}
         asked_bytes = spec.kv_memory_bytes // spec.tensor_parallel
         return asked_bytes * sizes[part.device] // sum(sizes.values())
     memory, kept_bytes = _memory_now(built, part), 0
@@ -150,24 +137,16 @@ def _rank_budget_bytes(
     return min(budget_bytes, *others)
 
 
-def _plan_part(spec: LoadSpec, built: BuiltModel, part: DevicePart, budget_bytes: int) -> PartPlan:
+def _plan_part(built: BuiltModel, part: DevicePart, budget_bytes: int) -> KVPlan:
+    spec = built.spec
     is_asked, is_cpu = spec.kv_memory_bytes is not None, part.device.type == "cpu"
     leaves_room = not is_cpu and not is_asked
-    block_bytes, slot_bytes = _unit_bytes(part)
     adapter_bytes = 0
     if leaves_room and built.ranked is None:
         itemsize = built.model.dtype.itemsize if built.staged is None else 2
         adapter_bytes = spec.adapter_slots * planned_adapter_bytes(part.config, itemsize)
     try:
-        if not block_bytes:
-            states = plan_states(
-                cache_layout(part.config),
-                budget_bytes=budget_bytes,
-                max_sequences=spec.max_concurrent_sequences,
-                leaves_room=leaves_room,
-            )
-            return PartPlan(None, states, block_bytes, slot_bytes)
-        plan = plan_kv(
+        return plan_kv(
             part.config,
             budget_bytes=budget_bytes,
             block_tokens=DEFAULT_BLOCK_TOKENS,
@@ -185,32 +164,29 @@ def _plan_part(spec: LoadSpec, built: BuiltModel, part: DevicePart, budget_bytes
         if built.staged is None:
             raise
         raise DoesNotFitError(f"{part.device}: {error}") from None
-    return PartPlan(plan, plan.states, block_bytes + built.draft_block_bytes, slot_bytes)
 
 
-def smallest_plan(plans: Sequence[PartPlan]) -> KVPlan:
+def smallest_plan(plans: Sequence[KVPlan]) -> KVPlan:
     """Bytes are of all devices together."""
-    of_blocks = [plan.kv for plan in plans if plan.kv is not None]
+    of_blocks = [plan for plan in plans if plan.block_bytes]
     of_states = [plan.states for plan in plans if plan.states.num_slots]
     shortest = min(of_blocks, key=lambda plan: plan.context_tokens)
     num_blocks = min(plan.num_blocks for plan in of_blocks)
-    num_slots = min((states.num_slots for states in of_states), default=0)
-    states = StatePlan(
-        num_slots=num_slots,
-        state_bytes=num_slots * sum(plan.slot_bytes for plan in plans),
-        max_sequences=min(plan.states.max_sequences for plan in plans),
-    )
     return KVPlan(
         num_blocks=num_blocks,
-        kv_bytes=num_blocks * sum(plan.block_bytes for plan in plans),
+        block_bytes=sum(plan.block_bytes for plan in of_blocks),
         kept_blocks=min(num_blocks, *(plan.kept_blocks for plan in of_blocks)),
         context_tokens=shortest.context_tokens,
         context_reason=shortest.context_reason,
-        states=states,
-        adapter_bytes=sum(plan.adapter_bytes for plan in of_blocks),
+        states=StatePlan(
+            num_slots=min((states.num_slots for states in of_states), default=0),
+            slot_bytes=sum(states.slot_bytes for states in of_states),
+            max_sequences=min(plan.states.max_sequences for plan in plans),
+        ),
+        adapter_bytes=sum(plan.adapter_bytes for plan in plans),
     )
 
 
-def _unit_bytes(part: DevicePart) -> tuple[int, int]:
+def _unit_bytes(part: DevicePart) -> int:
     block_bytes = kv_bytes_per_block(part.config, DEFAULT_BLOCK_TOKENS, part.kv_format)
-    return block_bytes, cache_layout(part.config).state_bytes_per_slot
+    return block_bytes + cache_layout(part.config).state_bytes_per_slot

@@ -108,8 +108,12 @@ def _prefill_words(bound: PrefillBound, tokens: int) -> str:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatePlan:
     num_slots: int
-    state_bytes: int
+    slot_bytes: int
     max_sequences: int
+
+    @property
+    def state_bytes(self) -> int:
+        return self.num_slots * self.slot_bytes
 
     @property
     def num_snapshots(self) -> int:
@@ -134,7 +138,7 @@ def plan_states(
 ) -> StatePlan:
     """Plans fewer sequences where the budget's share is small. Raises ``DoesNotFitError``."""
     if not layout.has_states:
-        return StatePlan(num_slots=0, state_bytes=0, max_sequences=max_sequences)
+        return StatePlan(num_slots=0, slot_bytes=0, max_sequences=max_sequences)
     slot_bytes = layout.state_bytes_per_slot
     share_bytes = int(budget_bytes * (SHARE_THAT_LEAVES_ROOM if leaves_room else LARGEST_SHARE))
     num_slots = min(wanted_slots(max_sequences), share_bytes // slot_bytes)
@@ -146,7 +150,7 @@ def plan_states(
         )
     return StatePlan(
         num_slots=num_slots,
-        state_bytes=num_slots * slot_bytes,
+        slot_bytes=slot_bytes,
         max_sequences=min(max_sequences, max(1, (num_slots - 1) // (SLOTS_PER_SEQUENCE + 1))),
     )
 
@@ -154,13 +158,18 @@ def plan_states(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVPlan:
     num_blocks: int
-    kv_bytes: int
+    block_bytes: int
+    """0 where the device's layers have no keys: then the blocks are others' business."""
     kept_blocks: int
     context_tokens: int
     context_reason: str
     states: StatePlan
     adapter_bytes: int = 0
     """Kept free for adapters, which are loaded while the model serves."""
+
+    @property
+    def kv_bytes(self) -> int:
+        return self.num_blocks * self.block_bytes
 
     @property
     def cache_bytes(self) -> int:
@@ -197,7 +206,18 @@ def plan_kv(
     )
     budget_bytes -= states.state_bytes
     max_sequences = states.max_sequences
-    block_bytes = kv_bytes_per_block(config, block_tokens, kv_format) + draft_block_bytes
+    block_bytes = kv_bytes_per_block(config, block_tokens, kv_format)
+    if not block_bytes:
+        return KVPlan(
+            num_blocks=0,
+            block_bytes=0,
+            kept_blocks=0,
+            context_tokens=0,
+            context_reason="",
+            states=states,
+            adapter_bytes=adapter_bytes,
+        )
+    block_bytes += draft_block_bytes
     bounds = ContextBounds(
         model_tokens=config.max_positions,
         operator_tokens=max_context_tokens,
@@ -229,7 +249,7 @@ def plan_kv(
         kept_blocks = min(num_blocks, kept_bytes // block_bytes)
     return KVPlan(
         num_blocks=num_blocks,
-        kv_bytes=num_blocks * block_bytes,
+        block_bytes=block_bytes,
         kept_blocks=kept_blocks,
         context_tokens=bounds.tokens,
         context_reason="; ".join(filter(None, [bounds.reason(), states.in_words()])),

@@ -18,13 +18,11 @@ from inference.engine.adapters import Adapters
 from inference.engine.divided.built_stages import (
     later_stages,
     open_later,
-    settle_stages,
     weights_in_words,
     with_stages,
 )
 from inference.engine.divided.children import Children
 from inference.engine.divided.ranked_model import with_ranks
-from inference.engine.divided.stage_processes import StageProcesses
 from inference.engine.divided.stage_specs import (
     check_divided,
     check_undivided,
@@ -58,12 +56,11 @@ from inference.engine.load.kv_memory import KVPlan
 from inference.engine.load.memory_use import HostGauge
 from inference.engine.load.sleeper import Sleeper, Sleeps
 from inference.engine.load.trial import with_memory
-from inference.engine.model_runner import ImageProcessor
 from inference.engine.step import PrefillAverage
 from inference.garbage import release_freed_memory
 from inference.loading.embedding_loader import OpenedEmbeddingModel
 from inference.loading.host import triton_problem
-from inference.loading.image_processor import open_image_processor, vision_input
+from inference.loading.image_processor import ImageFileProcessor, open_image_processor, vision_input
 from inference.loading.loader import OpenedModel, open_model
 from inference.loading.progress import OnProgress, after_each_tensor
 from inference.loading.tokenizer_files import tokenizer_warnings
@@ -90,36 +87,24 @@ def load_engine(
     """Blocks, downloads included. Raises ``LoadError``, ``EngineError``, ``ModelError``."""
     host_gauge = HostGauge()
     check_divided(spec)
-    with later_stages(spec) as later:
-        return _load(spec, data_dir, on_progress, host_gauge, later, check_when_idle)
-
-
-def _load(
-    spec: LoadSpec,
-    data_dir: Path,
-    on_progress: OnProgress,
-    host_gauge: HostGauge,
-    later: StageProcesses | None,
-    check_when_idle: bool,
-) -> LoadedEngine:
     started_s, on_tensor = time.monotonic(), after_each_tensor(on_progress)
-    opened = open_model(
-        spec_of_stage(spec, 0), data_dir / "models", stage_progress(spec, 0, on_tensor)
-    )
-    if isinstance(opened, OpenedEmbeddingModel):
-        check_undivided(spec)
-        embedding_engine, embedder = load_embedding_engine(spec, opened, on_progress)
-        report = embedding_report(opened, embedder, time.monotonic() - started_s)
-        return LoadedEngine(embedding_engine, with_memory(report, spec, opened, host_gauge))
-    processor, no_images = open_image_processor(opened.directory, opened.config)
-    if no_images:
-        opened = _as_text_model(opened, no_images)
-    grammars = GrammarCompiler(
-        opened.tokenizer_dir / "tokenizer.json",
-        opened.config.vocab_size,
-        tuple(opened.config.eos_token_ids),
-    )
-    with ExitStack() as files:
+    with later_stages(spec) as later, ExitStack() as files:
+        opened = open_model(
+            spec_of_stage(spec, 0), data_dir / "models", stage_progress(spec, 0, on_tensor)
+        )
+        if isinstance(opened, OpenedEmbeddingModel):
+            check_undivided(spec)
+            embedding_engine, embedder = load_embedding_engine(spec, opened, on_progress)
+            report = embedding_report(opened, embedder, time.monotonic() - started_s)
+            return LoadedEngine(embedding_engine, with_memory(report, spec, opened, host_gauge))
+        processor, no_images = open_image_processor(opened.directory, opened.config)
+        if no_images:
+            opened = _as_text_model(opened, no_images)
+        grammars = GrammarCompiler(
+            opened.tokenizer_dir / "tokenizer.json",
+            opened.config.vocab_size,
+            tuple(opened.config.eos_token_ids),
+        )
         files.callback(opened.close)
         open_later(spec, opened, later, data_dir / "cache" / "native", on_tensor)
         drafting = open_draft_model(spec, opened, data_dir / "models", on_tensor)
@@ -129,23 +114,15 @@ def _load(
             spec, opened, drafting, data_dir / "cache", on_progress, grammars, host_gauge, later
         )
         files.close()
-        plan = kv_plan(spec, opened, built)
+        plan = kv_plan(built)
         # Before there are blocks: they hold nothing while the model sleeps.
-        sleeping = asleep_at_most(spec, opened, built)
+        sleeping = asleep_at_most(built)
         build = _engine_builder(
-            spec,
-            opened,
-            built,
-            plan,
-            grammars,
-            data_dir,
-            processor,
-            on_progress,
-            check_when_idle=check_when_idle,
+            opened, built, plan, grammars, data_dir, processor, on_progress, check_when_idle
         )
         engine = build(first_concurrencies(built.model))
         seconds = time.monotonic() - started_s
-        report = _report(spec, opened, built, plan, seconds, grammars.wait_ready())
+        report = _report(opened, built, plan, seconds, grammars.wait_ready())
         grammars.forget_tokenizer()
         release_freed_memory()
         if built.ranked is not None:
@@ -156,18 +133,17 @@ def _load(
 
 
 def _engine_builder(
-    spec: LoadSpec,
     opened: OpenedModel,
     built: BuiltModel,
     plan: KVPlan,
     grammars: GrammarCompiler,
     data_dir: Path,
-    processor: ImageProcessor | None,
+    processor: ImageFileProcessor | None,
     on_progress: OnProgress,
-    *,
     check_when_idle: bool,
 ) -> Callable[[Sequence[int]], Engine]:
-    draft, config = built.draft, opened.config
+    """What it returns refers to no weights but the model's own."""
+    spec, draft, vocab_size = built.spec, built.draft, opened.config.vocab_size
     loader = AdapterLoader(built.model, data_dir / "models") if built.ranked is None else None
     fingerprint = prefix_fingerprint(opened, built.model, built.execution)
     prefill_average = PrefillAverage(built.trial.bound.speed)
@@ -196,7 +172,7 @@ def _engine_builder(
             predictor=built.predictor,
             check_when_idle=check_when_idle,
         )
-        warm_up(engine, config.vocab_size, on_progress, concurrencies)
+        warm_up(engine, vocab_size, on_progress, concurrencies)
         return engine
 
     return build
@@ -235,14 +211,13 @@ def sampling_warnings(unused_defaults: Sequence[str]) -> list[str]:
 
 
 def _report(
-    spec: LoadSpec,
     opened: OpenedModel,
     built: BuiltModel,
     plan: KVPlan,
     load_seconds: float,
     grammar_problem: str | None,
 ) -> LoadReport:
-    config, trial, staged = opened.config, built.trial, built.staged
+    spec, config, trial, staged = built.spec, opened.config, built.trial, built.staged
     estimated_bytes, draft_weight_bytes = opened.estimated_load_bytes, 0
     if built.draft is not None:
         estimated_bytes += built.draft.estimated_load_bytes
@@ -291,7 +266,6 @@ def _report(
     if built.ranked is not None:
         return with_ranks(report, built.ranked, plan.cache_bytes)
     if staged is not None:
-        settle_stages(staged, trial, plan)
         return with_stages(report, staged, trial, plan)
     return report
 

@@ -20,6 +20,7 @@ import torch
 from tokenizers import Tokenizer
 
 from inference.engine.kv_cache import DEFAULT_BLOCK_TOKENS
+from inference.engine.load.trial import report_step
 from inference.loading.devices import free_memory_bytes
 from inference.loading.loader import OpenedModel
 from inference.loading.progress import OnProgress
@@ -28,7 +29,6 @@ from inference.models.backend import AnyModel
 from inference.models.config import ModelConfig
 from inference.models.layer_by_layer import largest_layer_bytes, prompt_logits
 from inference.models.step_input import NUM_LONE_STATES, StepInput
-from inference.protocol.load_report import LoadProgress, LoadStage
 
 QUALITY_TEXT = """\
 The harbour lies where the river meets the sea, and for most of the year the water is the colour of
@@ -130,15 +130,7 @@ def _measure(
     _check_memory(config, dense, len(token_ids))
 
     def layer_done(done: int) -> None:
-        on_progress(
-            LoadProgress(
-                stage=LoadStage.WARMUP,
-                done=done,
-                total=config.num_layers,
-                unit="steps",
-                detail="measuring what quantising cost",
-            )
-        )
+        report_step(on_progress, done, config.num_layers, "measuring what quantising cost")
 
     layer_done(0)
     try:

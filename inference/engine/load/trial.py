@@ -28,6 +28,7 @@ from inference.engine.step import SMALLEST_CHUNK
 from inference.engine.waiting_queue import SchedulerLimits
 from inference.loading.devices import earlier_loads_on
 from inference.loading.embedding_loader import OpenedEmbeddingModel
+from inference.loading.progress import OnProgress
 from inference.models.backend import AnyDevice, AnyModel
 from inference.models.kv_format import cache_layout, kv_bytes_per_token
 from inference.models.layers.attention import MOST_GATHERED_BYTES
@@ -35,7 +36,7 @@ from inference.models.step_input import EMPTY_STATE, LONE_STATE, NUM_LONE_STATES
 from inference.models.vision_config import VisionConfig
 from inference.protocol.engine import SamplingParams
 from inference.protocol.load import LoadSpec, PrefillSpeed
-from inference.protocol.load_report import LoadReport
+from inference.protocol.load_report import LoadProgress, LoadReport, LoadStage
 
 TRIAL_STEPS = 3
 """The largest steps, the largest sampling and prompts; a load's progress counts them."""
@@ -51,6 +52,12 @@ DRAWN = SamplingParams(
     max_tokens=1, temperature=1.0, top_p=0.99, seed=0, logit_bias={0: 1.0}, top_logprobs=1
 )
 """Draws from equal scores: the nucleus is wider than what a drawer looks at first."""
+
+
+def report_step(on_progress: OnProgress, done: int, total: int, detail: str = "") -> None:
+    on_progress(
+        LoadProgress(stage=LoadStage.WARMUP, done=done, total=total, unit="steps", detail=detail)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,9 +209,9 @@ def run_largest_sampling(model: AnyModel, drawer: Drawer, limits: SchedulerLimit
     # Rows are drawn in batches: a second batch would take time and no more memory.
     num_drawn = min(limits.max_running, rows_at_once(vocab_size))
     sequences = [_sequence(row, row < num_drawn) for row in range(limits.max_running)]
-    Sampler(vocab_size, drawer).sample(sequences, logits[: len(sequences)])
+    Sampler(drawer).sample(sequences, logits[: len(sequences)])
     num_scored = min(SCORED_TOKENS_PER_STEP, rows_at_once(vocab_size))
-    token_logprobs(logits[-num_scored:], [0] * num_scored, [1] * num_scored)
+    token_logprobs(logits, list(range(num_scored)), [0] * num_scored, [1] * num_scored)
 
 
 @torch.inference_mode()

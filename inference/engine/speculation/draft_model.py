@@ -24,14 +24,12 @@ from inference.engine.sequence import Sequence
 from inference.engine.speculation.speculator import (
     DEFAULT_DRAFT_TOKENS,
     MOST_DRAFT_TOKENS,
-    MOST_ROWS,
     MOST_SEQUENCES,
     Acceptance,
     Offer,
     Origin,
     best_length,
     most_drafts,
-    worth_of,
 )
 
 log = logging.getLogger(__name__)
@@ -112,13 +110,11 @@ class DraftModelSpeculator(Origin):
         able = self._able(sequences)
         candidates = self._candidates(able)
         if candidates:
-            num_rows = len(sequences)
-            length = best_length(num_rows, candidates, self._costs, MOST_ROWS)
+            length, worth = best_length(len(sequences), candidates, self._costs)
             is_trial = not length and self._num_steps_without >= PROBE_STEPS
             if length or is_trial:
-                length = length or PROBE_LENGTH
-                worth = worth_of(length, num_rows, candidates, self._costs)
-                return Offer(worth, is_trial, partial(self._drafts_of, able, length))
+                make = partial(self._drafts_of, able, length or PROBE_LENGTH)
+                return Offer(worth, is_trial, make)
         self._num_steps_without += 1
         return None
 

@@ -14,7 +14,6 @@ from inference.engine.sequence import Sequence
 from inference.engine.speculation.speculator import (
     DEFAULT_DRAFT_TOKENS,
     MOST_DRAFT_TOKENS,
-    MOST_ROWS,
     MOST_SEQUENCES,
     Acceptance,
     Offer,
@@ -22,7 +21,6 @@ from inference.engine.speculation.speculator import (
     best_length,
     match_class,
     most_drafts,
-    worth_of,
 )
 
 SHORTEST_MATCH = 2
@@ -154,11 +152,9 @@ class LookupSpeculator(Origin):
             proposals[sequence] = proposal
             rate = lookup.acceptance.rates[match_class(proposal.match_length)]
             candidates.append((len(proposal.token_ids), rate))
-        num_rows = len(sequences)
-        length = best_length(num_rows, candidates, self._step_time, MOST_ROWS)
+        length, worth = best_length(len(sequences), candidates, self._step_time)
         if not length:
             return None
-        worth = worth_of(length, num_rows, candidates, self._step_time)
 
         def make() -> dict[Sequence, list[int]]:
             return {sequence: found.token_ids[:length] for sequence, found in proposals.items()}

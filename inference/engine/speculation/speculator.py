@@ -59,6 +59,7 @@ class Offer:
     worth: float
     """The expected speed-up: tokens for a step's time, against a step without drafts."""
     is_trial: bool
+    """It measures, whatever it is worth."""
     make: Callable[[], dict[Sequence, list[int]]]
 
 
@@ -130,27 +131,21 @@ class Costs(Protocol):
 
 
 def best_length(
-    num_rows: int, candidates: Ordered[tuple[int, float]], costs: Costs, most_rows: int
-) -> int:
-    """0: none pay. ``candidates``: each proposal's length and the chance of each of its tokens."""
+    num_rows: int, candidates: Ordered[tuple[int, float]], costs: Costs
+) -> tuple[int, float]:
+    """Returns the length, 0 if none pays, and its worth: see ``Offer``. ``candidates``: each
+    proposal's length and the chance of each of its tokens."""
     best, best_worth = 0, WORTH
     longest = max((length for length, _ in candidates), default=0)
     for length in (*(some for some in LENGTHS if some < longest), longest):
         drafted = sum(min(length, own) for own, _ in candidates)
-        if drafted == 0 or num_rows + drafted > most_rows:
+        if drafted == 0 or num_rows + drafted > MOST_ROWS:
             break
-        worth = worth_of(length, num_rows, candidates, costs)
+        gained = sum(_expected(min(length, own), rate) for own, rate in candidates)
+        worth = (num_rows + gained) / num_rows / costs.ratio(num_rows + drafted, num_rows)
         if worth > best_worth:
             best, best_worth = length, worth
-    return best
-
-
-def worth_of(
-    length: int, num_rows: int, candidates: Ordered[tuple[int, float]], costs: Costs
-) -> float:
-    drafted = sum(min(length, own) for own, _ in candidates)
-    gained = sum(_expected(min(length, own), rate) for own, rate in candidates)
-    return (num_rows + gained) / num_rows / costs.ratio(num_rows + drafted, num_rows)
+    return best, best_worth
 
 
 def _expected(length: int, rate: float) -> float:

@@ -59,8 +59,6 @@ SIZES = {
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 LLAMA3 = ROPE | {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64}
 LLAMA3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
-YARN = ROPE | {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
-LINEAR = ROPE | {"rope_type": "linear", "factor": 4.0}
 FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
     "llama": ("llama", {"rope_parameters": ROPE}),
     "llama-tied-biased": (
@@ -69,11 +67,8 @@ FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
         | {"attention_bias": True, "mlp_bias": True},
     ),
     "llama3-rope": ("llama", {"rope_parameters": LLAMA3}),
-    "linear-rope": ("llama", {"rope_parameters": LINEAR}),
-    "yarn-rope": ("llama", {"rope_parameters": YARN}),
     "mistral": ("mistral", {"rope_parameters": ROPE, "sliding_window": 24}),
     "qwen2": ("qwen2", {"rope_parameters": ROPE}),
-    "qwen3": ("qwen3", {"rope_parameters": ROPE}),
 }
 
 
@@ -165,8 +160,8 @@ def build_pair(name: str, path: str, cache_dir: Path, kv_format: KVFormat = "fp3
 def drafts_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else how many there are would follow from this machine's times."""
 
-    def longest(_num_rows: int, candidates: Any, _costs: Any, _most_rows: int) -> int:
-        return max((length for length, _ in candidates), default=0)
+    def longest(_num_rows: int, candidates: Any, _costs: Any) -> tuple[int, float]:
+        return max((length for length, _ in candidates), default=0), 2.0
 
     for module in (draft_model, prompt_lookup):
         monkeypatch.setattr(module, "best_length", longest)
@@ -202,18 +197,8 @@ def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory, ascii_tokenizer_fil
     return directory
 
 
-@pytest.fixture(
-    scope="session",
-    params=[(name, path) for name in sorted(FAMILIES) for path in ("torch", "native")],
-    ids="-".join,
-)
-def pair(request: pytest.FixtureRequest, native_cache_dir: Path) -> Pair:
-    return build_pair(*request.param, native_cache_dir)
-
-
 @pytest.fixture(scope="session", params=[pytest.param("torch", marks=pytest.mark.slow), "native"])
 def llama(request: pytest.FixtureRequest, native_cache_dir: Path) -> Pair:
-    """``pair`` runs on torch every time."""
     return build_pair("llama", request.param, native_cache_dir)
 
 

@@ -1,22 +1,15 @@
 """The tensor half of a step, breaking on purpose: a prompt's first token selects the fault of the
-steps that its sequence is part of. Raises torch's own exceptions where they can be provoked.
-
-``python -m tests.inference.engine.faulty_executor --fd N`` is an engine process with it.
-"""
+steps that its sequence is part of. Raises torch's own exceptions where they can be provoked."""
 
 from __future__ import annotations
 
-import sys
-import time
 from collections import Counter
 from enum import IntEnum
 from typing import Any, Literal
 
 import torch
 
-from inference.engine import process
 from inference.engine.executor import LaunchedStep, TensorExecutor
-from inference.engine.load.load_engine import LoadedEngine, load_engine
 from inference.engine.sequence import Sequence
 from inference.engine.step import Sampled, Schedule
 
@@ -28,7 +21,6 @@ class Kind(IntEnum):
     TOO_LARGE = 111
     BAD_SHAPE = 112
     LOSES_THE_DEVICE = 113
-    HANGS = 114
     LOSES_A_PEER = 115
     PANICS = 116
     """The fault of code in Rust, whose panics are no ``Exception``."""
@@ -100,23 +92,9 @@ class FaultyExecutor(TensorExecutor):
                     torch.ones(2, 3) @ torch.ones(2, 3)
                 case Kind.LOSES_THE_DEVICE:
                     raise torch.AcceleratorError("CUDA error: an illegal memory access")
-                case Kind.HANGS:
-                    time.sleep(3600)
                 case Kind.LOSES_A_PEER:
                     text = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7)"
                     raise torch.distributed.DistBackendError(text)
 
     def _fits(self) -> bool:
         return not self.schedule.decodes and self.schedule.num_prefill_tokens <= self._room_tokens
-
-
-def load_faulty_engine(*arguments: Any, **options: Any) -> LoadedEngine:
-    """Its first three steps go well."""
-    loaded = load_engine(*arguments, **options)
-    loaded.engine.executor = FaultyExecutor(loaded.engine.executor, after=3)
-    return loaded
-
-
-if __name__ == "__main__":
-    process.load_engine = load_faulty_engine  # type: ignore[attr-defined]
-    sys.exit(process.main())

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -26,6 +25,7 @@ from inference.models.cuda.setup import WrongResultError
 from inference.models.native.decoder import NativeDecoder
 from inference.models.native.layers import NativeNorm
 from inference.models.native.packing import pack
+from inference.models.native.structs import Draw
 from inference.models.stored_weights import DenseWeight
 from inference.protocol.engine import SamplingParams
 from tests.cases import each_case
@@ -48,9 +48,9 @@ def drawer_of(request: pytest.FixtureRequest, native_cache_dir: Path) -> DrawerO
         case "triton" if torch.cuda.is_available():
             pytest.skip("not interpreted")
         case "triton":
-            return lambda vocab_size: drawing.TritonDrawer(torch.device("cpu"))
+            return lambda vocab_size: drawing.TritonDrawer()
     made = functools.partial(empty_decoder, library(native_cache_dir))
-    return functools.cache(lambda vocab_size: drawing.NativeDrawer(made(vocab_size)))
+    return functools.cache(made)
 
 
 def empty_decoder(library: Any, vocab_size: int) -> NativeDecoder:
@@ -82,11 +82,8 @@ def kept_distribution(scores: torch.Tensor, params: SamplingParams) -> torch.Ten
     return torch.where(probabilities >= values[is_kept].min(), probabilities, 0.0)
 
 
-def draw_all(drawer: drawing.Drawer, scores: torch.Tensor, draws: list[drawing.Draw]) -> list[int]:
-    num_candidates = 1 if drawer.is_exact else scores.shape[-1]
-    token_ids, is_short = drawer.draw(scores, draws, num_candidates)
-    assert not is_short.any()
-    return token_ids.tolist()  # type: ignore[no-any-return]
+def draw_all(drawer: drawing.Drawer, scores: torch.Tensor, draws: list[Draw]) -> list[int]:
+    return drawer.draw(scores, draws).tolist()  # type: ignore[no-any-return]
 
 
 @against_sorting
@@ -109,7 +106,7 @@ def test_draws_are_those_of_the_sorted_distribution(
     generator = torch.Generator().manual_seed(seed)
     scores = torch.randn(3, vocab_size, generator=generator) * spread
     uniforms = [0.0, 0.25, 0.8, 1 - 2**-24]
-    draws = [drawing.Draw(2, params, uniform) for uniform in uniforms]
+    draws = [drawing.draw_of(2, params, uniform) for uniform in uniforms]
     kept = kept_distribution(scores[2], params)
     cumulative = kept.cumsum(0) / kept.sum()
     drawn = draw_all(drawer_of(vocab_size), scores, draws)
@@ -126,11 +123,11 @@ def test_draws_are_those_of_the_sorted_distribution(
 def test_tokens_without_their_bit_are_forbidden(drawer_of: DrawerOf, bits: bytes, row: int) -> None:
     scores = torch.ones(3, 53)
     drawer = drawer_of(53)
-    drawer.forbid(scores, [row], np.frombuffer(bits, dtype=np.uint8).copy().reshape(1, -1))
+    drawer.forbid(scores, [row], torch.frombuffer(bytearray(bits), dtype=torch.uint8)[None])
     expected = [bits[token_id // 8] >> (token_id % 8) & 1 == 1 for token_id in range(53)]
     assert (scores[row] == 1.0).tolist() == expected
     assert all(value in (1.0, -math.inf) for value in scores[row].tolist())
-    drawer.forbid(scores, [0, 1, 2], np.full((3, 7), 0xFF, dtype=np.uint8))
+    drawer.forbid(scores, [0, 1, 2], torch.full((3, 7), 0xFF, dtype=torch.uint8))
     assert (scores == 1.0).sum() == 2 * 53 + sum(expected)
 
 
@@ -165,12 +162,12 @@ def test_draws_at_edges(drawer_of: DrawerOf) -> None:
     tied = [3, 90, 91, 200, 511, 599]
     scores[0, tied] = 1.0
     params = SamplingParams(max_tokens=1, top_k=2)
-    draws = [drawing.Draw(0, params, (i + 0.5) / 6) for i in range(6)]
+    draws = [drawing.draw_of(0, params, (i + 0.5) / 6) for i in range(6)]
     assert draw_all(drawer_of(600), scores, draws) == tied, "ties with the last one stay"
 
     scores = torch.zeros(1, 600)  # a flat nucleus is found without its order
     scores[0, ::2] = math.log(3)
-    draws = [drawing.Draw(0, SamplingParams(max_tokens=1, top_p=0.7), i / 7) for i in range(7)]
+    draws = [drawing.draw_of(0, SamplingParams(max_tokens=1, top_p=0.7), i / 7) for i in range(7)]
     drawn = draw_all(drawer_of(600), scores, draws)
     assert all(token_id % 2 == 0 for token_id in drawn)
     assert drawn == sorted(drawn) and drawn[-1] > 480
@@ -179,14 +176,16 @@ def test_draws_at_edges(drawer_of: DrawerOf) -> None:
     scores[0, [7, 60]] = torch.tensor([0.0, 1.0])
     for how in ({}, {"top_k": 50}, {"top_p": 0.99}):
         params = SamplingParams(max_tokens=1, **how)
-        draws = [drawing.Draw(0, params, uniform) for uniform in (0.0, 0.1, 0.9, 1 - 2**-24)]
+        draws = [drawing.draw_of(0, params, uniform) for uniform in (0.0, 0.1, 0.9, 1 - 2**-24)]
         assert draw_all(drawer_of(600), scores, draws) == [7, 7, 60, 60]
 
     scores = torch.zeros(3, 600)  # what is no number leaves other rows alone
     scores[1, 5] = math.nan
     scores[::2, 9] = 50.0
     params = SamplingParams(max_tokens=1, top_p=0.9, top_k=3)
-    drawn = draw_all(drawer_of(600), scores, [drawing.Draw(row, params, 0.5) for row in range(3)])
+    drawn = draw_all(
+        drawer_of(600), scores, [drawing.draw_of(row, params, 0.5) for row in range(3)]
+    )
     assert drawn[0] == drawn[2] == 9
     assert 0 <= drawn[1] < 600
 
@@ -202,20 +201,14 @@ class Wrong(drawing.TorchDrawer):
         super().__init__()
         self._error, self._others = error, others
 
-    def draw(
-        self, scores: torch.Tensor, draws: Ordered[drawing.Draw], num_candidates: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def draw(self, scores: torch.Tensor, draws: Ordered[Draw]) -> torch.Tensor:
+        others = self._others | ({"row": 0} if self._error == "the first row" else {})
         wrong = [
-            replace(
-                draw,
-                row=0 if self._error == "the first row" else draw.row,
-                params=msgspec.structs.replace(draw.params, **self._others),
-            )
+            Draw(*(others.get(name, getattr(draw, name)) for name, *_ in Draw._fields_))
             for draw in draws
         ]
         noise = torch.randn(scores.shape, generator=torch.Generator().manual_seed(1)) * 1e-6
-        token_ids, is_short = super().draw(scores + noise, wrong, num_candidates)
-        return token_ids + (self._error == "its neighbour"), is_short
+        return super().draw(scores + noise, wrong) + (self._error == "its neighbour")
 
     def likeliest(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if self._error == "the last of equals":
@@ -251,7 +244,7 @@ def test_what_fails_there_leaves_torch(monkeypatch: pytest.MonkeyPatch, reason: 
     assert type(drawer) is drawing.TorchDrawer
     assert words == f"torch drawing (Triton: {reason})"
     drawer, words = drawing.choose_drawer(tiny_model(CPU))
-    assert type(drawer) is drawing.TorchDrawer and not drawer.is_exact
+    assert type(drawer) is drawing.TorchDrawer
     assert words == "", "on a CPU nothing is tried"
 
 
@@ -280,19 +273,19 @@ def test_pieces(num_rows: int, vocab_size: int, sizes: list[int]) -> None:
 def test_pieces_are_drawn_and_forbidden_as_the_whole(
     monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    draws = [drawing.Draw(row, params, 0.05 + 0.08 * row) for row, params in enumerate(PARAMS)]
-    whole, are_short = drawing.TorchDrawer().draw(scores(), draws, VOCAB_SIZE)
+    draws = [drawing.draw_of(row, params, 0.05 + 0.08 * row) for row, params in enumerate(PARAMS)]
+    whole = drawing.TorchDrawer().draw(scores(), draws)
     watched = Mock(side_effect=drawing.filter_among)
     monkeypatch.setattr(drawing, "filter_among", watched)
     monkeypatch.setattr(drawing, "MOST_SCORES_AT_ONCE", at_once * VOCAB_SIZE)
-    drawn, short = drawing.TorchDrawer().draw(scores(), draws, VOCAB_SIZE)
-    assert torch.equal(drawn, whole) and torch.equal(short, are_short)
+    drawn = drawing.TorchDrawer().draw(scores(), draws)
+    assert torch.equal(drawn, whole)
     seen = [len(call.args[0]) for call in watched.call_args_list]
     assert max(seen) <= at_once and sum(seen) == NUM_ROWS
     rows = [2, 0, 9, 5, 10]
     bits = np.random.default_rng(1).integers(0, 256, (len(rows), VOCAB_SIZE // 8 + 4), np.uint8)
     found, wanted = scores(), scores()
-    drawing.TorchDrawer().forbid(found, rows, bits)
+    drawing.TorchDrawer().forbid(found, rows, torch.from_numpy(bits))
     allowed = np.unpackbits(bits, axis=1, bitorder="little")[:, :VOCAB_SIZE].astype(bool)
     wanted[rows] = wanted[rows].masked_fill(~torch.from_numpy(allowed), float("-inf"))
     assert torch.equal(found, wanted)

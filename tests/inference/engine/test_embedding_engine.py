@@ -19,11 +19,8 @@ from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassificati
 
 from inference.engine.embedding_engine import (
     MAX_QUEUED_TOKENS,
-    STEP_S,
-    EmbeddingBounds,
     EmbeddingEngine,
     EmbeddingJob,
-    EmbeddingLimits,
     EmbeddingQueue,
     Row,
 )
@@ -31,6 +28,7 @@ from inference.engine.embedding_load import EmbeddingRunner, embedding_report, l
 from inference.engine.errors import DeviceFault, StepFault
 from inference.engine.faults import SUSPICIOUS_STEPS, recover
 from inference.engine.load.load_engine import load_engine
+from inference.engine.waiting_queue import STEP_S, SchedulerLimits
 from inference.loading.loader import open_model
 from inference.loading.tokenizer_files import separator_of_pairs
 from inference.neuron.text.inputs import prepare_scoring
@@ -72,8 +70,10 @@ class FakeExecutor:
 def engine_of(executor: FakeExecutor, **limits: float) -> EmbeddingEngine:
     return EmbeddingEngine(
         executor,
-        EmbeddingBounds(max_input_tokens=100, vocab_size=50, dimensions=8, step_tokens=1600),
-        EmbeddingLimits(**limits),  # type: ignore[arg-type]
+        SchedulerLimits(prefill_tokens_per_step=1600, target_step_s=STEP_S, **limits),  # type: ignore[arg-type]
+        max_input_tokens=100,
+        vocab_size=50,
+        dimensions=8,
         clock=lambda: executor.now_s,
     )
 
@@ -157,7 +157,7 @@ def test_refusals(prompts: list[list[int]], dimensions: int | None, code: str) -
 
 
 def test_a_full_queue_and_waiting_too_long() -> None:
-    engine = engine_of(FakeExecutor(), max_queue_depth=2, max_started=1, max_queue_wait_s=0.5)
+    engine = engine_of(FakeExecutor(), max_queue_depth=2, max_running=1, max_queue_wait_s=0.5)
     for name, lengths in (("a", [100] * 40), ("b", [5]), ("c", [5])):
         engine.submit(command(name, *lengths))
     assert engine.stats().queue_depth == 2
@@ -193,7 +193,7 @@ def job(name: str, *lengths: int, deadline_s: float = 60.0, account: str = "") -
 
 
 def queue_of(*jobs: EmbeddingJob, **limits: int) -> EmbeddingQueue:
-    queue = EmbeddingQueue(EmbeddingLimits(**limits))
+    queue = EmbeddingQueue(SchedulerLimits(**limits))
     for one in jobs:
         queue.add(one)
     return queue
@@ -225,7 +225,7 @@ def test_batches() -> None:
 
 
 def test_room_and_what_is_overdue() -> None:
-    queue = queue_of(max_queue_depth=4, max_started=1)
+    queue = queue_of(max_queue_depth=4, max_running=1)
     for index in range(3):
         assert not queue.is_full_for("burst")
         queue.add(job(f"burst{index}", 10, account="burst"))
@@ -243,27 +243,36 @@ def test_room_and_what_is_overdue() -> None:
     assert queue.overdue(2.0) == [late]
     # A burst of jobs delays another account by one batch.
     burst = [job(f"burst{index}", *[100] * 20, account="burst") for index in range(50)]
-    queue = queue_of(*burst, max_started=8)
+    queue = queue_of(*burst, max_running=8)
     queue.take_batch(200)
     queue.add(job("single", 3, account="single"))
     assert [("single", 0)] in [names(queue.take_batch(200)) for _ in range(2)]
+    # What anonymous callers got meanwhile makes two accounts no more equal.
+    anonymous = EmbeddingJob(command("x", *[100] * 9, is_anonymous=True), deadline_s=60.0)
+    queue = queue_of(anonymous, served := job("a0", 100, account="a"))
+    assert names(queue.take_batch(100)) == [("a0", 0)]
+    queue.remove(served)
+    assert {name for _ in range(4) for name, _ in names(queue.take_batch(100))} == {"x"}
+    for account in "ab":
+        queue.add(job(account, 100, account=account))
+    assert [names(queue.take_batch(100)) for _ in range(2)] == [[("b", 0)], [("a", 0)]]
 
 
 @given(
     jobs=st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=8), min_size=1, max_size=6),
     max_tokens=st.integers(1, 100),
-    max_started=st.integers(1, 3),
+    max_running=st.integers(1, 3),
 )
-def test_every_input_runs_once(jobs: list[list[int]], max_tokens: int, max_started: int) -> None:
+def test_every_input_runs_once(jobs: list[list[int]], max_tokens: int, max_running: int) -> None:
     made = [job(str(number), *lengths) for number, lengths in enumerate(jobs)]
-    queue = queue_of(*made, max_started=max_started)
+    queue = queue_of(*made, max_running=max_running)
     left = {(str(n), i) for n, lengths in enumerate(jobs) for i in range(len(lengths))}
     while rows := queue.take_batch(max_tokens):
         lengths = [len(row.token_ids) for row in rows]
         assert lengths == sorted(lengths, reverse=True)
         assert len(rows) == 1 or len(rows) * lengths[0] <= max_tokens
         assert 2 * lengths[-1] >= lengths[0]
-        assert queue.num_started <= max_started
+        assert queue.num_started <= max_running
         for row in rows:
             left.remove((row.job.sequence_id, row.index))
             row.job.vectors[row.index] = b""

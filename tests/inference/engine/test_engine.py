@@ -66,7 +66,7 @@ def test_cancel_frees_blocks_in_the_next_step(
         num_prompt_tokens=num_prompt_tokens, num_output_tokens=num_output_tokens
     )
     assert cancelled == protocol.SequenceCancelled(sequence_id=target, used=used)
-    client.engine.check_integrity()
+    client.engine.scheduler.check_integrity()
     while client.engine.has_work:
         assert all(one.sequence_id != target for one in steps_of(client))
     assert client.engine.stats().kv_blocks_used == 0

@@ -24,7 +24,7 @@ from inference.engine.grammars import CompiledGrammar, GrammarCompiler
 from inference.engine.logits_processors import ThinkingBudget, apply_masks
 from inference.engine.sampler import Sampler
 from inference.engine.sequence import Sequence
-from inference.engine.step import Sampled
+from inference.engine.step import RowEnd, Sampled
 from inference.protocol.engine import CancelSequence, Grammar, SequenceCancelled, ThinkingLimit
 from tests.cases import each_case
 from tests.inference.engine.conftest import run, sequence_of, submit
@@ -119,14 +119,12 @@ LETTERS = "/[abc]+/"
 def test_what_a_grammar_lets_through(
     compiler: GrammarCompiler, rule: str, params: dict[str, Any], best: Any, wanted: Any, state: str
 ) -> None:
-    sampler, sequence = Sampler(VOCAB_SIZE), bound(compiler, lark(rule), **params)
+    sampler, sequence = Sampler(), bound(compiler, lark(rule), **params)
     found = [follow(sampler, sequence, *ids) for ids in best]
     assert wanted is None or [sampled.token_ids[0] for sampled in found] == wanted
-    states = [
-        [name for name in ("complete", "ended", "broken") if getattr(sampled, name)]
-        for sampled in found
-    ]
-    assert states == [[]] * (len(best) - 1) + [[state] if state else []]
+    *before, last = (sampled.ends for sampled in found)
+    ends = {"": {}, "complete": {0: RowEnd(has_token=True)}, "ended": {0: RowEnd()}}
+    assert before == [{}] * len(before) and last == ends[state]
 
 
 @given(seed=st.integers(0, 10_000), length=st.integers(0, 28))
@@ -144,10 +142,11 @@ def test_greedy_takes_the_likeliest_allowed_token(
     plain, drawn = sequence_of([1], temperature=0.0), sequence_of([1], seed=1)
     stuck = bound(compiler, lark('"\u00e9"'))  # the vocabulary has no byte beyond ASCII
     rows = [plain, sequence, drawn, bound(compiler, lark("/a/")), stuck]
-    sampled = Sampler(VOCAB_SIZE).sample(rows, logits.expand(5, -1))
+    sampled = Sampler().sample(rows, logits.expand(5, -1))
     greedy, bound_id, _, only, _ = sampled.token_ids
     assert (greedy, bound_id, only) == (int(logits.argmax()), int(scores.argmax()), A)
-    assert sampled.complete >= {3} and set(sampled.broken) == {4}
+    assert sampled.ends[3] == RowEnd(has_token=True)
+    assert [row for row, end in sampled.ends.items() if end.code] == [4]
 
 
 def test_the_token_that_a_thinking_budget_forces() -> None:
@@ -193,7 +192,7 @@ def test_tokenizers_and_grammars_that_cannot_be_read(
     both = GrammarCompiler(ascii_tokenizer_file, VOCAB_SIZE, (END_ID, OTHER_END_ID))
     for stops, expected in [([END_ID, OTHER_END_ID], OTHER_END_ID), ([END_ID], END_ID)]:
         sequence = bound(both, lark("/a*/"), stop_token_ids=stops)
-        assert follow(Sampler(VOCAB_SIZE), sequence, OTHER_END_ID, END_ID).token_ids == [expected]
+        assert follow(Sampler(), sequence, OTHER_END_ID, END_ID).token_ids == [expected]
         both.forget_tokenizer()  # so the second time it is read again
     words = {f"word{index}": index for index in range(VOCAB_SIZE)}
     Tokenizer(WordLevel(words, unk_token="word0")).save(str(tmp_path / "words.json"))
@@ -222,24 +221,6 @@ def text_of(token_ids: list[int]) -> str:
     return "".join(chr(token_id + 32) for token_id in token_ids)
 
 
-@each_case(
-    "params", [{}, {"temperature": 1.5, "seed": 4}, {"min_tokens": 190}, {"stop_token_ids": []}]
-)
-def test_any_model_answers_in_the_schema(
-    llama: Any, compiler: GrammarCompiler, params: dict[str, Any]
-) -> None:
-    engine = llama.engine(prefill_tokens=64, grammars=compiler)
-    for index in range(4):
-        ask(engine, f"r{index}", json_grammar(PEOPLE), **params)
-    answers = run(engine)
-    for name, tokens in answers.tokens.items():
-        people = json.loads(text_of(tokens))
-        assert 2 <= len(people) <= 3
-        assert all(person["kind"] in ("a", "bc") for person in people)
-        assert answers.ends[name].finish_reason == "stop"
-        assert answers.ends[name].num_output_tokens == len(tokens)
-
-
 def test_others_run_while_a_grammar_is_compiled(llama: Any, compiler: GrammarCompiler) -> None:
     pending: list[tuple[str, Future[CompiledGrammar]]] = []
 
@@ -250,6 +231,7 @@ def test_others_run_while_a_grammar_is_compiled(llama: Any, compiler: GrammarCom
     engine = llama.engine(prefill_tokens=64, grammars=SimpleNamespace(compile=compile_later))
     ask(engine, "bound", json_grammar(PEOPLE))
     ask(engine, "cancelled", json_grammar(PEOPLE))
+    ask(engine, "nothing", Grammar(text=lark('""')))
     ask(engine, "free", None, max_tokens=5)
     seen = [o.sequence_id for _ in range(6) for o in engine.step().outputs]
     assert seen == ["free"] * 5
@@ -257,8 +239,11 @@ def test_others_run_while_a_grammar_is_compiled(llama: Any, compiler: GrammarCom
     for text, future in pending:
         future.set_result(compiler.compile(text).result())
     answers = run(engine)
-    json.loads(text_of(answers.tokens["bound"]))
-    assert set(answers.ends) == {"bound", "cancelled"}
+    people, end = json.loads(text_of(answers.tokens["bound"])), answers.ends["bound"]
+    assert 2 <= len(people) <= 3 and all(person["kind"] in ("a", "bc") for person in people)
+    assert (end.finish_reason, end.num_output_tokens) == ("stop", len(answers.tokens["bound"]))
+    assert set(answers.ends) == {"bound", "cancelled", "nothing"}
+    assert answers.tokens["nothing"] == [] and answers.ends["nothing"].finish_reason == "stop"
     assert answers.ends["cancelled"] == SequenceCancelled(sequence_id="cancelled")
     assert engine.stats().queue_depth == 0
 
@@ -269,16 +254,15 @@ def test_others_run_while_a_grammar_is_compiled(llama: Any, compiler: GrammarCom
         ('{"grammars": [{"json_schema": {"type": "nothing"}}]}', "compiler", "", "nothing"),
         (lark('"ab" "\u00e9"'), "compiler", "ab", ""),  # no token can continue it
         ("secret", "breaks", "", ""),
-        ("secret", None, "", ""),
     ],
 )
 def test_a_grammar_that_cannot_be_followed_fails_its_sequence(
-    llama: Any, compiler: GrammarCompiler, text: str, grammars: str | None, answer: str, words: str
+    llama: Any, compiler: GrammarCompiler, text: str, grammars: str, answer: str, words: str
 ) -> None:
     broken: Future[CompiledGrammar] = Future()
     broken.set_exception(RuntimeError(text))
     sources = {"compiler": compiler, "breaks": SimpleNamespace(compile=lambda text: broken)}
-    engine = llama.engine(prefill_tokens=64, grammars=sources.get(grammars or ""))
+    engine = llama.engine(prefill_tokens=64, grammars=sources[grammars])
     ask(engine, "bad", Grammar(text=text))
     ask(engine, "good", None, max_tokens=3)
     answers = run(engine)

@@ -4,15 +4,12 @@ blocks, and are otherwise on their own."""
 
 from __future__ import annotations
 
-import math
 import random
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedModel
 
 from inference.engine.engine import Engine
 from inference.engine.waiting_queue import SchedulerLimits
@@ -26,13 +23,13 @@ from tests.inference.engine.conftest import (
     VOCAB_SIZE,
     Answers,
     OwnModel,
+    build_pair,
     cpu_spec,
     prompt_of,
     run,
     submit,
     tokens_of,
 )
-from tests.inference.models.families import tiny_hybrid
 
 
 def check(pair: Any, prompts: dict[str, list[int]], answers: Answers, num_tokens: int) -> None:
@@ -41,7 +38,10 @@ def check(pair: Any, prompts: dict[str, list[int]], answers: Answers, num_tokens
         pair.check_greedy(prompt, answers.tokens[name], num_tokens)
 
 
-def test_batch_of_different_lengths(pair: Any) -> None:
+@each_case("path", ["torch", "native"])
+@each_case("name", ["llama3-rope", "llama-tied-biased"])
+def test_batch_of_different_lengths(name: str, path: str, native_cache_dir: Path) -> None:
+    pair = build_pair(name, path, native_cache_dir)
     prompts = {f"r{n}": prompt_of(n, seed=n) for n in (1, 7, 8, 33, 70)}
     engine = pair.engine(prefill_tokens=40)
     for sequence_id, prompt in prompts.items():
@@ -49,18 +49,8 @@ def test_batch_of_different_lengths(pair: Any) -> None:
     check(pair, prompts, run(engine), 8)
 
 
-each_storage = pytest.mark.parametrize(
-    "pair",
-    [(name, path) for name in ("llama", "mistral") for path in ("torch", "native")],
-    indirect=True,
-    ids="-".join,
-)
-"""Whole contexts and windows: the same for all families."""
-
-
-@each_storage
-def test_prefix_hits(pair: Any) -> None:
-    size = pair.block_tokens
+def test_prefix_hits(llama: Any) -> None:
+    size = llama.block_tokens
     shared = prompt_of(5 * size, seed=3)
     prompts = {
         "first": shared,
@@ -68,11 +58,11 @@ def test_prefix_hits(pair: Any) -> None:
         "longer": shared + prompt_of(13, seed=4),
         "forked": shared[: 2 * size + 4] + prompt_of(20, seed=5),
     }
-    engine, answers = pair.engine(), Answers()
+    engine, answers = llama.engine(), Answers()
     for sequence_id, prompt in prompts.items():
         submit(engine, sequence_id, prompt, 12)
         answers.drain(engine)
-    check(pair, prompts, answers, 12)
+    check(llama, prompts, answers, 12)
     # The last token of a prompt is always run, so "same" shares four blocks of five.
     assert answers.cached == {"first": 0, "same": 4 * size, "longer": 5 * size, "forked": 2 * size}
 
@@ -223,41 +213,3 @@ def test_alone_and_among_mates(quantized_model: OwnModel, mate_lengths: list[int
     assert [t.token_id for t in found] == [t.token_id for t in expected]
     is_native = isinstance(quantized_model.model, NativeModel)
     assert most_apart(found, expected) <= (0.0 if is_native else TOLERANCE)
-
-
-MOST_UNITS = 2
-"""How many bfloat16 numbers apart the largest logit may be; seen is one."""
-
-
-def wide(made: PreTrainedModel) -> PreTrainedModel:
-    """Rows of several groups, and weights that do not amplify rounding."""
-    config = deepcopy(made.config)
-    for name in ("hidden_size", "intermediate_size", "moe_intermediate_size"):
-        setattr(config, name, 128)
-    config.initializer_range = 0.05
-    torch.manual_seed(3)
-    return tiny_hybrid.randomised(type(made)(config))
-
-
-def test_bfloat16_products_round_to_a_neighbour(tmp_path: Path) -> None:
-    """Products that read and give bfloat16 may round to neighbouring numbers where two orders of
-    adding up the same float32 numbers differ. The same weights computed in float32 keep to
-    ``TOLERANCE``: so it is this rounding, and no scale that rows share."""
-    directory = tiny_hybrid.save(wide(tiny_hybrid.qwen3_next()), tmp_path / "model")
-    for dtype in ("auto", "float32"):
-        spec = cpu_spec(directory, dtype=dtype, quantization="q4")
-        opened: Any = open_model(spec, tmp_path / "cache", lambda _: None)
-        model = build_model(opened.config, opened.weights, tiny_hybrid.CONTEXT_TOKENS)
-        opened.close()
-        largest = float(tiny_hybrid.logits_of(model, prompt_of(37, seed=37)).abs().max())
-        unit = 2.0 ** (math.floor(math.log2(largest)) - 7)
-        found = []
-        for tokens, mates in ((512, []), (512, [3, 5, 9, 17, 33, 65, 90]), (9, []), (1, [])):
-            how = {"num_kv_blocks": 256, "prefill_tokens_per_step": tokens}
-            engine = tiny_hybrid.engine_of(model, **how)
-            ask(engine, 37, max_tokens=6)
-            for length in mates:
-                ask(engine, length, str(length), 6)
-            found.append(run(engine).logprobs["watched"])
-        bound = TOLERANCE + (MOST_UNITS * unit if dtype == "auto" else 0)
-        assert max(most_apart(one, found[0]) for one in found) <= bound

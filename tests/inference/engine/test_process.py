@@ -10,21 +10,23 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import IO, Any
+from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.channel import Channel, ChannelClosedError
+from inference.channel import Channel
 from inference.engine import loop, process
-from inference.engine.errors import EngineExit
+from inference.engine.errors import DeviceFault, EngineExit, HangFault
 from inference.protocol.engine import (
     CancelSequence,
     EngineFaulted,
@@ -46,7 +48,6 @@ from inference.protocol.engine import (
 )
 from inference.protocol.load import LoadSpec
 from inference.settings.neuron import STEP_TIMEOUT_S
-from tests.inference.engine.faulty_executor import Kind
 from tests.inference.engine.test_run_ahead import Client
 from tests.inference.reports import engine_stats
 
@@ -101,9 +102,7 @@ def started(
     source: str | LoadSpec,
     data_dir: Path,
     *,
-    module: str = "inference.engine",
     environment: Mapping[str, str] | None = None,
-    log_file: IO[bytes] | None = None,
     **settings: Any,
 ) -> Iterator[EngineProcess]:
     if isinstance(source, str):
@@ -112,11 +111,10 @@ def started(
     ours, theirs = socket.socketpair()
     own = {"HELEXA_DATA_DIR": str(data_dir), "HELEXA_ENGINE_THREADS": "1"}
     process = subprocess.Popen(
-        [sys.executable, "-m", module, "--fd", str(theirs.fileno())],
+        [sys.executable, "-m", "inference.engine", "--fd", str(theirs.fileno())],
         pass_fds=[theirs.fileno()],
         cwd=REPOSITORY_DIR,
         env=os.environ | own | {"HELEXA_ENGINE_CHECKS": "1"} | dict(environment or {}),
-        stderr=log_file,
     )
     theirs.close()
     engine = EngineProcess(process, ours)
@@ -159,53 +157,35 @@ def test_loads_answers_cancels_and_shuts_down(tiny_model_dir: Path, data_dir: Pa
         assert unfinished.used.num_output_tokens == num_sent
         assert unfinished.used.num_prompt_tokens == (3 if num_sent else 0)
         assert engine.process.wait(EXIT_TIMEOUT_S) == 0
-
-
-@pytest.mark.slow
-def test_a_load_that_fails_and_a_neuron_that_ends(
-    tiny_model_dir: Path, tmp_path: Path, data_dir: Path
-) -> None:
-    with started(f"path:{tmp_path / 'nothing-here'}", data_dir) as engine:
-        failed = engine.next(Loaded | LoadFailedMessage)
-        assert failed.failure.code in {"missing_file", "bad_source"}
+    with started(f"path:{tiny_model_dir / 'nothing-here'}", data_dir) as engine:
+        assert engine.next(LoadFailedMessage).failure.code in {"missing_file", "bad_source"}
         assert engine.process.wait(EXIT_TIMEOUT_S) == 1
-        with pytest.raises(ChannelClosedError):
-            engine.channel.receive()
     with started(f"path:{tiny_model_dir}", data_dir) as engine:
         engine.connection.close()  # while it is still importing or loading
         assert engine.process.wait(EXIT_TIMEOUT_S) == 2
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "code", "exit_code", "logged"),
-    [
-        (Kind.LOSES_THE_DEVICE, "device_fault", EngineExit.DEVICE_FAULT, "illegal memory access"),
-        (Kind.HANGS, "engine_hung", EngineExit.HUNG, "faulty_executor.py"),
-    ],
-)
 def test_what_it_cannot_survive_ends_it_by_its_name(
-    tiny_model_dir: Path,
-    data_dir: Path,
-    tmp_path: Path,
-    kind: Kind,
-    code: str,
-    exit_code: EngineExit,
-    logged: str,
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    log_file = tmp_path / "engine.log"
-    source, module = f"path:{tiny_model_dir}", "tests.inference.engine.faulty_executor"
-    environment = {"HELEXA_STEP_TIMEOUT_S": "2" if kind is Kind.HANGS else "60"}
-    with (
-        log_file.open("wb") as log,
-        started(source, data_dir, module=module, environment=environment, log_file=log) as engine,
+    monkeypatch.setattr(os, "_exit", Mock(side_effect=SystemExit))
+    for fault, exit_code in (
+        (DeviceFault("an illegal memory access"), EngineExit.DEVICE_FAULT),
+        (HangFault("a collective timed out"), EngineExit.HUNG),
     ):
-        engine.next(Loaded)
-        engine.submit("good", 200, first=7)
-        engine.submit("bad", 200, first=kind)
-        assert engine.next(EngineFaulted).code == code
-        assert engine.process.wait(EXIT_TIMEOUT_S) == exit_code
-    assert logged in log_file.read_text(), "the log names the place"
+        monkeypatch.setattr(process, "_ending", threading.Lock())
+        sent: list[Any] = []
+        messenger: Any = SimpleNamespace(inbox=queue.SimpleQueue(), send=sent.append)
+        messenger.flush = lambda timeout_s=0.0: None
+        engine = Mock(has_work=True, has_outputs=False, has_prompts=False)
+        engine.step.side_effect = fault
+        served: Any = SimpleNamespace(engine=engine, has_work=True)
+        with pytest.raises(SystemExit):
+            process.run(served, messenger)
+        os._exit.assert_called_with(exit_code)  # type: ignore[attr-defined]
+        assert sent == [EngineFaulted(code=fault.code, message=fault.client_message)]
+        named = "test_process.py" in capfd.readouterr().err
+        assert named == (exit_code is EngineExit.HUNG), "the log names the place"
 
 
 def test_the_timeout_is_the_operators() -> None:
@@ -215,6 +195,11 @@ def test_the_timeout_is_the_operators() -> None:
     watchdog.start()
     with watchdog.step():
         pass
+    found: queue.SimpleQueue[HangFault] = queue.SimpleQueue()
+    watchdog = loop.StepWatchdog(0.01, found.put)
+    watchdog.start()
+    with watchdog.step():
+        assert str(found.get(timeout=60)) == "a step has not ended after 0.01 s"
 
 
 FIRST = SequenceStep(sequence_id="s", token_ids=[1], num_cached_tokens=0)

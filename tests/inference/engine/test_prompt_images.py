@@ -15,17 +15,15 @@ import torch
 from inference.engine.errors import InvalidImageFault
 from inference.engine.model_runner import ImageRows, last_seen, step_images
 from inference.engine.pace import StepTimes
-from inference.engine.prompt_images import PromptImages, image_problem
+from inference.engine.prompt_images import PromptImages
 from inference.engine.sequence import Sequence
 from inference.engine.step import PrefillAverage, PrefillChunk, Schedule
 from inference.engine.waiting_queue import SchedulerLimits
 from inference.models.errors import InvalidImageError
 from inference.models.step_input import ImageEmbeddings
-from inference.models.vision_config import VisionConfig
 from inference.protocol.images import SequenceImage, TokenRun
 from inference.protocol.load import PrefillSpeed
 from inference.recent_results import ENTRY_BYTES
-from tests.cases import each_case
 from tests.inference.engine.conftest import sequence_of
 from tests.inference.models.tiny_configs import config_of
 
@@ -91,45 +89,6 @@ def test_what_blocks_hold_beside_tokens() -> None:
     spans = [(0, 2), (0, 3), (4, 5), (4, 6), (7, 8), (11, 12), (12, 14), (0, 14)]
     held = [0, 1, 0, 1, 0, 1, 0, 1]
     assert [images.content(*span) for span in spans] == [("a 1x4x8",) * one for one in held]
-
-
-PROMPT = [1, PAD, PAD, PAD, PAD, 2]
-PROMPT_APART = [1, 1, PAD, PAD, 1, PAD, PAD, 1, PAD, PAD, PAD, PAD, 1]
-UNPLACED = replace(VISION, mrope_section=None, max_pixels=32 * 256)
-
-
-BAD = "invalid_image"
-
-
-@each_case(
-    ("images", "prompt", "vision", "code", "words"),
-    [
-        ([image(1, 2, 2)], PROMPT, VISION, "", ""),
-        ([], PROMPT, None, "", ""),
-        ([APART], PROMPT_APART, UNPLACED, "", ""),
-        ([image(1, 2, 2)], PROMPT, None, "vision_unsupported", "this model reads text only"),
-        *(
-            ([SequenceImage(digest="a", data=b"", runs=runs, grid=grid)], PROMPT, VISION, BAD, "")
-            for runs, grid in (
-                *(([TokenRun(*run)], (1, 4, 4)) for run in ((0, 4), (2, 4), (-1, 4), (1, 3))),
-                ([TokenRun(1, 2), TokenRun(3, 2)], (1, 4, 4)),
-                ([], (1, 0, 4)),
-                *(([TokenRun(1, 4)], grid) for grid in ((2, 2, 4), (1, 1, 16))),
-                ([TokenRun(1, 8)], (1, 4, 8)),
-            )
-        ),
-        ([image(1, 1, 2), image(2, 1, 2)], PROMPT, VISION, BAD, ""),
-        ([image(0, 1, 7)], [PAD] * 7, VISION, BAD, "has more pixels than the model is given"),
-        ([APART], PROMPT_APART, replace(UNPLACED, mrope_section=(1, 1, 1)), BAD, "of their own"),
-        ([APART], [1, 1, PAD, 1, *PROMPT_APART[4:]], UNPLACED, BAD, "not where the prompt has"),
-    ],
-)
-def test_which_images_fit_their_prompt(
-    images: Any, prompt: list[int], vision: VisionConfig | None, code: str, words: str
-) -> None:
-    problem = image_problem(images, prompt, vision)
-    assert (problem is None) == (not code)
-    assert problem is None or (problem[0] == code and words in problem[1])
 
 
 IN_PARTS = [APART, image(12, 1, 2, "b")]

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -144,11 +144,10 @@ def test_the_free_memory_that_another_rank_reports_is_without_the_trial_s_blocks
 def test_none_stays_where_one_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[subprocess.Popen[bytes]] = []
 
-    def start(module: str, fds: Sequence[tuple[str, int]]) -> subprocess.Popen[bytes]:
+    def start(module: str, fds: Mapping[str, int]) -> subprocess.Popen[bytes]:
         if started:
             raise BlockingIOError("no more processes")
-        pass_fds = [fd for _, fd in fds]
-        started.append(subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=pass_fds))
+        started.append(subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=[*fds.values()]))
         return started[0]
 
     monkeypatch.setattr(children, "start_process", start)

@@ -19,7 +19,7 @@ from inference.engine.kv_cache import KVCache
 from inference.engine.run_ahead import RunAhead, StepGroups
 from inference.engine.scheduler import EngineLimits, Scheduler
 from inference.engine.sequence import Sequence
-from inference.engine.step import Sampled, Schedule
+from inference.engine.step import RowEnd, Sampled, Schedule
 from inference.engine.waiting_queue import SchedulerLimits
 from inference.protocol.engine import CancelSequence
 from tests.cases import each_case
@@ -88,7 +88,9 @@ class FakeDevice:
             first.token_ids = first.compute()
             self.now_s += self.step_s
         rows = enumerate(step.schedule.sampled)
-        failed = {row: 1 for row, one in rows if one.sequence_id in self.not_numbers}
+        failed = {
+            row: RowEnd.of_numbers(1) for row, one in rows if one.sequence_id in self.not_numbers
+        }
         return Sampled(list(step.token_ids), failed, {})
 
     def is_settled(self, sequence: Sequence) -> bool:
@@ -215,7 +217,7 @@ class Client:
         """Every answer is the one that the device computes for its sequence alone."""
         while self.engine.has_work:
             self.step()
-        self.engine.check_integrity()
+        self.engine.scheduler.check_integrity()
         assert self.engine.stats().kv_blocks_used == 0
         assert sorted(self.device.forgotten) == sorted(self.prompts), "each once"
         assert {*self.answers.failed.values()} <= {"cancelled"}
@@ -286,7 +288,7 @@ def test_any_order_of_events_gives_the_same_answers(
 
 def test_one_step_ahead_where_the_pace_leaves_no_slot_to_who_waits() -> None:
     client = Client(max_running=64, target_step_s=0.1)
-    running_limit = client.engine.running_limit
+    running_limit = client.engine._times.pacer.running_limit
     assert running_limit < 64
     for _ in range(running_limit + 1):
         client.submit(never_stops(3, 12), 12)

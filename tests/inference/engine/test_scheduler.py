@@ -101,7 +101,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def run(self, schedule: Schedule, token_ids: list[int]) -> None:
         self.scheduler.commit(schedule, token_ids)
         ended = [s for s in schedule.sampled if len(s.token_ids) >= s.max_length]
-        self.scheduler.end_many(ended)
+        self.scheduler.end(*ended)
         self.live = [s for s in self.live if s not in ended]
 
     @invariant()
@@ -244,6 +244,9 @@ def test_turns() -> None:
     assert {queue.take(), queue.take()} == {0, 3}
     add(queue, 4, "greedy", cost=1)
     assert drain(queue) == [1, 2, 4], "who comes back pays for what it had"
+    for order, account in ((5, "greedy"), (6, "a")):
+        add(queue, order, account)
+    assert drain(queue) == [5, 6], "until nobody waits"
     queue = FairQueue()  # passing accounts are forgotten
     add(queue, -1, "stays")
     add(queue, -2, "stays")
@@ -255,4 +258,4 @@ def test_turns() -> None:
             add(queue, 10_000 + order, "stays")
             queue.take()
             queue.take()
-    assert len(queue._accounts) < 400
+    assert len(queue._clock._ends) < 400

@@ -91,9 +91,7 @@ def test_the_queue_is_as_deep_as_it_may_be() -> None:
     assert scheduler.overdue(5.0) == late[2:]
     scheduler.end(scheduler.running[0])
     assert not scheduler.is_full
-    scheduler.end_many(scheduler.running[:])
-    for sequence in list(scheduler.waiting):
-        scheduler.end(sequence)
+    scheduler.end(*scheduler.running, *scheduler.waiting)
     assert not scheduler.running and not scheduler.waiting
     assert all(s.state is SequenceState.ENDED and not s.block_ids for s in late)
     assert scheduler.kv_cache.allocator.num_used == 0
@@ -167,7 +165,7 @@ def test_what_is_counted_of_a_prompt_is_counted_once() -> None:
     assert not first.has_prompt_in_blocks
     step(scheduler)
     assert first.num_prefilled_tokens == 40 and first.deadline_s is None
-    scheduler.end_many([first])
+    scheduler.end(first)
     again = sequence_of("a", 40, 9)
     scheduler.add(again)
     step(scheduler)

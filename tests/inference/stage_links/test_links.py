@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import socket
 import ssl
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,12 +16,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from benchmarks.ports import free_port
 from inference import stage_links
-from inference.channel import ChannelError
-from inference.engine.divided.row_link import RowLink, RowReader
 from inference.link_identities import Purpose, client_context, new_identity
 from inference.protocol.load import LinkIdentity
 from tests.cases import each_case
@@ -180,36 +176,6 @@ def test_the_other_side_ends_or_a_machine_between_changes_bytes(ends: Any) -> No
     with pytest.raises(OSError, match=r".*"):
         for _ in range(100):
             ends.theirs.sendall(bytes(1_000_000))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("ends", [LONG_S], indirect=True)
-def test_a_flood_waits_at_its_sender(ends: Any) -> None:
-    """Some 100 MB of steps that no engine has begun: the reader keeps as many as it may."""
-    rows = torch.ones(4096, 64)
-    stage = RowLink(ends.ours, 64, is_narrow=True)
-    link = RowLink(ends.theirs, 64, max_rows=len(rows))
-    sent, ended = [], list[ChannelError]()
-
-    def flood() -> None:
-        for number in range(200):
-            stage.send(number, rows)
-            sent.append(number)
-
-    sender = threading.Thread(target=flood)
-    sender.start()
-    reader = RowReader(link, "flood", ended.append, max_arrivals=4)
-    time.sleep(2.0)
-    assert len(sent) < 60
-    numbers = [arrival.number for _ in range(20) if (arrival := reader.next(20)) is not None]
-    assert numbers == list(range(20)), "in order, once there is room"
-    while (arrival := reader.next(20)) is not None and arrival.number < 199:
-        pass
-    sender.join(60)
-    with socket.socket(fileno=os.dup(ends.ours._fileno)) as tcp:
-        tcp.shutdown(socket.SHUT_RDWR)  # its kernel closes it; TLS has no last word
-    assert reader.next(20) is None
-    assert len(ended) == 1
 
 
 def test_each_purpose_gets_its_own_link_and_nothing_listens_after(wait: Wait) -> None:

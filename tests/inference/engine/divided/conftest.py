@@ -9,7 +9,7 @@ import queue
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -169,13 +169,11 @@ def processes(there: RemoteStages, data_dir: Path) -> Iterator[RemoteStages]:
 class StageThread:
     """Stands for ``subprocess.Popen``, of which a child uses this much."""
 
-    pid = os.getpid()
-
-    def __init__(self, module: str, fds: Sequence[tuple[str, int]]) -> None:
+    def __init__(self, module: str, fds: Mapping[str, int]) -> None:
         """Takes what ``inference.engine.divided.children.start_process`` takes."""
-        sockets = {name: socket.socket(fileno=os.dup(fd)) for name, fd in fds}
+        sockets = {name: socket.socket(fileno=os.dup(fd)) for name, fd in fds.items()}
         self._sockets = list(sockets.values())
-        engine = ParentLink(Channel(sockets.pop("--fd")), decode_to_stage, lambda: None)
+        engine = ParentLink(Channel(sockets.pop(children.ENGINE_FD)), decode_to_stage, lambda: None)
         self._thread = threading.Thread(target=self._run, args=(engine, sockets), daemon=True)
         self._thread.start()
 

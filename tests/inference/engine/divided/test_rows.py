@@ -120,7 +120,8 @@ def test_what_no_stage_sends_is_refused_before_it_is_read(
 
 
 def test_a_reader_reads_while_nobody_asks(ends: Ends) -> None:
-    """The rows are more than a socket holds: the sender does not wait."""
+    """The rows are more than a socket holds: the sender does not wait, but for a reader that keeps
+    as many as it may."""
     sending, link = ends
     ended: list[ChannelError] = []
     reader = RowReader(link, "rows", ended.append)
@@ -130,9 +131,20 @@ def test_a_reader_reads_while_nobody_asks(ends: Ends) -> None:
     arrivals = [reader.next(20) for _ in range(8)]
     assert [one.number for one in arrivals if isinstance(one, Arrival)] == list(range(8))
     assert reader.next(0) is None and not ended
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        full = RowReader(RowLink(theirs, NUM_FEATURES), "full", ended.append, max_arrivals=2)
+        out = RowLink(ours, NUM_FEATURES)
+        sender = threading.Thread(target=lambda: [out.send(number, rows) for number in range(20)])
+        sender.start()
+        sender.join(0.2)
+        assert sender.is_alive()
+        assert [one.number for _ in range(20) if (one := full.next(20))] == list(range(20))
+        sender.join(20)
+    assert full.next(20) is None and len(ended) == 1
     sending.close()
     assert reader.next() is None and reader.next() is None, "nothing comes any more"
-    assert len(ended) == 1
+    assert len(ended) == 2
 
 
 DECODES = StepInput.of_decodes([1, 2], [0, 0], np.array([[0], [1]], dtype=np.int32), 16)

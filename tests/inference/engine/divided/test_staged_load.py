@@ -4,10 +4,8 @@ one of them dies or stands still, requests fail once, nothing hangs, and no proc
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -20,18 +18,18 @@ import pytest
 from gguf.constants import GGMLQuantizationType as Type
 from safetensors.torch import load_file
 
-from inference.engine.divided import stage_processes
-from inference.engine.divided.children import Child
-from inference.engine.divided.stage_messages import Alive
+from inference.channel import Channel, ChannelClosedError
+from inference.engine.divided import stage_processes, stage_runner
+from inference.engine.divided.children import Child, ParentLink
+from inference.engine.divided.stage_messages import Alive, decode_from_stage, decode_to_stage
 from inference.engine.divided.stage_processes import StageProcesses
-from inference.engine.errors import EngineExit, HangFault, StepFault
+from inference.engine.errors import DeviceFault, EngineExit, HangFault, StepFault
 from inference.engine.load.load_engine import LoadedEngine
 from inference.loading.loader import OpenedModel, open_model
 from inference.protocol import engine as protocol
 from inference.protocol.images import SequenceImage, TokenRun, image_grid, num_image_tokens
 from inference.protocol.load import AdapterSpec, spec_digest
 from inference.protocol.load_errors import BadSourceError, PartFailedError
-from inference.stage_links import address_of
 from tests.cases import each_case
 from tests.inference.adapter_files import write_adapter
 from tests.inference.engine.conftest import run, submit, tokens_of
@@ -269,48 +267,32 @@ def test_a_stage_that_is_lost_ends_the_model(
         assert has_ended(local)
 
 
-class Proxy:
-    """Forwards connections to a stage, and cuts them one by one."""
-
-    def __init__(self, address: str) -> None:
-        self._to = address_of(address)
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self.pairs: list[tuple[socket.socket, socket.socket]] = []
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def cut(self, index: int) -> None:
-        for one in self.pairs[index]:
-            one.shutdown(socket.SHUT_RDWR)
-
-    def _accept(self) -> None:
-        while True:
-            pair = self._listener.accept()[0], socket.create_connection(self._to)
-            self.pairs.append(pair)
-            for ends in (pair, pair[::-1]):
-                threading.Thread(target=self._forward, args=ends, daemon=True).start()
-
-    def _forward(self, source: socket.socket, sink: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(65536):
-                sink.sendall(data)
-            sink.shutdown(socket.SHUT_WR)
+def watched() -> tuple[StageProcesses, list[StepFault]]:
+    """Of stages 2 and 3, and what ends the model."""
+    processes, lost = StageProcesses(conftest.spec_of(Path("/m"), 1, 2, 3)), list[StepFault]()
+    names = [SimpleNamespace(name=f"stage {number}") for number in (2, 3)]
+    processes.all = cast("list[Child]", names)
+    processes._on_lost = lost.append
+    return processes, lost
 
 
-@pytest.mark.slow
-def test_two_other_hosts_that_lose_each_other(tiny_model_dir: Path, data_dir: Path) -> None:
+def test_two_stages_that_lose_each_other_end_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine reaches both and sees nothing of it but what they report."""
-    with conftest.processes(
-        conftest.ordered(tiny_model_dir, ["", "b", "c"], 1, 2, 3), data_dir
-    ) as there:
-        proxy = Proxy(there.spec.stages[2].address)
-        spec = conftest.with_stage(there.spec, 2, address=proxy.address)
-        with conftest.process_of(spec, data_dir) as engine:
-            engine.next(protocol.Loaded)
-            proxy.cut(1)  # control came first, then rows, then rows back
-            assert engine.next(protocol.EngineFaulted).code == "device_fault"
-            for stage in there.stages:
-                stage.next(protocol.StageReleased)
+    monkeypatch.setattr(stage_runner, "LOST_LINK_S", 0.0)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        engine = ParentLink(Channel(theirs), decode_to_stage, lambda: None)
+        stage_runner.report_lost_link(engine, ChannelClosedError("end of file"))
+        processes, lost = watched()
+        assert not processes._note(1, decode_from_stage(Channel(ours).receive()))
+        (fault,) = lost
+        assert isinstance(fault, DeviceFault)
+        assert str(fault) == "stage 3 lost a link of rows: end of file"
+        engine.is_gone.set()  # then its engine knows by itself
+        stage_runner.report_lost_link(engine, ChannelClosedError("end of file"))
+        ours.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            ours.recv(1)
 
 
 @each_case("silent_index", [0, 1])
@@ -319,20 +301,17 @@ def test_a_stage_that_stands_still_ends_the_model_in_time(
 ) -> None:
     """The silent stage sends until the sixtieth second. Until then there are up to four checks
     between two messages, as of processes of a busy host; from then on the other sends always."""
-    spec = conftest.spec_of(Path("/m"), 1, 2, 3)
-    conftest.processes, lost, slept_s = StageProcesses(spec), list[StepFault](), list[float]()
-    names = [SimpleNamespace(name=f"stage {number}") for number in (2, 3)]
-    conftest.processes.all = cast("list[Child]", names)
+    processes, lost = watched()
+    slept_s: list[float] = []
 
     def sleep(seconds: float) -> None:
         slept_s.append(seconds)
         for index in (0, 1):
             if index != silent_index if sum(slept_s) > 60 else len(slept_s) % 4 == 0:
-                conftest.processes._note(index, Alive())
+                processes._note(index, Alive())
 
     monkeypatch.setattr(stage_processes, "time", SimpleNamespace(sleep=sleep))
-    conftest.processes._on_lost = lost.append
-    conftest.processes._watch_silence()
+    processes._watch_silence()
     (fault,) = lost
     assert isinstance(fault, HangFault)
     assert f"stage {silent_index + 2} has sent nothing" in str(fault)

@@ -39,13 +39,8 @@ REAL: list[tuple[Exception, type[StepFault]]] = [
         (raised(do), StepInputFault)
         for do in (
             lambda: torch.ones(2, 3) @ torch.ones(2, 3),
-            lambda: torch.cat([torch.ones(2, 2), torch.ones(2, 3)]),
-            lambda: torch.ones(6).view(4, 2),
             lambda: torch.arange(3)[torch.tensor([7])],
-            lambda: torch.ones(3).index_select(0, torch.tensor([5])),
             lambda: torch.embedding(torch.ones(3, 3), torch.tensor([9])),
-            lambda: torch.tensor([object()]),
-            lambda: [1][2],
             lambda: ctypes.CDLL(None).strlen(3.5),
         )
     ),
@@ -68,12 +63,8 @@ TEXTS: list[tuple[Exception, type[StepFault]]] = [
     (cuda_error("invalid configuration argument", 9), StepInputFault),
     (cuda_error("invalid argument"), StepInputFault),
     (RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling gemm"), StepInputFault),
-    (RuntimeError("The size of tensor a (3) must match the size of tensor b"), StepInputFault),
     (cuda_error("an illegal memory access was encountered", 700), DeviceFault),
-    (cuda_error("device-side assert triggered", 710), DeviceFault),
-    (cuda_error("uncorrectable ECC error encountered", 214), DeviceFault),
     (cuda_error("unspecified launch failure"), DeviceFault),
-    (cuda_error("no CUDA-capable device is detected", 100), DeviceFault),
     (RuntimeError("CUDA error: misaligned address"), DeviceFault),
     (RuntimeError("CUDA driver error: device not ready"), DeviceFault),
     (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling gemm"), DeviceFault),

@@ -11,7 +11,7 @@ import torch
 
 from inference.engine.errors import DoesNotFitError
 from inference.engine.load import kv_budget, kv_memory
-from inference.engine.load.kv_budget import PartPlan, smallest_plan
+from inference.engine.load.kv_budget import smallest_plan
 from inference.engine.load.trial import DeviceTrial
 from inference.models.adapter import planned_adapter_bytes
 from inference.models.config import ModelConfig
@@ -128,9 +128,8 @@ def test_what_a_device_has_left(
     )
     nothing = dict.fromkeys(("ranked", "staged", "draft", "num_positions"))
     built: Any = SimpleNamespace(model=model, trial=trial, draft_block_bytes=0, **nothing)
-    opened: Any = SimpleNamespace(weight_bytes=10**9)
-    spec = cpu_spec("x", **{"adapter_slots": 3} | changes)
-    found = kv_budget.kv_plan(spec, opened, built)
+    built.spec, built.weight_bytes = cpu_spec("x", **{"adapter_slots": 3} | changes), 10**9
+    found = kv_budget.kv_plan(built)
     assert found.adapter_bytes == adapter_bytes
     assert num_blocks is None or found.num_blocks == num_blocks
 
@@ -179,7 +178,7 @@ def test_states_and_the_blocks_that_they_leave() -> None:
     found = kv_memory.plan_states(
         CacheLayout(attention_layers=(0,)), budget_bytes=0, max_sequences=8
     )
-    assert found == kv_memory.StatePlan(num_slots=0, state_bytes=0, max_sequences=8)
+    assert found == kv_memory.StatePlan(num_slots=0, slot_bytes=0, max_sequences=8)
     assert found.in_words() == ""
     with pytest.raises(DoesNotFitError, match="one sequence needs"):
         kv_memory.plan_states(LAYOUT, budget_bytes=6 * SLOT_BYTES - 1, max_sequences=8)
@@ -192,18 +191,19 @@ def test_states_and_the_blocks_that_they_leave() -> None:
     assert "states of 2 sequences and 4 snapshots" in whole.context_reason
 
 
-def states_of(num_slots: int, max_sequences: int) -> kv_memory.StatePlan:
-    return kv_memory.StatePlan(
-        num_slots=num_slots, state_bytes=num_slots * 7, max_sequences=max_sequences
+def part(
+    num_blocks: int, context_tokens: int, num_slots: int = 0, slot_bytes: int = 0
+) -> kv_memory.KVPlan:
+    own = {"num_slots": num_slots, "slot_bytes": slot_bytes, "max_sequences": num_slots or 8}
+    return kv_memory.KVPlan(
+        num_blocks=num_blocks,
+        block_bytes=100,
+        kept_blocks=num_blocks // 2,
+        context_tokens=context_tokens,
+        context_reason=f"{context_tokens} tokens",
+        states=kv_memory.StatePlan(**own),
+        adapter_bytes=3,
     )
-
-
-def part(num_blocks: int, context_tokens: int, num_slots: int = 0, slot_bytes: int = 0) -> PartPlan:
-    own = states_of(num_slots, max_sequences=num_slots or 8)
-    sizes = {"kv_bytes": num_blocks * 100, "kept_blocks": num_blocks // 2, "adapter_bytes": 3}
-    context = {"context_tokens": context_tokens, "context_reason": f"{context_tokens} tokens"}
-    plan = kv_memory.KVPlan(num_blocks=num_blocks, states=own, **sizes, **context)  # type: ignore[arg-type]
-    return PartPlan(plan, own, block_bytes=100, slot_bytes=slot_bytes)
 
 
 def test_the_smallest_part_decides() -> None:
@@ -214,8 +214,14 @@ def test_the_smallest_part_decides() -> None:
     assert found.states.num_slots == 0 and found.states.max_sequences == 8
     # Parts without states bound no slots, and those without keys no blocks.
     found = smallest_plan([part(40, 1280, num_slots=9, slot_bytes=5), part(25, 640)])
-    assert found.states == kv_memory.StatePlan(num_slots=9, state_bytes=45, max_sequences=8)
-    only_states = PartPlan(None, states_of(4, max_sequences=2), block_bytes=0, slot_bytes=11)
+    assert found.states == kv_memory.StatePlan(num_slots=9, slot_bytes=5, max_sequences=8)
+    stateful = replace(HYBRID, mixers=HYBRID.mixers and HYBRID.mixers[:1], num_layers=1)
+    asked = {"max_sequences": 2, "adapter_bytes": SLOT_BYTES}
+    only_states = plan(9 * SLOT_BYTES, config=stateful, **asked)
+    assert (only_states.block_bytes, only_states.cache_bytes) == (0, only_states.states.state_bytes)
     found = smallest_plan([only_states, part(25, 640, num_slots=9, slot_bytes=5)])
     assert (found.num_blocks, found.kv_bytes) == (25, 2500)
-    assert found.states == kv_memory.StatePlan(num_slots=4, state_bytes=4 * 16, max_sequences=2)
+    assert found.states.num_slots == only_states.states.num_slots <= 9
+    assert found.states.slot_bytes == only_states.states.slot_bytes + 5
+    assert found.states.max_sequences == 2
+    assert found.adapter_bytes == SLOT_BYTES + 3, "adapters change layers without keys, too"

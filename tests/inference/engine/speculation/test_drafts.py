@@ -56,21 +56,22 @@ def paced(device: Device, rows: list[int], *, target_s: float | None = 0.1) -> S
 
 
 def test_how_many_are_run() -> None:
-    for num_rows, candidates, row_s, most_rows, expected in (
-        (1, [(8, 0.5)], 0.0, 128, 8),  # rows that cost nothing are all run
-        (32, [(8, 0.6)] * 32, 10.0, 1024, 0),  # rows that cost as much as a step are not
-        (1, [(8, 0.05)], 0.1, 128, 0),  # hopeless
-        (1, [(15, 0.4)], 0.2, 128, 1),
-        (1, [(15, 0.95)], 0.2, 128, 11),  # sure ones are longer
-        (4, [(8, 1.0)] * 4, 0.0, 12, 2),  # a step holds so many rows
+    for num_rows, candidates, row_s, expected in (
+        (1, [(8, 0.5)], 0.0, 8),  # rows that cost nothing are all run
+        (8, [(8, 0.6)] * 8, 10.0, 0),  # rows that cost as much as a step are not
+        (1, [(8, 0.05)], 0.1, 0),  # hopeless
+        (1, [(15, 0.4)], 0.2, 1),
+        (1, [(15, 0.95)], 0.2, 11),  # sure ones are longer
+        (32, [(8, 1.0)] * 32, 0.0, 3),  # a step holds so many rows
     ):
         costs = Device(1.0, row_s)
-        assert drafting.best_length(num_rows, candidates, costs, most_rows) == expected
+        length, worth = drafting.best_length(num_rows, candidates, costs)
+        assert length == expected and (worth > drafting.WORTH) == bool(expected)
 
 
 def test_when_a_lone_sequence_is_drafted_for() -> None:
     def best(pacer: StepPacer, candidate: tuple[int, float] = (8, 0.8)) -> int:
-        return drafting.best_length(1, [candidate], pacer.step_time, 128)
+        return drafting.best_length(1, [candidate], pacer.step_time)[0]
 
     for device, expected in ((FIXED, 15), (STEEP, 0)):
         pacer = paced(device, [1, 2, 3, 5, 8, 4, 2] * 6, target_s=None)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from inference.protocol.engine import CancelSequence, Grammar, ThinkingLimit
 from tests.inference.engine.conftest import Answers, OwnModel, build_pair, library, run, submit
 from tests.inference.engine.speculation.scripted_speculator import ScriptedSpeculator
 from tests.inference.models.families import tiny_hybrid as tiny
-from tests.inference.models.families import tiny_states as states
 
 pytestmark = pytest.mark.usefixtures("drafts_cost_nothing")
 END_ID = 96
@@ -277,21 +276,3 @@ def test_the_next_turn_continues_from_a_state_that_lacks_nothing(subject: OwnMod
 
     expected = turns(None)
     assert turns(script(expected, wrong_every=3)).tokens == expected.tokens
-
-
-@pytest.mark.parametrize("made", [tiny.qwen3_5, states.lfm2, states.granite4])
-def test_states_of_other_kinds(
-    made: Callable[[], Any], native_cache_dir: Path, tmp_path: Path
-) -> None:
-    """The first on torch's operators."""
-    directory = tiny.save(made(), tmp_path / "model")
-    if made is tiny.qwen3_5:
-        model = OwnModel(tiny.on_torch(directory, tmp_path), tiny.BLOCK_TOKENS)
-    else:
-        model = OwnModel(tiny.natively(library(native_cache_dir), directory, tmp_path), 32)
-    found: list[Answers] = []
-    for _ in range(2):
-        engine = engine_for(model, script(found[0], wrong_every=3) if found else None)
-        submit_all(engine, ["greedy", "penalised", "drawn"])
-        found.append(run(engine))
-    check_same(*found)

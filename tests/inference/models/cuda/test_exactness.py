@@ -232,6 +232,6 @@ def test_the_same_answers(device: torch.device, kv_format: KVFormat, run_ahead: 
     graphed, _ = setup.accelerate(tiny_model(device, kv_format, FEW_HEADS))
     if device.type != "cuda":
         graphed._record = FakeCapture()
-    assert answers(graphed, TritonDrawer(device), run_ahead=run_ahead) == wanted
+    assert answers(graphed, TritonDrawer(), run_ahead=run_ahead) == wanted
     assert graphed.capture_in_words == "decode steps of up to 4 rows in CUDA graphs"
     assert [len(answer) for answer in wanted.values()] == [NUM_TOKENS + i for i in range(3)]

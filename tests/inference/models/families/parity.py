@@ -272,5 +272,5 @@ def outcomes(engine: Engine) -> Outcomes:
             answers.setdefault(output.sequence_id, []).extend(output.token_ids)
             if output.num_cached_tokens is not None:
                 cached[output.sequence_id] = output.num_cached_tokens
-        engine.check_integrity()
+        engine.scheduler.check_integrity()
     return answers, cached, failed

@@ -173,7 +173,7 @@ def test_no_room_for_snapshots_cancelled_neighbours_and_failed_steps_change_no_a
             parts.setdefault(output.sequence_id, []).extend(output.token_ids)
     engine.cancel(CancelSequence(sequence_id="33"))
     engine.take_outputs()
-    engine.check_integrity()
+    engine.scheduler.check_integrity()
     found, _ = tiny.run(engine)
     whole = {name: parts.get(name, []) + found[name] for name in ("1", "90")}
     check(reference, {name: PROMPTS[name] for name in whole}, whole)

@@ -206,7 +206,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Drafted]:
 
     monkeypatch.setattr(PredictorRunner, "draft", recorded)
     monkeypatch.setattr(
-        draft_model, "best_length", lambda _n, candidates, _c, _m: min(3, max(candidates)[0])
+        draft_model, "best_length", lambda _n, candidates, _c: (min(3, max(candidates)[0]), 2.0)
     )
     return found
 
