@@ -29,7 +29,6 @@ from inference.models.native.decoder import (
     States,
     native_images,
 )
-from inference.models.native.layers import NativeJoin
 from inference.models.native.load_layer import (
     adapted_stacks,
     in_order_of_layers,
@@ -38,6 +37,7 @@ from inference.models.native.load_layer import (
     native_angles,
 )
 from inference.models.native.packing import PackedLinear, Packer, packing
+from inference.models.native.structs import CJoin, Part
 from inference.models.paged_kv import lazy_zeros
 from inference.models.step_input import StepInput, check_positions
 from inference.models.vision_tower import build_tower
@@ -162,7 +162,7 @@ class NativeModel(PlainBackend):
         if step.logit_rows is not None:
             wanted = rows.index_select(0, torch.from_numpy(step.logit_rows))
         assert self._final_norm is not None, "the last norm is this model's"
-        weight = self._final_norm.weight
+        weight = weight_of(self._final_norm)
         hidden = rms_norm(rows, weight.shape, weight, self.config.rms_norm_eps)
         return self.decoder.logits(wanted), hidden
 
@@ -200,7 +200,7 @@ class NativePredictor:
             product = _packed(packer, weights, f"{PREDICTOR}fc")
             embedding = table(PREDICTOR_TABLE, model.embedding)
             head = table(PREDICTOR_HEAD, model.head)
-        self._final_norm = load_norm(config, weights, f"{PREDICTOR}norm").weight
+        self._final_norm = weight_of(load_norm(config, weights, f"{PREDICTOR}norm"))
         self._decoder = NativeDecoder(
             model.library,
             self._config,
@@ -210,9 +210,11 @@ class NativePredictor:
             head=head,
             kv_format=model.kv_format,
             num_threads=torch.get_num_threads(),
-            join=NativeJoin(
-                embedding_norm=load_norm(config, weights, f"{PREDICTOR}pre_fc_norm_embedding"),
-                hidden_norm=load_norm(config, weights, f"{PREDICTOR}pre_fc_norm_hidden"),
+            join=Part(
+                CJoin,
+                {"product": (config.hidden_size, 2 * config.hidden_size)},
+                embedding=load_norm(config, weights, f"{PREDICTOR}pre_fc_norm_embedding"),
+                hidden=load_norm(config, weights, f"{PREDICTOR}pre_fc_norm_hidden"),
                 product=product,
             ),
         )
@@ -239,6 +241,12 @@ class NativePredictor:
 
     def wake(self) -> None:
         self._decoder.make_scratch()
+
+
+def weight_of(norm: Part) -> torch.Tensor:
+    weight = norm.given["weight"]
+    assert isinstance(weight, torch.Tensor)
+    return weight
 
 
 def _packed(packer: Packer, weights: WeightSource, name: str) -> PackedLinear:

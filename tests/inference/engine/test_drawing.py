@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 from inference.engine import drawing
 from inference.models.cuda.setup import WrongResultError
 from inference.models.native.decoder import NativeDecoder
-from inference.models.native.layers import NativeNorm
 from inference.models.native.packing import pack
+from inference.models.native.structs import norm_part
 from inference.models.stored_weights import DenseWeight
 from inference.protocol.engine import SamplingParams
 from tests.cases import each_case
@@ -60,7 +60,7 @@ def empty_decoder(library: Any, vocab_size: int) -> NativeDecoder:
         library,
         replace(CONFIG, vocab_size=vocab_size, num_layers=0),
         layers=[],
-        final_norm=NativeNorm(torch.ones(64)),
+        final_norm=norm_part(64, torch.ones(64)),
         embedding=table,
         head=table,
         kv_format="fp32",
