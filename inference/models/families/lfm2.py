@@ -104,15 +104,8 @@ def _intermediate_size(config: Json) -> int:
     return -(-int(multiplier * size) // multiple) * multiple
 
 
-def read_gguf(keys: GGUFKeys) -> ModelConfig:
-    return _read_gguf(keys, "lfm2")
-
-
-def read_mixture_gguf(keys: GGUFKeys) -> ModelConfig:
-    return _read_gguf(keys, "lfm2_moe", **gguf_mixture(keys, normalizes=True))
-
-
-def _read_gguf(keys: GGUFKeys, model_type: str, **declared: Any) -> ModelConfig:
+def read_gguf(keys: GGUFKeys, model_type: str) -> ModelConfig:
+    is_mixture = bool(keys.find("expert_count"))
     mixers: tuple[MixerKind, ...] = tuple(
         "conv" if keys.has_tensor(f"blk.{index}.shortconv.conv.weight") else "attention"
         for index in range(keys.integer("block_count"))
@@ -128,7 +121,7 @@ def _read_gguf(keys: GGUFKeys, model_type: str, **declared: Any) -> ModelConfig:
         ),
         num_kv_heads=keys.heads_of_keys(),
         qk_norm=True,
-        **declared,
+        **gguf_mixture(keys, normalizes=True) if is_mixture else {},
     )
 
 
@@ -149,7 +142,6 @@ def hub_name(name: str) -> str:
 
 
 LFM2 = Family(
-    name="LFM2",
     model_types=("lfm2",),
     gguf_architectures=("lfm2",),
     read_config=read_config,
@@ -161,10 +153,8 @@ LFM2 = Family(
 )
 LFM2_MOE = replace(
     LFM2,
-    name="LFM2-MoE",
     model_types=("lfm2_moe",),
     gguf_architectures=("lfm2moe",),
     read_config=read_mixture,
-    read_gguf=read_mixture_gguf,
 )
 FAMILIES = (LFM2, LFM2_MOE)

@@ -63,7 +63,7 @@ SHARED_EXPERTS = {".mlp.shared_experts.": ".mlp.shared_expert."}
 
 
 def read_mixture_gguf(
-    keys: GGUFKeys, *, model_type: str, normalizes: bool, **declared: Any
+    keys: GGUFKeys, model_type: str, *, normalizes: bool = False, **declared: Any
 ) -> ModelConfig:
     mixture = gguf_mixture(keys, normalizes=normalizes)
     return read_decoder_gguf(keys, model_type, **mixture, **declared)
