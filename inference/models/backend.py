@@ -178,24 +178,17 @@ class Predictor(Protocol[KV]):
 AnyPredictor = Predictor[Any]
 
 
-class _OnOneDevice(Protocol):
-    config: ModelConfig
-
-    @property
-    def device(self) -> torch.device: ...
-
-    @property
-    def kv_format(self) -> KVFormat: ...
-
-
 class PlainBackend:
     """Defaults of a backend that captures no steps and samples nothing."""
 
+    config: ModelConfig
+    device: torch.device
+    kv_format: KVFormat
     tower: Tower | None = None
     has_own_threads = False
 
     def cache_bytes(
-        self: _OnOneDevice, num_blocks: int, block_tokens: int, num_state_slots: int = 0
+        self, num_blocks: int, block_tokens: int, num_state_slots: int = 0
     ) -> Mapping[AnyDevice, int]:
         sizes = num_blocks, block_tokens, num_state_slots
         return {self.device: cache_bytes(self.config, self.kv_format, *sizes)}

@@ -31,7 +31,7 @@ from inference.models.layers.step import Operators, Step
 from inference.models.paged_kv import PagedKV
 from inference.models.step_input import ImageEmbeddings, StepInput, check_positions
 from inference.models.vision_tower import build_tower
-from inference.models.weight_source import Linear, NamedWeights, WeightSource
+from inference.models.weight_source import ForwardedWeights, Linear, WeightSource
 
 ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": silu,
@@ -191,7 +191,7 @@ class DecoderLayers(PlainBackend):
     def __init__(
         self, config: ModelConfig, weights: WeightSource, context_tokens: int, kv_format: KVFormat
     ) -> None:
-        named = NamedWeights(weights)
+        named = ForwardedWeights(weights)
         self.config = config
         self.dtype = weights.activation_dtype
         self.device = weights.device
@@ -299,7 +299,7 @@ class DecoderModel(DecoderLayers):
 
 
 def _adaptable(
-    config: ModelConfig, weights: NamedWeights
+    config: ModelConfig, weights: ForwardedWeights
 ) -> dict[int, tuple[tuple[str, int], ...]]:
     """By a projection's ``id`` the name and the number of outputs of each weight that it stacks."""
     shapes = adaptable_shapes(config)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -40,10 +39,8 @@ BUCKET_STEPS = ((16, 64, 8), (80, 128, 16), (160, 1024, 32))
 """(first, last, step), beyond 1, 2, 4 and 8 rows."""
 
 
-class Capture(Protocol):
-    def __call__(self, forward: Callable[[], None]) -> Replay:
-        """Calls ``forward`` more than once. Raises whatever the device does."""
-        ...
+Capture = Callable[[Callable[[], None]], Replay]
+"""Calls what it is given more than once. Raises whatever the device does."""
 
 
 class DecodeBuffers:

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -27,14 +26,8 @@ from inference.models.native.model import NativeModel, NativePredictor
 from inference.models.native.packing import LANES
 from inference.models.paged_kv import kv_format_on
 from inference.models.predictor import TorchPredictor
+from inference.models.transformers_backend.hub_module import ModuleBackend
 from inference.models.weight_source import WeightSource
-
-
-@runtime_checkable
-class ModuleModel(Protocol):
-    @property
-    def execution(self) -> str: ...
-
 
 NATIVE_IN_WORDS = "native decoder, compiled on this machine"
 Builder = Callable[[ModelConfig, WeightSource, int, KVFormat], AnyModel]
@@ -68,7 +61,7 @@ def build_fastest_model(
     Raises ``UnregisteredArchitectureError`` and ``UnsupportedKVError``."""
     if config.module_config is not None:
         model = build_model(config, weights, context_tokens, kv_format)
-        assert isinstance(model, ModuleModel), "its family runs a module of transformers"
+        assert isinstance(model, ModuleBackend), "its family runs a module of transformers"
         return model, model.execution
     if weights.device.type != "cpu":
         model = build_model(config, weights, context_tokens, kv_format)

@@ -155,6 +155,8 @@ class ForwardedWeights:
     ) -> None:
         """``own_name``: the name in ``weights`` of what is asked for."""
         self._weights, self._own = weights, own_name
+        self.names: dict[int, tuple[str, ...]] = {}
+        """Those asked for, by a projection's ``id``; the caller keeps the projection alive."""
         self.activation_dtype = weights.activation_dtype
         self.device = weights.device
 
@@ -165,7 +167,9 @@ class ForwardedWeights:
         return self._weights.has(self._own(name))
 
     def linear(self, *names: str) -> Linear:
-        return self._weights.linear(*map(self._own, names))
+        linear = self._weights.linear(*map(self._own, names))
+        self.names[id(linear)] = names
+        return linear
 
     def embedding(self, name: str) -> Embedding:
         return self._weights.embedding(self._own(name))
@@ -184,15 +188,3 @@ class ForwardedWeights:
 
     def report(self) -> str:
         return self._weights.report()
-
-
-class NamedWeights(ForwardedWeights):
-    def __init__(self, weights: WeightSource) -> None:
-        super().__init__(weights)
-        self.names: dict[int, tuple[str, ...]] = {}
-        """By a projection's ``id``; the caller keeps the projection alive."""
-
-    def linear(self, *names: str) -> Linear:
-        linear = super().linear(*names)
-        self.names[id(linear)] = names
-        return linear

@@ -18,7 +18,7 @@ from inference.models.kv_format import KVFormat
 from inference.models.layers.attention import Attention, TorchAttention
 from inference.models.layers.attention_mixer import AttentionMixer
 from inference.models.layers.norms import Pointwise, TorchPointwise
-from inference.models.layers.rope import AttentionWeights, RotationFactory, torch_rotation
+from inference.models.layers.rope import RotationFactory, torch_rotation
 from inference.models.layers.state_rows import ChunkStates, torch_chunk_states
 from inference.models.paged_kv import LayerKV, new_layer
 from inference.models.step_input import StepInput
@@ -193,7 +193,7 @@ def try_rotation(model: DecoderLayers, rotation: RotationFactory) -> None:
     _check_error(found[1], found[0], allowed)
 
 
-def _trial_weights(model: DecoderLayers) -> AttentionWeights:
+def _trial_weights(model: DecoderLayers) -> AttentionMixer:
     mixers = (layer.mixer for layer in model.layers)
     return next(mixer for mixer in mixers if isinstance(mixer, AttentionMixer))
 
