@@ -134,10 +134,9 @@ ERNIE_NAMES = {
 
 
 def read_mixtral(config: Json, generation: Json) -> ModelConfig:
-    check_activation(config, "silu", "swish")
     window = config.get("sliding_window")
     inner = positive_integer(config, "intermediate_size")
-    return read_decoder(
+    return read_llama(
         config,
         generation,
         sliding_window=None if window is None else int(window),

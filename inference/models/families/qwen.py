@@ -18,13 +18,14 @@ from functools import partial
 from typing import Any
 
 from inference.models.config import MixerKind, ModelConfig
-from inference.models.families import llama
+from inference.models.families import hub_config, llama
 from inference.models.families.decoder_tensors import mtp_name
 from inference.models.families.family import Family
 from inference.models.families.gguf_keys import GGUFKeys, read_decoder_gguf
 from inference.models.families.hub_config import (
     Json,
     check_activation,
+    listed_mixers,
     positive_integer,
     read_decoder,
     read_llama,
@@ -37,7 +38,6 @@ from inference.models.families.tower import TOWER, VISION
 from inference.models.families.tower_gguf import QWEN2_5_PROJECTOR, QWEN3_PROJECTOR
 from inference.models.families.tower_hub import read_vision, read_windowed_vision
 from inference.models.layer_configs import NEGATIVE_RATE, DeltaConfig, DeltaNames
-from inference.protocol.load_errors import BadFileError
 
 DEFAULT_INTERVAL = 4
 DEFAULT_ROTARY_FACTOR = 0.25
@@ -57,7 +57,6 @@ GGUF_LAYER = {
     "ssm_out": "linear_attn.out_proj",
 }
 LEFT_OUT = {"mtp.": "multi-token prediction"}
-NESTED = "model.language_model."
 GROUPED = DeltaNames(qkvz=("in_proj_qkvz",), ba=("in_proj_ba",))
 PLAIN_QKVZ = DeltaNames(ba=("in_proj_ba",))
 """The names that llama.cpp's converter writes today: it takes the larger of the two apart."""
@@ -120,15 +119,9 @@ def sparse_fields(config: Json) -> dict[str, Any]:
 
 
 def _mixers(config: Json) -> tuple[MixerKind, ...]:
+    interval = int(config.get("full_attention_interval") or DEFAULT_INTERVAL)
     num_layers = positive_integer(config, "num_hidden_layers")
-    declared = config.get("layer_types")
-    if declared is None:
-        interval = int(config.get("full_attention_interval") or DEFAULT_INTERVAL)
-        return repeated(num_layers, interval, others="delta")
-    if len(declared) != num_layers or not set(declared) <= KINDS.keys():
-        known = ", ".join(KINDS)
-        raise BadFileError(f"layer_types is not {num_layers} times one of {known}")
-    return tuple(KINDS[kind] for kind in declared)
+    return listed_mixers(config, KINDS) or repeated(num_layers, interval, others="delta")
 
 
 def _rotary_dim(config: Json) -> int:
@@ -139,16 +132,7 @@ def _rotary_dim(config: Json) -> int:
 
 
 def text_config(config: Json) -> dict[str, Any]:
-    """The outer config's ``tie_word_embeddings`` holds for the text too."""
-    nested = config.get("text_config")
-    if nested is None:
-        return dict(config)
-    outer = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
-    return outer | dict(nested) | {"model_type": config["model_type"]}
-
-
-def hub_name(name: str) -> str:
-    return f"model.{name.removeprefix(NESTED)}" if name.startswith(NESTED) else name
+    return hub_config.text_config(config, {}) | {"model_type": config["model_type"]}
 
 
 def read_hybrid_gguf(keys: GGUFKeys, model_type: str) -> ModelConfig:
@@ -189,7 +173,7 @@ QWEN3_5 = Family(
     gguf_architectures=("qwen35",),
     read_config=read_qwen3_5,
     read_gguf=read_hybrid_gguf,
-    hub_name=hub_name,
+    hub_name=hub_config.hub_name,
     left_out={TOWER: VISION, **LEFT_OUT},
     predictor_name=mtp_name,
     gguf_layer=GGUF_LAYER,
@@ -235,7 +219,7 @@ def _unscaled(text: dict[str, Any]) -> dict[str, Any]:
 
 
 def qwen2_5_vl_name(name: str) -> str:
-    return f"model.{name}" if name.startswith(PUBLISHED_TOWER) else hub_name(name)
+    return f"model.{name}" if name.startswith(PUBLISHED_TOWER) else hub_config.hub_name(name)
 
 
 def read_qwen3_vl(config: Json, generation: Json) -> ModelConfig:
@@ -262,7 +246,7 @@ QWEN3_VL = Family(
     model_types=("qwen3_vl", "qwen3_vl_text"),
     gguf_architectures=("qwen3vl",),
     read_config=read_qwen3_vl,
-    hub_name=hub_name,
+    hub_name=hub_config.hub_name,
     left_out={TOWER: VISION},
     gguf_projectors=(QWEN3_PROJECTOR,),
 )
