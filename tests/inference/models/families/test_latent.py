@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from gguf.constants import GGMLQuantizationType
 from transformers import PreTrainedModel
 
 from inference.models.adapter import AdapterWeights, LowRank, adaptable_shapes
@@ -104,38 +103,3 @@ def test_both_paths_keep_the_same(
         changed = log_probabilities(native, adapter)
         torch.testing.assert_close(changed, log_probabilities(torchs, adapter), atol=1e-3, rtol=0)
         assert (changed - plain).abs().max() > 0.05, name
-
-
-TYPES = {
-    "_exps": GGMLQuantizationType.Q4_1,
-    "_shexp": GGMLQuantizationType.Q8_0,
-    "attn_output": GGMLQuantizationType.Q8_0,
-    "attn_kv_a_mqa": GGMLQuantizationType.Q5_0,
-    "attn_v_b": GGMLQuantizationType.Q8_0,
-    "attn_k_b": GGMLQuantizationType.Q8_0,
-    "attn_q.": GGMLQuantizationType.Q4_1,
-}
-
-
-@each_case(
-    ("changes", "words"),
-    [
-        ({"quantization": "q4"}, ["kept in 4 bits"]),
-        ({"quantization": "q8"}, ["kept in 8 bits"]),
-        ({"dtype": "float32"}, ["Q8_0 kept in 8 bits", "Q4_1 kept in 4 bits"]),
-    ],
-    ids=str,
-)
-def test_projections_and_experts_stay_packed(
-    library: ctypes.CDLL, folder: Path, changes: dict[str, str], words: list[str], tmp_path: Path
-) -> None:
-    """While loading, and from a file of packed types."""
-    source = folder
-    if "dtype" in changes:
-        source, reference = tmp_path / "x.gguf", gguf_reference("V2-Lite")
-        save_latent(reference, source, is_split=True, types=TYPES)
-    *models, report = both(library, source, tmp_path, "fp32", **changes)
-    assert all(one in report for one in words), report
-    native, torchs = (log_probabilities(model).exp() for model in models)
-    error = (native - torchs).abs().sum(dim=-1) / 2
-    assert error.median() < 0.15, error

@@ -143,20 +143,6 @@ def test_the_formula_and_hidden_rows_that_change_no_logits(subject: Subject) -> 
     assert hidden.shape == (37, subject.model.config.hidden_size)
 
 
-def test_what_the_files_lack_is_the_models_own(tmp_path: Path) -> None:
-    directory = save("glm4_moe", tmp_path)
-    file = directory / "model.safetensors"
-    weights = load_file(file)
-    for name in ("embed_tokens", "shared_head.head"):
-        del weights[f"model.layers.2.{name}.weight"]
-    save_file(weights, file, {"format": "pt"})
-    found = Subject("glm4_moe", directory)
-    rows = torch.randn(3, 32, generator=torch.Generator().manual_seed(1))
-    assert torch.equal(found.predictor.logits(rows), found.model.logits(rows))
-    drafts = answers(found.engine(drafts=True), (20,))
-    assert drafts == answers(found.engine(drafts=False), (20,))
-
-
 def test_layers_that_are_left_out(tmp_path: Path) -> None:
     """All where none is asked for, those behind the first, and one that is counted and absent."""
     directory = save("glm4_moe", tmp_path / "saved")

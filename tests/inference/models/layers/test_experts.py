@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import torch
-from transformers import Glm4MoeConfig, OlmoeConfig, Qwen2MoeConfig
-from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeTopkRouter
+from transformers import OlmoeConfig, Qwen2MoeConfig
 from transformers.models.olmoe.modeling_olmoe import OlmoeSparseMoeBlock
 from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBlock
 
@@ -12,14 +11,11 @@ from inference.loading.weights.named_files import by_expert
 from inference.loading.weights.opened_weights import OpenedWeights
 from inference.models.layer_configs import ExpertsConfig
 from inference.models.layers.experts import (
-    Routes,
-    SortedRows,
     SparseMlp,
     load_grouped,
     load_mixture,
     route,
 )
-from tests.cases import each_case
 from tests.inference.models.ranks import MemoryFiles, weights_of
 
 HIDDEN, INNER, SHARED_INNER, NUM_EXPERTS, PER_TOKEN, NUM_ROWS = 32, 16, 48, 6, 3, 40
@@ -81,56 +77,3 @@ def test_rows_in_both_phases_and_grouped_are_as_the_reference_has_them() -> None
     for actual in (mlp.prefill(x), mlp.decode(x)):
         assert actual[7].isnan().all()
         torch.testing.assert_close(actual[others], expected[others], rtol=1e-4, atol=1e-5)
-
-
-def test_weights_of_each_scoring() -> None:
-    logits = torch.tensor([[2.0, 0.0, 1.0, -1.0]])
-    sizes = {"num_experts": 4, "experts_per_token": 2, "intermediate_size": 1}
-    all_scores = torch.softmax(logits, dim=-1)[0]
-    of_chosen = torch.softmax(logits[0, [0, 2]], dim=-1)
-    for config, expected in (
-        (ExpertsConfig(**sizes), all_scores[[0, 2]]),
-        (ExpertsConfig(**sizes, normalizes=True), of_chosen),
-        (ExpertsConfig(**sizes, scoring="sigmoid"), logits[0, [0, 2]].sigmoid()),
-        (ExpertsConfig(**sizes, scoring="softmax_of_chosen"), of_chosen),
-    ):
-        routes = route(config, logits)
-        assert routes.experts.tolist() == [[0, 2]]
-        torch.testing.assert_close(routes.weights[0], expected)
-
-
-def test_rows_are_sorted_by_expert() -> None:
-    routes = Routes(torch.tensor([[3, 1], [1, 0]]), torch.tensor([[0.75, 0.25], [0.5, 0.125]]))
-    sorted_rows = SortedRows.of(routes, 5)
-    assert sorted_rows.rows.tolist() == [1, 0, 1, 0]
-    assert sorted_rows.weights.flatten().tolist() == [0.125, 0.25, 0.5, 0.75]
-    assert sorted_rows.ends.tolist() == [1, 3, 3, 4, 4]
-
-
-@torch.inference_mode()
-@each_case("normalizes", [False, True])
-@each_case(("num_groups", "chosen"), [(1, 1), (2, 1), (4, 3), (6, 2), (12, 12)])
-def test_experts_of_groups_are_those_of_transformers(
-    num_groups: int, chosen: int, normalizes: bool
-) -> None:
-    generator = torch.Generator().manual_seed(num_groups)
-    sizes = {"hidden_size": HIDDEN, "n_routed_experts": 24, "num_experts_per_tok": 4}
-    sizes |= {"n_group": num_groups, "topk_group": chosen, "norm_topk_prob": normalizes}
-    router = Glm4MoeTopkRouter(Glm4MoeConfig(**sizes, routed_scaling_factor=1.5))
-    router.weight.copy_(torch.randn(24, HIDDEN, generator=generator) * 0.3)
-    router.e_score_correction_bias.copy_(torch.rand(24, generator=generator) - 0.5)
-    logits, weights, experts = router(torch.randn(NUM_ROWS, HIDDEN, generator=generator))
-    config = ExpertsConfig(
-        num_experts=24,
-        experts_per_token=4,
-        intermediate_size=INNER,
-        scoring="sigmoid",
-        normalizes=normalizes,
-        weight_scale=1.5,
-        has_choice_bias=True,
-        num_groups=num_groups,
-        groups_per_token=chosen,
-    )
-    ours, none = route(config, logits, router.e_score_correction_bias), torch.zeros(NUM_ROWS, 24)
-    theirs = none.scatter(1, experts, weights)
-    torch.testing.assert_close(none.scatter(1, ours.experts, ours.weights), theirs)
