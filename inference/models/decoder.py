@@ -7,7 +7,7 @@ What differs between families is declared in ``ModelConfig`` and in the family's
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -118,21 +118,27 @@ class Rows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderLayer:
+    """``None`` as a mixer or an MLP: the layer has the other alone, behind ``input_norm``."""
+
     input_norm: Norm
-    mixer: Mixer
+    mixer: Mixer | None
     mixed_norm: Norm | None
     mlp_norm: Norm
-    mlp: Mlp
+    mlp: Mlp | None
     mlp_added_norm: Norm | None
     is_parallel: bool
     residual_multiplier: float
 
     def __call__(self, rows: Rows, step: Step, layer_cache: Any) -> Rows:
         hidden, normed = rows.norm(self.input_norm, step.pointwise)
-        mixed = self._added(self.mixer(normed, step, layer_cache), self.mixed_norm, step)
-        if self.is_parallel:
-            return Rows(hidden, mixed + self._added(self.mlp(normed, step), None, step))
-        hidden, normed = Rows(hidden, mixed).norm(self.mlp_norm, step.pointwise)
+        if self.mixer is not None:
+            mixed = self._added(self.mixer(normed, step, layer_cache), self.mixed_norm, step)
+            if self.mlp is None:
+                return Rows(hidden, mixed)
+            if self.is_parallel:
+                return Rows(hidden, mixed + self._added(self.mlp(normed, step), None, step))
+            hidden, normed = Rows(hidden, mixed).norm(self.mlp_norm, step.pointwise)
+        assert self.mlp is not None, "a layer has one of the two"
         return Rows(hidden, self._added(self.mlp(normed, step), self.mlp_added_norm, step))
 
     def _added(self, added: torch.Tensor, norm: Norm | None, step: Step) -> torch.Tensor:
@@ -141,46 +147,19 @@ class DecoderLayer:
         return added if self.residual_multiplier == 1.0 else added * self.residual_multiplier
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoneLayer:
-    """A layer that has a mixer or an MLP, not both."""
-
-    norm: Norm
-    mixer: Mixer | None = None
-    mlp: Mlp | None = None
-
-    def __call__(self, rows: Rows, step: Step, layer_cache: Any) -> Rows:
-        hidden, normed = rows.norm(self.norm, step.pointwise)
-        if self.mixer is not None:
-            return Rows(hidden, self.mixer(normed, step, layer_cache))
-        assert self.mlp is not None
-        return Rows(hidden, self.mlp(normed, step))
-
-
-def load_layer(config: ModelConfig, weights: WeightSource, index: int) -> DecoderLayer | LoneLayer:
-    mixer, mlp = config.mixer_kinds[index], config.mlp_kinds[index]
-    if "none" not in (mixer, mlp):
-        return _load_whole_layer(config, weights, index)
-    name = family_of(config).layer_names.input_norm
-    return LoneLayer(
-        norm=load_norm(config, weights, f"model.layers.{index}.{name}"),
-        mixer=None if mixer == "none" else MIXERS[mixer](config, weights, index),
-        mlp=None if mlp == "none" else MLPS[mlp](config, weights, index),
-    )
-
-
-def _load_whole_layer(config: ModelConfig, weights: WeightSource, index: int) -> DecoderLayer:
+def load_layer(config: ModelConfig, weights: WeightSource, index: int) -> DecoderLayer:
     names, prefix = family_of(config).layer_names, f"model.layers.{index}."
+    mixer, mlp = config.mixer_kinds[index], config.mlp_kinds[index]
 
     def norm(name: str | None) -> Norm | None:
         return None if name is None else load_norm(config, weights, prefix + name)
 
     return DecoderLayer(
         input_norm=norm(names.input_norm) or NoNorm(),
-        mixer=MIXERS[config.mixer_kinds[index]](config, weights, index),
+        mixer=None if mixer == "none" else MIXERS[mixer](config, weights, index),
         mixed_norm=norm(names.mixed_norm),
-        mlp_norm=norm(names.mlp_norm) or NoNorm(),
-        mlp=MLPS[config.mlp_kinds[index]](config, weights, index),
+        mlp_norm=NoNorm() if "none" in (mixer, mlp) else norm(names.mlp_norm) or NoNorm(),
+        mlp=None if mlp == "none" else MLPS[mlp](config, weights, index),
         mlp_added_norm=norm(names.mlp_added_norm),
         is_parallel=config.is_parallel,
         residual_multiplier=config.residual_multiplier,
@@ -228,11 +207,10 @@ class DecoderLayers(PlainBackend):
     def _through_layers(self, rows: Rows, step: DeviceStep, kv: PagedKV) -> tuple[Rows, Step]:
         check_positions(step.host.longest_context, self.operators.num_positions)
         shared, images = self.operators.step(step), step.images
-        layers = zip(self.layers, kv.layers, strict=True)
-        if images is not None and images.rows is not None:
-            rows = run_deepstack_layers(rows, images.row_ids, images.rows, shared, layers)
-        for layer, layer_cache in layers:
+        for index, (layer, layer_cache) in enumerate(zip(self.layers, kv.layers, strict=True)):
             rows = layer(rows, shared, layer_cache)
+            if images is not None and images.rows is not None:
+                rows = _with_deepstack(rows, index, images.row_ids, images.rows)
         return rows, shared
 
 
@@ -310,18 +288,10 @@ def _adaptable(
     }
 
 
-def run_deepstack_layers(
-    rows: Rows,
-    row_ids: torch.Tensor,
-    images: ImageEmbeddings,
-    step: Step,
-    layers: Iterator[tuple[DecoderLayer | LoneLayer, Any]],
-) -> Rows:
-    """Consumes the first of ``layers``. After each the tower's deepstack rows are added."""
-    for added, (layer, layer_cache) in zip(images.deepstack, layers, strict=False):
-        rows = layer(rows, step, layer_cache)
-        rows = Rows(rows.hidden.index_add(0, row_ids, added), rows.added)
-    return rows
+def _with_deepstack(rows: Rows, index: int, row_ids: torch.Tensor, images: ImageEmbeddings) -> Rows:
+    if index >= len(images.deepstack):
+        return rows
+    return Rows(rows.hidden.index_add(0, row_ids, images.deepstack[index]), rows.added)
 
 
 def embedded(config: ModelConfig, hidden: torch.Tensor) -> Rows:

@@ -30,7 +30,7 @@ from torch.nn.functional import pad
 
 from inference.models.config import ModelConfig
 from inference.models.cuda.setup import install_kernels
-from inference.models.decoder import DecoderLayer, DecoderModel, LoneLayer
+from inference.models.decoder import DecoderLayer, DecoderModel
 from inference.models.errors import RanksDisagreeError
 from inference.models.kv_format import KVFormat
 from inference.models.layers.attention_mixer import AttentionMixer
@@ -195,16 +195,14 @@ class WideNormedQKV:
         return torch.cat((*normed, values), dim=1)
 
 
-def spread(
-    layer: DecoderLayer | LoneLayer, config: ModelConfig, group: TorchRankGroup
-) -> DecoderLayer:
+def spread(layer: DecoderLayer, config: ModelConfig, group: TorchRankGroup) -> DecoderLayer:
     """``config``: of the whole model."""
-    assert isinstance(layer, DecoderLayer), "others come with Mamba-2, which is not split"
-    mixer = layer.mixer
+    mixer, mlp = layer.mixer, layer.mlp
+    assert mixer and mlp, "layers with one of the two come with Mamba-2, which is not split"
     if isinstance(mixer, AttentionMixer) and config.qk_norm and config.is_qk_norm_wide:
         qkv: Linear = WideNormedQKV(mixer, config, group)
         mixer = replace(mixer, qkv=qkv, query_norm=None, key_norm=None)
-    return replace(layer, mixer=Summed(mixer, group), mlp=Summed(layer.mlp, group))
+    return replace(layer, mixer=Summed(mixer, group), mlp=Summed(mlp, group))
 
 
 HEAD = "lm_head"
