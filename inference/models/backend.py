@@ -59,88 +59,74 @@ class BackendSampler(Protocol):
     def draw(self, scores: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor: ...
 
 
-KV = TypeVar("KV", bound=KVStorage)
-KV_co = TypeVar("KV_co", bound=KVStorage, covariant=True)
-
-
-class StepBackend(Protocol[KV_co]):
-    """Not thread-safe: the engine's owner thread calls it."""
+class PlainBackend:
+    """A model of whichever backend. Not thread-safe: the engine's owner thread calls it. Which KV
+    storage it wants is between its own methods; callers hand back what they got. The defaults are
+    for backends that capture no steps and sample nothing."""
 
     config: ModelConfig
-
-    @property
-    def dtype(self) -> torch.dtype: ...
-
-    @property
-    def device(self) -> torch.device: ...
-
-    @property
-    def kv_format(self) -> KVFormat: ...
+    dtype: torch.dtype
+    device: torch.device
+    kv_format: KVFormat
+    tower: Tower | None = None
+    has_own_threads = False
+    """Whether steps run on the backend's own threads, beside which torch's would spin."""
 
     @property
     def copies_context(self) -> bool:
         """Whether keys and values are copied out of their blocks: memory grows with contexts."""
-        ...
+        raise NotImplementedError
 
     @property
-    def has_own_threads(self) -> bool:
-        """Whether steps run on the backend's own threads, beside which torch's would spin."""
-        ...
+    def sampler(self) -> BackendSampler | None:
+        """``None``: the engine samples with what suits the device."""
+        return None
 
-    def new_kv(self, num_blocks: int, block_tokens: int, num_state_slots: int = 0) -> KV_co:
+    @property
+    def capture_in_words(self) -> str:
+        """Empty for a backend that captures no steps."""
+        return ""
+
+    def new_kv(self, num_blocks: int, block_tokens: int, num_state_slots: int = 0) -> Any:
         """Zeroed. ``num_state_slots``: states of recurrent layers."""
-        ...
+        raise NotImplementedError
 
     def cache_bytes(
         self, num_blocks: int, block_tokens: int, num_state_slots: int = 0
     ) -> Mapping[AnyDevice, int]:
         """Bytes of ``new_kv`` on each device; ``device`` is first."""
-        ...
+        sizes = num_blocks, block_tokens, num_state_slots
+        return {self.device: cache_bytes(self.config, self.kv_format, *sizes)}
 
     def prepare_adapter(self, weights: AdapterWeights) -> Any:
         """Converts an adapter of checked names and shapes for ``StepInput.adapters``. Any thread
         may call it while the model is stepped. Raises ``UnsupportedAdapterError``."""
-        ...
+        raise NotImplementedError
+
+    def forward(self, step: StepInput, kv: Any) -> torch.Tensor:
+        """Writes all rows' keys and values, returns ``step.logit_rows``' logits: (num_logits,
+        vocab_size) float32. Raises ``PositionError``."""
+        raise NotImplementedError
+
+    def forward_with_hidden(self, step: StepInput, kv: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Also the head's input, (num_rows, hidden_size). Only for models with a predictor."""
+        raise NotImplementedError("no predictor is built for this backend")
+
+    def capture(self, kv: Any, *, max_rows: int, context_tokens: int) -> None:
+        pass
+
+    def captured_bytes(self, max_rows: int) -> int:
+        return 0
 
     def sleep(self) -> None:
         """Release what ``wake`` or ``capture`` makes again. The weights stay where they are."""
-        ...
 
     def wake(self) -> None:
         """Undoes ``sleep``, before the next step. Raises ``MemoryError``."""
-        ...
 
 
-class Model(StepBackend[KV], Protocol[KV]):
-    @property
-    def tower(self) -> Tower | None: ...
-
-    @property
-    def sampler(self) -> BackendSampler | None:
-        """``None``: the engine samples with what suits the device."""
-        ...
-
-    @property
-    def capture_in_words(self) -> str:
-        """Empty for a backend that captures no steps."""
-        ...
-
-    def forward(self, step: StepInput, kv: KV) -> torch.Tensor:
-        """Writes all rows' keys and values, returns ``step.logit_rows``' logits: (num_logits,
-        vocab_size) float32. Raises ``PositionError``."""
-        ...
-
-    def forward_with_hidden(self, step: StepInput, kv: KV) -> tuple[torch.Tensor, torch.Tensor]:
-        """Also the head's input, (num_rows, hidden_size). Only for models with a predictor."""
-        ...
-
-    def capture(self, kv: KV, *, max_rows: int, context_tokens: int) -> None: ...
-
-    def captured_bytes(self, max_rows: int) -> int: ...
-
-
-# Which KV storage a model wants is between its own methods; callers hand back what they got.
-AnyModel = Model[Any]
+AnyModel = PlainBackend
+KV = TypeVar("KV", bound=KVStorage)
 
 
 class Predictor(Protocol[KV]):
@@ -176,42 +162,3 @@ class Predictor(Protocol[KV]):
 
 
 AnyPredictor = Predictor[Any]
-
-
-class PlainBackend:
-    """Defaults of a backend that captures no steps and samples nothing."""
-
-    config: ModelConfig
-    device: torch.device
-    kv_format: KVFormat
-    tower: Tower | None = None
-    has_own_threads = False
-
-    def cache_bytes(
-        self, num_blocks: int, block_tokens: int, num_state_slots: int = 0
-    ) -> Mapping[AnyDevice, int]:
-        sizes = num_blocks, block_tokens, num_state_slots
-        return {self.device: cache_bytes(self.config, self.kv_format, *sizes)}
-
-    @property
-    def capture_in_words(self) -> str:
-        return ""
-
-    @property
-    def sampler(self) -> BackendSampler | None:
-        return None
-
-    def forward_with_hidden(self, step: StepInput, kv: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        raise NotImplementedError("no predictor is built for this backend")
-
-    def capture(self, kv: Any, *, max_rows: int, context_tokens: int) -> None:
-        pass
-
-    def captured_bytes(self, max_rows: int) -> int:
-        return 0
-
-    def sleep(self) -> None:
-        pass
-
-    def wake(self) -> None:
-        pass

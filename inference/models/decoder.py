@@ -194,7 +194,9 @@ class DecoderLayers(PlainBackend):
     def forward_rows(
         self, step: StepInput, hidden: torch.Tensor | None, kv: PagedKV
     ) -> torch.Tensor:
-        """(num_rows, hidden_size) of earlier layers -> (num_logits, hidden_size)."""
+        """Writes keys and values, returns ``step.logit_rows``' (num_logits, hidden_size) on the
+        device, in ``dtype``. ``hidden`` (num_rows, hidden_size) is earlier layers', there too.
+        Raises ``PositionError``."""
         assert hidden is not None, "there is no table of tokens"
         return self._rows_behind(Rows(hidden), DeviceStep.of(step, self.device), kv)
 
