@@ -1,13 +1,11 @@
 """Latent attention: both layouts of GGUF against transformers' answers in float32, and the native
-decoder against torch's operators: what blocks hold and in which format, adapters, packed weights,
-and rows of drafts."""
+decoder against torch's operators: what blocks hold and in which format, and adapters."""
 
 from __future__ import annotations
 
 import ctypes
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -64,17 +62,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return parity.save_safetensors(reference, tmp_path_factory.mktemp("latent") / "model")
 
 
-def both(
-    library: ctypes.CDLL, source: Path, cache_dir: Path, kv_format: KVFormat, **changes: Any
-) -> tuple[NativeModel, AnyModel, str]:
-    """On either path, and what is reported of the weights. ``changes``: of the load spec."""
-    found = opened(source, cache_dir, **changes)
-    native = NativeModel(library, found.config, found.weights, CONTEXT_TOKENS, kv_format)
-    torchs = build_model(found.config, found.weights, CONTEXT_TOKENS, kv_format)
-    found.close()
-    return native, torchs, found.weights.report()
-
-
 def log_probabilities(model: AnyModel, adapter: AdapterWeights | None = None) -> torch.Tensor:
     prepared = None if adapter is None else model.prepare_adapter(adapter)
     return torch.cat(logits_of(model, BLOCK, adapter=prepared)).log_softmax(-1)
@@ -85,7 +72,10 @@ def test_both_paths_keep_the_same(
     library: ctypes.CDLL, folder: Path, kv_format: KVFormat, tmp_path: Path
 ) -> None:
     """And adapters change all projections."""
-    native, torchs, _ = both(library, folder, tmp_path, kv_format, dtype="float32")
+    found = opened(folder, tmp_path, dtype="float32")
+    given = found.config, found.weights, CONTEXT_TOKENS, kv_format
+    native, torchs = NativeModel(library, *given), build_model(*given)
+    found.close()
     plain = log_probabilities(native)
     error = (plain - log_probabilities(torchs)).abs().max()
     assert error <= LOOSEST[kv_format], error
