@@ -11,6 +11,7 @@ import torch
 from inference.models.adapter import AdapterWeights, adaptable_shapes
 from inference.models.config import MixerKind, ModelConfig
 from inference.models.errors import UnfitWeightsError
+from inference.models.families.decoder_tensors import layer_tensors
 from inference.models.families.registry import family_of
 from inference.models.layer_configs import DeltaConfig, LatentConfig, Scoring
 from inference.models.layers.attention_mixer import QUERIES, first_names, load_up
@@ -55,7 +56,12 @@ def load_layer(
     packer: Packer,
 ) -> Part:
     names, prefix = family_of(config).layer_names, f"model.layers.{index}."
-    kind, hidden = config.mixer_kinds[index], config.hidden_size
+    kind, mlp = config.mixer_kinds[index], config.mlp_kinds[index]
+    declared = {tensor.name: tensor.shape for tensor in layer_tensors(config, names, kind, mlp)}
+
+    def shape(*inner_names: str) -> tuple[int, ...]:
+        each = [declared[f"{name}.weight"] for name in inner_names]
+        return sum(outputs for outputs, _ in each), each[0][1]
 
     def stored(*inner_names: str) -> Sequence[LazyWeight]:
         return weights.stored_parts(*(prefix + name for name in inner_names))
@@ -73,10 +79,17 @@ def load_layer(
         qkv += [packer.pack(first if order is None else first.with_first(order))]
         qkv += map(packer.pack, others)
     given: Fields = {"qkv": qkv, "output": projection(output)}
-    if config.mlp_kinds[index] == "sparse":
+    shapes = {
+        "qkv": shape(*(name for stack, _ in stacks for name in stack)),
+        "output": shape(output),
+        "query_norm": declared.get(f"{names.query_norm}.weight", (config.head_dim,)),
+        "key_norm": declared.get(f"{names.key_norm}.weight", (config.head_dim,)),
+    }
+    if mlp == "sparse":
         given["experts"] = load_experts(config, weights, f"{prefix}mlp", packer)
     else:
         given |= {"gate_up": projection(*names.gate_up), "down": projection(names.down)}
+        shapes |= {"gate_up": shape(*names.gate_up), "down": shape(names.down)}
     match kind:
         case "delta":
             given["delta"] = _load_delta(config, weights, f"{prefix}linear_attn.")
@@ -88,17 +101,6 @@ def load_layer(
             given |= {"latent": load_latent(config, weights, index, packer)} | angles[kind]
         case _:
             given |= _attention_fields(config, weights, index) | angles.get(kind, {})
-    row_width, mixed_width = _mixer_widths(config, kind)
-    heads = (config.num_heads, config.num_kv_heads) if config.is_qk_norm_wide else (1, 1)
-    ups = (1 + config.is_gated) * config.intermediate_size
-    shapes = {
-        "qkv": (row_width, hidden),
-        "output": (hidden, mixed_width),
-        "gate_up": (ups, hidden),
-        "down": (hidden, config.intermediate_size),
-        "query_norm": (heads[0] * config.head_dim,),
-        "key_norm": (heads[1] * config.head_dim,),
-    }
     if (cosines := given.get("cosines")) is not None:
         assert isinstance(cosines, torch.Tensor)
         shapes |= dict.fromkeys(("cosines", "sines"), tuple(cosines.shape))
@@ -117,37 +119,19 @@ def _attention_fields(config: ModelConfig, weights: WeightSource, index: int) ->
     kind = config.mixer_kinds[index]
     query_norm, key_norm = head_norm_weights(config, weights, index) or (None, None)
     return {
-        "query_norm": None if query_norm is None else query_norm.float().contiguous(),
-        "key_norm": None if key_norm is None else key_norm.float().contiguous(),
+        "query_norm": query_norm,
+        "key_norm": key_norm,
         "window": config.window_of(kind),
         "is_chunked": kind == "chunked",
         "grows_queries": config.grows_queries(kind),
     }
 
 
-def _mixer_widths(config: ModelConfig, kind: MixerKind) -> tuple[int, int]:
-    """Of a projected row, and of the mixer's output."""
-    delta, conv, mamba, latent = config.delta, config.short_conv, config.mamba, config.latent
-    if kind == "delta" and delta is not None:
-        row = delta.conv_channels + delta.value_features + 2 * delta.num_value_heads
-        return row, delta.value_features
-    if kind == "conv" and conv is not None:
-        return 3 * conv.channels, conv.channels
-    if kind == "mamba" and mamba is not None:
-        return mamba.projected_features, mamba.features
-    if latent is not None:
-        first = latent.query_rank or config.num_heads * latent.query_dim
-        return first + latent.cached_features, config.num_heads * latent.value_dim
-    queries = config.num_heads * config.head_dim
-    keys = config.num_kv_heads * config.head_dim
-    return (1 + config.has_output_gate) * queries + 2 * keys, queries
-
-
 def load_norm(config: ModelConfig, weights: WeightSource, name: str) -> Part:
     weight, bias = rms_weight(config, weights, name), None
     if config.norm == "layer" and weights.has(f"{name}.bias"):
-        bias = weights.tensor(f"{name}.bias").float().contiguous()
-    return norm_part(config.hidden_size, weight.float().contiguous(), bias)
+        bias = weights.tensor(f"{name}.bias")
+    return norm_part(config.hidden_size, weight, bias)
 
 
 def native_angles(table: RopeTable) -> Fields:
@@ -255,16 +239,16 @@ def _load_delta(config: ModelConfig, weights: WeightSource, prefix: str) -> Part
         },
         delta,
         conv_weight=conv_weight(weights, f"{prefix}conv1d"),
-        decay_rate=decay_rate(weights, prefix + delta.names.decay).contiguous(),
-        dt_bias=weights.tensor(f"{prefix}dt_bias").float().contiguous(),
-        norm=weights.tensor(f"{prefix}norm.weight").float().contiguous(),
+        decay_rate=decay_rate(weights, prefix + delta.names.decay),
+        dt_bias=weights.tensor(f"{prefix}dt_bias"),
+        norm=weights.tensor(f"{prefix}norm.weight"),
     )
 
 
 def _load_conv(config: ModelConfig, weights: WeightSource, name: str) -> Part:
     shape = config.short_conv
     assert shape is not None
-    bias = weights.tensor(f"{name}.bias").float().contiguous() if shape.has_bias else None
+    bias = weights.tensor(f"{name}.bias") if shape.has_bias else None
     shapes = {"weight": (shape.kernel, shape.channels), "bias": (shape.channels,)}
     return Part(CShortConv, shapes, shape, weight=conv_weight(weights, name), bias=bias)
 
@@ -309,7 +293,7 @@ def load_experts(config: ModelConfig, weights: WeightSource, prefix: str, packer
             router = torch.cat([router, gate.view(1, -1)])
     choice_bias = None
     if experts.has_choice_bias:
-        choice_bias = weights.tensor(f"{prefix}.{CHOICE_BIAS}").float().flatten()
+        choice_bias = weights.tensor(f"{prefix}.{CHOICE_BIAS}").flatten()
     packed = packer.each(expert, prefixes)
     # The C++ side infers from the first what all of them read.
     formats = {tuple(part.format for part in ups) for ups, _ in packed[: experts.num_experts]}
@@ -341,7 +325,7 @@ def load_latent(config: ModelConfig, weights: WeightSource, index: int, packer: 
     own = f"{prefix}self_attn."
 
     def vector(name: str) -> torch.Tensor:
-        return weights.tensor(f"{own}{name}.weight").float().contiguous()
+        return weights.tensor(f"{own}{name}.weight")
 
     rank, query_rank = shape.kv_rank, shape.query_rank
     shapes: dict[str, tuple[int, ...]] = {

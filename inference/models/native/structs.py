@@ -40,7 +40,7 @@ Shape = tuple[int, ...]
 
 
 class Part:
-    """A struct's fields. Tensors are float32; ``None`` is null or zero."""
+    """A struct's fields. Tensors become float32; ``None`` is null or zero."""
 
     def __init__(
         self,
@@ -52,8 +52,11 @@ class Part:
         """``shapes``: what is read of each tensor, (out_features, in_features) of a weight.
         ``sources`` have the fields that are not ``given`` as attributes; without any those are
         null."""
-        self.kind, self.shapes, self.given = kind, shapes, given
-        self._sources = sources
+        self.kind, self.shapes, self._sources = kind, shapes, sources
+        self.given = {
+            name: value.float().contiguous() if isinstance(value, torch.Tensor) else value
+            for name, value in given.items()
+        }
 
     def value(self, name: str) -> object:
         if name in self.given or not self._sources:
