@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.engine import drawing
-from inference.models.cuda.setup import WrongResultError
+from inference.models.cuda.setup import UnfitKernelError
 from inference.models.native.decoder import NativeDecoder
 from inference.models.native.packing import pack
 from inference.models.native.structs import norm_part
@@ -234,14 +234,14 @@ class Wrong(drawing.TorchDrawer):
     ids=str,
 )
 def test_what_is_wrong_is_found_and_rounding_is_not_wrong(wrong: dict[str, Any]) -> None:
-    with pytest.raises(WrongResultError):
+    with pytest.raises(UnfitKernelError):
         drawing.try_drawer(Wrong(CPU, **wrong), 61, CPU)
     for vocab_size in (6, 61, 50_000):
         for drawer in (drawing.TorchDrawer(), Wrong(CPU)):
             drawing.try_drawer(drawer, vocab_size, CPU)
 
 
-@each_case("reason", ["WrongResultError", "RuntimeError"])
+@each_case("reason", ["UnfitKernelError", "RuntimeError"])
 def test_what_fails_there_leaves_torch(monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
     made = Mock(return_value=Wrong(CPU, "its neighbour"))
     if reason == "RuntimeError":
