@@ -18,14 +18,7 @@ from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention
 
 from inference.models.config import ModelConfig
 from inference.models.device_step import DeviceStep
-from inference.models.layers.attention import (
-    MOST_GATHERED_BYTES,
-    ContextMask,
-    decode_blocks,
-    decode_mask,
-    gathered_bytes,
-    prefill_mask,
-)
+from inference.models.layers.attention import DecodeContext, prefill_mask
 from inference.models.layers.rope import RopeTable, rotate_heads
 from inference.models.paged_kv import LayerKV
 from inference.models.step_input import Query, num_blocks
@@ -40,22 +33,11 @@ class LatentAttend:
     ) -> None:
         assert config.latent is not None, "its layers are latent"
         self._shape, self._scale = config.latent, config.attention_scale
-        self._eps, self._dtype, self._step = config.rms_norm_eps, dtype, step
+        self._eps, self._step = config.rms_norm_eps, step
         self._is_interleaved = rope.is_interleaved
-        self._num_decode_rows = step.host.num_decode_rows
         self._angles = rope.at(step.positions)
-        self._decode_blocks = decode_blocks(step)
-        host = step.host
-        self._prompts = [
-            (
-                query,
-                prefill_mask(
-                    *(query, None, dtype, step.positions.device, host.block_tokens),
-                    host.last_seen,
-                ),
-            )
-            for query in step.prompts
-        ]
+        self._decoding = DecodeContext(step, dtype)
+        self._prompts = [(query, prefill_mask(query, step, dtype)) for query in step.prompts]
 
     def __call__(
         self,
@@ -76,7 +58,7 @@ class LatentAttend:
         kept = torch.cat((latents, rotary[:, -1]), dim=-1)
         layer_kv.write_vectors(self._step.slots, kept[:, None, None])
         queries = torch.cat((plain, rotary[:, :-1]), dim=-1)
-        first = self._num_decode_rows
+        first = self._step.host.num_decode_rows
         parts = [self._decoded(queries[:first], weights.up, layer_kv)] if first else []
         for query, mask in self._prompts:
             rows = slice(query.first_row, query.last_row)
@@ -120,28 +102,17 @@ class LatentAttend:
         plain, rotary = torch.split(queries, [shape.plain_dim, shape.rotary_dim], dim=-1)
         to_keys, to_values = torch.split(up, [shape.plain_dim, shape.value_dim], dim=1)
         absorbed = torch.cat((torch.einsum("nhp,hpr->nhr", plain, to_keys), rotary), dim=-1)
-        num_context = self._decode_blocks.shape[1] * self._step.host.block_tokens
-        at_once = max(1, MOST_GATHERED_BYTES // (num_context * gathered_bytes(layer_kv)))
-        parts = []
-        for first in range(0, len(queries), at_once):
-            rows = slice(first, min(first + at_once, len(queries)))
-            mask = decode_mask(self._step.positions[rows], num_context, None, self._dtype)
-            parts.append(self._absorbed(absorbed[rows], rows, mask, layer_kv))
-        return torch.einsum("nhr,hvr->nhv", torch.cat(parts), to_values).flatten(1)
 
-    def _absorbed(
-        self, queries: torch.Tensor, rows: slice, mask: ContextMask, layer_kv: LayerKV
-    ) -> torch.Tensor:
-        """(num_rows, heads, kv_rank + rotary_dim) -> (num_rows, heads, kv_rank)"""
-        block_ids, size = self._decode_blocks[rows], self._step.host.block_tokens
-        gathered = layer_kv.gather(block_ids.flatten(), size, queries.dtype)
-        mask.clear(gathered)
-        context = gathered.view(len(queries), 1, -1, queries.shape[-1])
-        attended = scaled_dot_product_attention(
-            queries.unsqueeze(1),
-            context,
-            context[..., : self._shape.kv_rank],
-            mask.added,
-            scale=self._scale,
-        )
-        return attended.squeeze(1)
+        def attend(rows: slice, context: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            latents = context.view(len(context), 1, -1, absorbed.shape[-1])
+            attended = scaled_dot_product_attention(
+                absorbed[rows].unsqueeze(1),
+                latents,
+                latents[..., : shape.kv_rank],
+                mask,
+                scale=self._scale,
+            )
+            return attended.squeeze(1)
+
+        weighed = self._decoding.attended(layer_kv, attend)
+        return torch.einsum("nhr,hvr->nhv", weighed, to_values).flatten(1)
