@@ -229,23 +229,19 @@ class DecoderModel(DecoderLayers):
         )
 
     def forward(self, step: StepInput, kv: PagedKV) -> torch.Tensor:
-        return self.forward_on_device(DeviceStep.of(step, self.device), kv)
-
-    def forward_on_device(self, step: DeviceStep, kv: PagedKV) -> torch.Tensor:
-        rows, shared = self._through_layers(self._embedded(step), step, kv)
-        if step.logit_rows is not None:
-            rows = rows.select(step.logit_rows)
+        on_device = DeviceStep.of(step, self.device)
+        rows, shared = self._through_layers(self._embedded(on_device), on_device, kv)
+        if on_device.logit_rows is not None:
+            rows = rows.select(on_device.logit_rows)
         _, normed = rows.norm(self._final_norm, shared.pointwise)
         return self.logits(normed)
 
     def forward_with_hidden(
         self, step: StepInput, kv: PagedKV
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.forward_with_hidden_on_device(DeviceStep.of(step, self.device), kv)
+        return self.forward_on_device(DeviceStep.of(step, self.device), kv)
 
-    def forward_with_hidden_on_device(
-        self, step: DeviceStep, kv: PagedKV
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward_on_device(self, step: DeviceStep, kv: PagedKV) -> tuple[torch.Tensor, torch.Tensor]:
         rows, shared = self._through_layers(self._embedded(step), step, kv)
         _, normed = rows.norm(self._final_norm, shared.pointwise)
         chosen = step.logit_rows
