@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 
 from inference.models.adapter import AdapterWeights
 from inference.models.config import ModelConfig
-from inference.models.kv_format import KVFormat, cache_bytes
+from inference.models.kv_format import KVFormat, cache_bytes, kv_bytes_per_block
 from inference.models.native.structs import Draw
 from inference.models.step_input import StepInput
 from inference.models.vision_tower import Tower
@@ -126,39 +126,36 @@ class PlainBackend:
 
 
 AnyModel = PlainBackend
-KV = TypeVar("KV", bound=KVStorage)
 
 
-class Predictor(Protocol[KV]):
+class Predictor:
     """May share the model's tables. The engine's owner thread calls it."""
 
-    @property
-    def device(self) -> torch.device: ...
+    config: ModelConfig
+    """Of its one layer."""
+    device: torch.device
+    kv_format: KVFormat
+    num_positions: int
+    """Rows at this position and later ones are not computed."""
 
-    @property
-    def num_positions(self) -> int:
-        """Rows at this position and later ones are not computed."""
-        ...
+    def new_kv(self, num_blocks: int, block_tokens: int) -> Any:
+        raise NotImplementedError
 
-    def new_kv(self, num_blocks: int, block_tokens: int) -> KV: ...
+    def block_bytes(self, block_tokens: int) -> int:
+        return kv_bytes_per_block(self.config, block_tokens, self.kv_format)
 
-    def block_bytes(self, block_tokens: int) -> int: ...
-
-    def forward(self, step: StepInput, hidden: torch.Tensor, kv: KV) -> torch.Tensor:
+    def forward(self, step: StepInput, hidden: torch.Tensor, kv: Any) -> torch.Tensor:
         """``step`` has token i + 1 at position i; ``hidden`` (num_rows, hidden_size) is the head's
         input at i. Writes keys and values, returns its predicted inputs at i + 1, of the same
         shape."""
-        ...
+        raise NotImplementedError
 
     def logits(self, normed: torch.Tensor) -> torch.Tensor:
         """(num_rows, hidden_size), as ``forward`` gives them -> (num_rows, vocab_size) float32."""
-        ...
+        raise NotImplementedError
 
-    def sleep(self) -> None: ...
+    def sleep(self) -> None:
+        pass
 
     def wake(self) -> None:
         """Raises ``MemoryError``."""
-        ...
-
-
-AnyPredictor = Predictor[Any]

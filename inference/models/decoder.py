@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.nn.functional import gelu, silu
@@ -25,7 +25,7 @@ from inference.models.layers.attention_mixer import load_attention, load_latent
 from inference.models.layers.delta_net import load_delta
 from inference.models.layers.experts import load_sparse_mlp
 from inference.models.layers.mamba import load_mamba
-from inference.models.layers.norms import NoNorm, Norm, Pointwise, load_norm, squared_relu
+from inference.models.layers.norms import Norm, Pointwise, load_norm, squared_relu
 from inference.models.layers.short_conv import load_short_conv
 from inference.models.layers.step import Operators, Step
 from inference.models.paged_kv import PagedKV
@@ -70,17 +70,9 @@ def load_dense_mlp(config: ModelConfig, weights: WeightSource, index: int) -> De
     )
 
 
-class Mixer(Protocol):
-    def __call__(self, rows: torch.Tensor, step: Step, layer_cache: Any) -> torch.Tensor:
-        """``rows`` (num_rows, hidden_size) are normed; the output has the same shape."""
-        ...
-
-
-class Mlp(Protocol):
-    def __call__(self, rows: torch.Tensor, step: Step) -> torch.Tensor:
-        """``rows`` (num_rows, hidden_size) are normed; the output has the same shape."""
-        ...
-
+Mixer = Callable[[torch.Tensor, Step, Any], torch.Tensor]
+"""Of normed rows (num_rows, hidden_size) and the layer's cache; the output has their shape."""
+Mlp = Callable[[torch.Tensor, Step], torch.Tensor]
 
 MIXERS: dict[MixerKind, Callable[[ModelConfig, WeightSource, int], Mixer]] = {
     "attention": load_attention,
@@ -155,10 +147,10 @@ def load_layer(config: ModelConfig, weights: WeightSource, index: int) -> Decode
         return None if name is None else load_norm(config, weights, prefix + name)
 
     return DecoderLayer(
-        input_norm=norm(names.input_norm) or NoNorm(),
+        input_norm=norm(names.input_norm) or Norm(),
         mixer=None if mixer == "none" else MIXERS[mixer](config, weights, index),
         mixed_norm=norm(names.mixed_norm),
-        mlp_norm=NoNorm() if "none" in (mixer, mlp) else norm(names.mlp_norm) or NoNorm(),
+        mlp_norm=Norm() if "none" in (mixer, mlp) else norm(names.mlp_norm) or Norm(),
         mlp=None if mlp == "none" else MLPS[mlp](config, weights, index),
         mlp_added_norm=norm(names.mlp_added_norm),
         is_parallel=config.is_parallel,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from inference.models.backend import AnyModel, AnyPredictor
+from inference.models.backend import AnyModel, Predictor
 from inference.models.config import ATTENTION_KINDS, ModelConfig
 from inference.models.cuda.setup import accelerate
 from inference.models.decoder import DecoderModel
@@ -75,7 +75,7 @@ def build_fastest_model(
     return native, NATIVE_IN_WORDS
 
 
-def build_predictor(model: AnyModel, weights: WeightSource) -> AnyPredictor:
+def build_predictor(model: AnyModel, weights: WeightSource) -> Predictor:
     """Needs ``model.config.has_predictor``. Raises ``MissingTensorError``."""
     if isinstance(model, NativeModel):
         return NativePredictor(model, weights)

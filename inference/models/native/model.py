@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import rms_norm
 
 from inference.models.adapter import AdapterWeights
-from inference.models.backend import PlainBackend
+from inference.models.backend import PlainBackend, Predictor
 from inference.models.config import ATTENTION_KINDS, ModelConfig
 from inference.models.families.decoder_tensors import (
     PREDICTOR,
@@ -20,7 +20,7 @@ from inference.models.families.decoder_tensors import (
     lone_predictor_layer,
     with_predictor_layer,
 )
-from inference.models.kv_format import KVFormat, cache_layout, kv_bytes_per_block
+from inference.models.kv_format import KVFormat, cache_layout
 from inference.models.layers.rope import growth_table, rope_table
 from inference.models.native.adapters import NativeAdapter, native_adapter
 from inference.models.native.decoder import (
@@ -180,14 +180,14 @@ class NativeModel(PlainBackend):
         return native_adapter(ordered, self._adapted_stacks, self.library)
 
 
-class NativePredictor:
+class NativePredictor(Predictor):
     device = CPU
 
     def __init__(self, model: NativeModel, weights: WeightSource) -> None:
         """Raises ``MissingTensorError``."""
         config = model.config
-        self._config = lone_predictor_layer(config)
-        self._kv_format = model.kv_format
+        self.config = lone_predictor_layer(config)
+        self.kv_format = model.kv_format
         self.num_positions = model.num_positions
         with packing(model.library, torch.get_num_threads()) as packer:
 
@@ -203,7 +203,7 @@ class NativePredictor:
         self._final_norm = weight_of(load_norm(config, weights, f"{PREDICTOR}norm"))
         self._decoder = NativeDecoder(
             model.library,
-            self._config,
+            self.config,
             layers=[layer],
             final_norm=None,  # its rows are wanted behind the norm
             embedding=embedding,
@@ -221,17 +221,14 @@ class NativePredictor:
 
     def new_kv(self, num_blocks: int, block_tokens: int) -> NativeKV:
         assert block_tokens == self._decoder.block_tokens
-        return new_native_kv(self._decoder, self._config, num_blocks)
-
-    def block_bytes(self, block_tokens: int) -> int:
-        return kv_bytes_per_block(self._config, block_tokens, self._kv_format)
+        return new_native_kv(self._decoder, self.config, num_blocks)
 
     def forward(self, step: StepInput, hidden: torch.Tensor, kv: NativeKV) -> torch.Tensor:
         check_positions(step.longest_context, self.num_positions)
         step = replace(step, logit_rows=None)  # all rows are wanted, as torch's operators give them
         rows = self._decoder.forward_rows(step, hidden, kv)
         weight = self._final_norm
-        return rms_norm(rows, weight.shape, weight, self._config.rms_norm_eps)
+        return rms_norm(rows, weight.shape, weight, self.config.rms_norm_eps)
 
     def logits(self, normed: torch.Tensor) -> torch.Tensor:
         return self._decoder.logits(normed)

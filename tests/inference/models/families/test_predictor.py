@@ -16,7 +16,7 @@ from inference.engine.engine import Engine
 from inference.engine.load.load_engine import load_engine
 from inference.engine.speculation import draft_model
 from inference.engine.speculation.draft_runner import PredictorRunner
-from inference.models.backend import AnyModel, AnyPredictor
+from inference.models.backend import AnyModel, Predictor
 from inference.models.native.model import NativeModel
 from inference.models.registry import build_model, build_predictor
 from inference.models.step_input import ALL_ROWS, NUM_LONE_STATES, StepInput
@@ -46,7 +46,7 @@ NUM_TOKENS = 16
 
 def loaded(
     source: Path, cache_dir: Path, library: ctypes.CDLL | None = None
-) -> tuple[AnyModel, AnyPredictor]:
+) -> tuple[AnyModel, Predictor]:
     """``library``: of the native decoder; ``None``: on torch's operators."""
     files = tiny.opened(source, cache_dir, speculation="mtp")
     assert files.config.has_predictor and "multi-token prediction" not in files.left_out
