@@ -12,8 +12,7 @@ from inference.models.stored_weights import ExpertWeight, StoredWeight, written_
 
 
 class GroupedProduct(Protocol):
-    @property
-    def num_experts(self) -> int: ...
+    num_experts: int
 
     def __call__(
         self, x: torch.Tensor, ends: torch.Tensor, rows: torch.Tensor | None = None
@@ -29,11 +28,7 @@ class DenseProduct:
 
     def __init__(self, weights: torch.Tensor) -> None:
         """``weights`` (num_experts, out_features, in_features)."""
-        self._weights = weights
-
-    @property
-    def num_experts(self) -> int:
-        return self._weights.shape[0]
+        self._weights, self.num_experts = weights, len(weights)
 
     def __call__(
         self, x: torch.Tensor, ends: torch.Tensor, rows: torch.Tensor | None = None
@@ -64,11 +59,7 @@ class StackedProduct:
     """Weights stored in different formats, side by side."""
 
     def __init__(self, parts: Sequence[GroupedProduct]) -> None:
-        self._parts = list(parts)
-
-    @property
-    def num_experts(self) -> int:
-        return self._parts[0].num_experts
+        self._parts, self.num_experts = parts, parts[0].num_experts
 
     def __call__(
         self, x: torch.Tensor, ends: torch.Tensor, rows: torch.Tensor | None = None

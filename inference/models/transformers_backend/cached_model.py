@@ -249,8 +249,7 @@ class CachedModel(ModuleBackend):
         )
         for rows in sequences_of(step, slots, block_table):
             places = [i for i, row in enumerate(wanted) if rows.first_row <= row < rows.last_row]
-            kept = [wanted[place] - rows.first_row for place in places]
-            found = self._run(inputs, rows, kept, kv)
+            found = self._run(inputs, rows, [wanted[place] for place in places], kv)
             if places:
                 logits[places] = found.float()
         return logits
@@ -270,11 +269,7 @@ class CachedModel(ModuleBackend):
         parts = []
         for first in range(rows.first_row, rows.last_row, at_once):
             part = slice(first, min(first + at_once, rows.last_row))
-            inner = [
-                row + rows.first_row - first
-                for row in kept
-                if part.start <= row + rows.first_row < part.stop
-            ]
+            inner = [row - first for row in kept if first <= row < part.stop]
             parts.append(self._forward(inputs, part, inner, cache))
         cache.save_states()
         return torch.cat(parts)

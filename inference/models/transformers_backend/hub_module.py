@@ -151,15 +151,15 @@ def load_module(
             f"the weight files do not fit transformers' {class_of(config).__name__}: {error}"
         ) from error
     if missing := sorted(loading_info["missing_keys"]):
-        raise MissingWeightsError(f"the weight files lack {_named(missing, 1)}")
+        raise MissingWeightsError(f"the weight files lack {named(missing, 1)}")
     unknown = sorted(loading_info["unexpected_keys"])
     passed_over = ""
     if unknown:
-        passed_over = f"; passed over, as it has no place for them: {_named(unknown, NUM_NAMED)}"
+        passed_over = f"; passed over, as it has no place for them: {named(unknown, NUM_NAMED)}"
     return model.eval().to(weights.device), passed_over
 
 
-def _named(tensors: Sequence[str], at_most: int) -> str:
+def named(tensors: Sequence[str], at_most: int) -> str:
     num_others = len(tensors) - at_most
     others = f" and {num_others} more" if num_others > 0 else ""
     return f"{', '.join(tensors[:at_most])}{others}"
