@@ -173,10 +173,6 @@ class TritonProduct:
         self.packed, self.num_experts = packed, num_experts
         self.out_features = packed.words.shape[1]
 
-    @property
-    def num_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in _tensors(self.packed).values())
-
     def __call__(
         self, x: torch.Tensor, ends: torch.Tensor, rows: torch.Tensor | None = None
     ) -> torch.Tensor:
