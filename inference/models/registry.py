@@ -47,7 +47,8 @@ def build_model(
         )
     module, _, name = family.builder.partition(":")
     builder: Builder = getattr(import_module(module), name)
-    return builder(config, weights, context_tokens, _kv_format(kv_format, weights, False))
+    given = weights.device, kv_format, weights.activation_dtype
+    return builder(config, weights, context_tokens, kv_format_on(*given, is_native=False))
 
 
 def build_fastest_model(
@@ -70,7 +71,7 @@ def build_fastest_model(
     if reason is not None or find_family(config.architecture) is None:
         model = build_model(config, weights, context_tokens, kv_format)
         return model, f"torch operators: {reason}"
-    chosen = _kv_format(kv_format, weights, True)
+    chosen = kv_format_on(weights.device, kv_format, weights.activation_dtype, is_native=True)
     native = NativeModel(load_library(native_cache_dir), config, weights, context_tokens, chosen)
     return native, NATIVE_IN_WORDS
 
@@ -94,10 +95,6 @@ def native_problem(
         return unsupported_reason(config, load_library(native_cache_dir))
     except NativeUnavailableError as error:
         return str(error)
-
-
-def _kv_format(wanted: KVFormat | None, weights: WeightSource, is_native: bool) -> KVFormat:
-    return kv_format_on(weights.device, wanted, weights.activation_dtype, is_native=is_native)
 
 
 MOST_QUERY_GROUPS = 24
