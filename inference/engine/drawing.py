@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from inference.models.backend import AnyModel, BackendSampler
-from inference.models.cuda.setup import WrongResultError
+from inference.models.cuda.setup import UnfitKernelError
 from inference.models.native.structs import Draw
 from inference.models.step_input import column, on_device, rows_of
 from inference.protocol.engine import SamplingParams
@@ -206,7 +206,7 @@ def drawer_on_card(vocab_size: int, device: torch.device) -> tuple[Drawer, str]:
 
 @torch.inference_mode()
 def try_drawer(drawer: Drawer, vocab_size: int, device: torch.device) -> None:
-    """Raises ``WrongResultError``, and whatever launching raises."""
+    """Raises ``UnfitKernelError``, and whatever launching raises."""
     places = [0, vocab_size // 2, vocab_size - 1]
     scores = torch.full((6, vocab_size), -80.0, device=device)
     likely = torch.tensor([LIKELIEST, SECOND, THIRD], device=device).log()
@@ -221,11 +221,11 @@ def try_drawer(drawer: Drawer, vocab_size: int, device: torch.device) -> None:
         draws.append(draw_of(1, params, 0.99))
         found = drawer.draw(scores, draws).tolist()
         if found != [*(places[rank] for rank in ranks), places[2]]:
-            raise WrongResultError(f"drew {found} with {params}")
+            raise UnfitKernelError(f"drew {found} with {params}")
     for found_of, wanted in zip(
         drawer.likeliest(scores), TorchDrawer().likeliest(scores), strict=True
     ):
         if found_of[[0, 1, 2, 5]].tolist() != wanted[[0, 1, 2, 5]].tolist():
-            raise WrongResultError(f"found {found_of.tolist()} as the likeliest")
+            raise UnfitKernelError(f"found {found_of.tolist()} as the likeliest")
     if drawer.likeliest(scores)[1][3:5].any():
-        raise WrongResultError("scores that are not numbers count as such")
+        raise UnfitKernelError("scores that are not numbers count as such")

@@ -54,8 +54,8 @@ def read_costs(files: ModelFiles, spec: LoadSpec) -> ModelCosts:
         from inference.loading.gguf.header import read_header
 
         # A module of transformers would have to be imported, with torch.
-        family = check_gguf_architecture(read_header(files.weights[0]).architecture)
-        _refuse_module(family, family.name)
+        architecture = read_header(files.weights[0]).architecture
+        _refuse_module(check_gguf_architecture(architecture), architecture)
         model = read_gguf_model(files, _without_pixels)
         config, tensors = model.config, gguf_tensors(model.config, model.header)
     else:

@@ -97,11 +97,8 @@ class TorchProjection:
             y[:, part.outputs] += linear(inner[:, part.inner], part.up)
 
 
-@dataclass(frozen=True, slots=True)
-class TorchAdapter:
-    """An adapter's projections, by the ``id`` of the model's."""
-
-    projections: Mapping[int, TorchProjection]
+TorchAdapter = Mapping[int, TorchProjection]
+"""An adapter's projections, by the ``id`` of the model's."""
 
 
 def check_known(weights: AdapterWeights, names: Iterable[str]) -> None:
@@ -119,11 +116,11 @@ def torch_adapter(
 ) -> TorchAdapter:
     """``stacked``: by a projection's ``id`` its weights' names and numbers of outputs."""
     check_known(weights, (name for names in stacked.values() for name, _ in names))
-    found = {}
-    for key, names in stacked.items():
-        if any(name in weights.modules for name, _ in names):
-            found[key] = _projection(weights, names, device, dtype)
-    return TorchAdapter(found)
+    return {
+        key: _projection(weights, names, device, dtype)
+        for key, names in stacked.items()
+        if any(name in weights.modules for name, _ in names)
+    }
 
 
 def _projection(
@@ -164,7 +161,7 @@ class StepAdapters:
     def add_to(self, y: torch.Tensor, projection: Phased, x: torch.Tensor) -> torch.Tensor:
         key = id(projection)
         for adapter, rows in self._groups:
-            adapted = adapter.projections.get(key)
+            adapted = adapter.get(key)
             if adapted is None:
                 continue
             if isinstance(rows, slice):

@@ -7,10 +7,10 @@ What differs between families is declared in ``ModelConfig`` and in the family's
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.nn.functional import gelu, silu
@@ -25,13 +25,13 @@ from inference.models.layers.attention_mixer import load_attention, load_latent
 from inference.models.layers.delta_net import load_delta
 from inference.models.layers.experts import load_sparse_mlp
 from inference.models.layers.mamba import load_mamba
-from inference.models.layers.norms import NoNorm, Norm, Pointwise, load_norm, squared_relu
+from inference.models.layers.norms import Norm, Pointwise, load_norm, squared_relu
 from inference.models.layers.short_conv import load_short_conv
 from inference.models.layers.step import Operators, Step
 from inference.models.paged_kv import PagedKV
 from inference.models.step_input import ImageEmbeddings, StepInput, check_positions
 from inference.models.vision_tower import build_tower
-from inference.models.weight_source import Linear, NamedWeights, WeightSource
+from inference.models.weight_source import ForwardedWeights, Linear, WeightSource
 
 ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": silu,
@@ -70,17 +70,9 @@ def load_dense_mlp(config: ModelConfig, weights: WeightSource, index: int) -> De
     )
 
 
-class Mixer(Protocol):
-    def __call__(self, rows: torch.Tensor, step: Step, layer_cache: Any) -> torch.Tensor:
-        """``rows`` (num_rows, hidden_size) are normed; the output has the same shape."""
-        ...
-
-
-class Mlp(Protocol):
-    def __call__(self, rows: torch.Tensor, step: Step) -> torch.Tensor:
-        """``rows`` (num_rows, hidden_size) are normed; the output has the same shape."""
-        ...
-
+Mixer = Callable[[torch.Tensor, Step, Any], torch.Tensor]
+"""Of normed rows (num_rows, hidden_size) and the layer's cache; the output has their shape."""
+Mlp = Callable[[torch.Tensor, Step], torch.Tensor]
 
 MIXERS: dict[MixerKind, Callable[[ModelConfig, WeightSource, int], Mixer]] = {
     "attention": load_attention,
@@ -118,21 +110,27 @@ class Rows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderLayer:
+    """``None`` as a mixer or an MLP: the layer has the other alone, behind ``input_norm``."""
+
     input_norm: Norm
-    mixer: Mixer
+    mixer: Mixer | None
     mixed_norm: Norm | None
     mlp_norm: Norm
-    mlp: Mlp
+    mlp: Mlp | None
     mlp_added_norm: Norm | None
     is_parallel: bool
     residual_multiplier: float
 
     def __call__(self, rows: Rows, step: Step, layer_cache: Any) -> Rows:
         hidden, normed = rows.norm(self.input_norm, step.pointwise)
-        mixed = self._added(self.mixer(normed, step, layer_cache), self.mixed_norm, step)
-        if self.is_parallel:
-            return Rows(hidden, mixed + self._added(self.mlp(normed, step), None, step))
-        hidden, normed = Rows(hidden, mixed).norm(self.mlp_norm, step.pointwise)
+        if self.mixer is not None:
+            mixed = self._added(self.mixer(normed, step, layer_cache), self.mixed_norm, step)
+            if self.mlp is None:
+                return Rows(hidden, mixed)
+            if self.is_parallel:
+                return Rows(hidden, mixed + self._added(self.mlp(normed, step), None, step))
+            hidden, normed = Rows(hidden, mixed).norm(self.mlp_norm, step.pointwise)
+        assert self.mlp is not None, "a layer has one of the two"
         return Rows(hidden, self._added(self.mlp(normed, step), self.mlp_added_norm, step))
 
     def _added(self, added: torch.Tensor, norm: Norm | None, step: Step) -> torch.Tensor:
@@ -141,46 +139,19 @@ class DecoderLayer:
         return added if self.residual_multiplier == 1.0 else added * self.residual_multiplier
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoneLayer:
-    """A layer that has a mixer or an MLP, not both."""
-
-    norm: Norm
-    mixer: Mixer | None = None
-    mlp: Mlp | None = None
-
-    def __call__(self, rows: Rows, step: Step, layer_cache: Any) -> Rows:
-        hidden, normed = rows.norm(self.norm, step.pointwise)
-        if self.mixer is not None:
-            return Rows(hidden, self.mixer(normed, step, layer_cache))
-        assert self.mlp is not None
-        return Rows(hidden, self.mlp(normed, step))
-
-
-def load_layer(config: ModelConfig, weights: WeightSource, index: int) -> DecoderLayer | LoneLayer:
-    mixer, mlp = config.mixer_kinds[index], config.mlp_kinds[index]
-    if "none" not in (mixer, mlp):
-        return _load_whole_layer(config, weights, index)
-    name = family_of(config).layer_names.input_norm
-    return LoneLayer(
-        norm=load_norm(config, weights, f"model.layers.{index}.{name}"),
-        mixer=None if mixer == "none" else MIXERS[mixer](config, weights, index),
-        mlp=None if mlp == "none" else MLPS[mlp](config, weights, index),
-    )
-
-
-def _load_whole_layer(config: ModelConfig, weights: WeightSource, index: int) -> DecoderLayer:
+def load_layer(config: ModelConfig, weights: WeightSource, index: int) -> DecoderLayer:
     names, prefix = family_of(config).layer_names, f"model.layers.{index}."
+    mixer, mlp = config.mixer_kinds[index], config.mlp_kinds[index]
 
     def norm(name: str | None) -> Norm | None:
         return None if name is None else load_norm(config, weights, prefix + name)
 
     return DecoderLayer(
-        input_norm=norm(names.input_norm) or NoNorm(),
-        mixer=MIXERS[config.mixer_kinds[index]](config, weights, index),
+        input_norm=norm(names.input_norm) or Norm(),
+        mixer=None if mixer == "none" else MIXERS[mixer](config, weights, index),
         mixed_norm=norm(names.mixed_norm),
-        mlp_norm=norm(names.mlp_norm) or NoNorm(),
-        mlp=MLPS[config.mlp_kinds[index]](config, weights, index),
+        mlp_norm=Norm() if "none" in (mixer, mlp) else norm(names.mlp_norm) or Norm(),
+        mlp=None if mlp == "none" else MLPS[mlp](config, weights, index),
         mlp_added_norm=norm(names.mlp_added_norm),
         is_parallel=config.is_parallel,
         residual_multiplier=config.residual_multiplier,
@@ -191,7 +162,7 @@ class DecoderLayers(PlainBackend):
     def __init__(
         self, config: ModelConfig, weights: WeightSource, context_tokens: int, kv_format: KVFormat
     ) -> None:
-        named = NamedWeights(weights)
+        named = ForwardedWeights(weights)
         self.config = config
         self.dtype = weights.activation_dtype
         self.device = weights.device
@@ -215,7 +186,9 @@ class DecoderLayers(PlainBackend):
     def forward_rows(
         self, step: StepInput, hidden: torch.Tensor | None, kv: PagedKV
     ) -> torch.Tensor:
-        """(num_rows, hidden_size) of earlier layers -> (num_logits, hidden_size)."""
+        """Writes keys and values, returns ``step.logit_rows``' (num_logits, hidden_size) on the
+        device, in ``dtype``. ``hidden`` (num_rows, hidden_size) is earlier layers', there too.
+        Raises ``PositionError``."""
         assert hidden is not None, "there is no table of tokens"
         return self._rows_behind(Rows(hidden), DeviceStep.of(step, self.device), kv)
 
@@ -228,11 +201,10 @@ class DecoderLayers(PlainBackend):
     def _through_layers(self, rows: Rows, step: DeviceStep, kv: PagedKV) -> tuple[Rows, Step]:
         check_positions(step.host.longest_context, self.operators.num_positions)
         shared, images = self.operators.step(step), step.images
-        layers = zip(self.layers, kv.layers, strict=True)
-        if images is not None and images.rows is not None:
-            rows = run_deepstack_layers(rows, images.row_ids, images.rows, shared, layers)
-        for layer, layer_cache in layers:
+        for index, (layer, layer_cache) in enumerate(zip(self.layers, kv.layers, strict=True)):
             rows = layer(rows, shared, layer_cache)
+            if images is not None and images.rows is not None:
+                rows = _with_deepstack(rows, index, images.row_ids, images.rows)
         return rows, shared
 
 
@@ -249,23 +221,19 @@ class DecoderModel(DecoderLayers):
         )
 
     def forward(self, step: StepInput, kv: PagedKV) -> torch.Tensor:
-        return self.forward_on_device(DeviceStep.of(step, self.device), kv)
-
-    def forward_on_device(self, step: DeviceStep, kv: PagedKV) -> torch.Tensor:
-        rows, shared = self._through_layers(self._embedded(step), step, kv)
-        if step.logit_rows is not None:
-            rows = rows.select(step.logit_rows)
+        on_device = DeviceStep.of(step, self.device)
+        rows, shared = self._through_layers(self._embedded(on_device), on_device, kv)
+        if on_device.logit_rows is not None:
+            rows = rows.select(on_device.logit_rows)
         _, normed = rows.norm(self._final_norm, shared.pointwise)
         return self.logits(normed)
 
     def forward_with_hidden(
         self, step: StepInput, kv: PagedKV
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.forward_with_hidden_on_device(DeviceStep.of(step, self.device), kv)
+        return self.forward_on_device(DeviceStep.of(step, self.device), kv)
 
-    def forward_with_hidden_on_device(
-        self, step: DeviceStep, kv: PagedKV
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward_on_device(self, step: DeviceStep, kv: PagedKV) -> tuple[torch.Tensor, torch.Tensor]:
         rows, shared = self._through_layers(self._embedded(step), step, kv)
         _, normed = rows.norm(self._final_norm, shared.pointwise)
         chosen = step.logit_rows
@@ -299,7 +267,7 @@ class DecoderModel(DecoderLayers):
 
 
 def _adaptable(
-    config: ModelConfig, weights: NamedWeights
+    config: ModelConfig, weights: ForwardedWeights
 ) -> dict[int, tuple[tuple[str, int], ...]]:
     """By a projection's ``id`` the name and the number of outputs of each weight that it stacks."""
     shapes = adaptable_shapes(config)
@@ -310,18 +278,10 @@ def _adaptable(
     }
 
 
-def run_deepstack_layers(
-    rows: Rows,
-    row_ids: torch.Tensor,
-    images: ImageEmbeddings,
-    step: Step,
-    layers: Iterator[tuple[DecoderLayer | LoneLayer, Any]],
-) -> Rows:
-    """Consumes the first of ``layers``. After each the tower's deepstack rows are added."""
-    for added, (layer, layer_cache) in zip(images.deepstack, layers, strict=False):
-        rows = layer(rows, step, layer_cache)
-        rows = Rows(rows.hidden.index_add(0, row_ids, added), rows.added)
-    return rows
+def _with_deepstack(rows: Rows, index: int, row_ids: torch.Tensor, images: ImageEmbeddings) -> Rows:
+    if index >= len(images.deepstack):
+        return rows
+    return Rows(rows.hidden.index_add(0, row_ids, images.deepstack[index]), rows.added)
 
 
 def embedded(config: ModelConfig, hidden: torch.Tensor) -> Rows:

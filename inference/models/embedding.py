@@ -18,6 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from inference.models.config import EmbeddingConfig, Pooling
 from inference.models.errors import MissingWeightsError, UnsupportedModuleError
+from inference.models.transformers_backend.hub_module import named
 
 UNUSED = ("pooler.",)
 """Weights that some files lack, and that no pooling of ours reads."""
@@ -75,10 +76,7 @@ class EmbeddingModel:
         keys = loading_info["missing_keys"]
         missing = sorted(name for name in keys if not name.startswith(unused))
         if missing:
-            raise MissingWeightsError(
-                f"the weight files lack {missing[0]}"
-                + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
-            )
+            raise MissingWeightsError(f"the weight files lack {named(missing, 1)}")
         model.config.use_cache = False
         self._model: Any = model.eval().to(device)
 

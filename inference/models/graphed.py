@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -40,10 +39,8 @@ BUCKET_STEPS = ((16, 64, 8), (80, 128, 16), (160, 1024, 32))
 """(first, last, step), beyond 1, 2, 4 and 8 rows."""
 
 
-class Capture(Protocol):
-    def __call__(self, forward: Callable[[], None]) -> Replay:
-        """Calls ``forward`` more than once. Raises whatever the device does."""
-        ...
+Capture = Callable[[Callable[[], None]], Replay]
+"""Calls what it is given more than once. Raises whatever the device does."""
 
 
 class DecodeBuffers:
@@ -70,15 +67,8 @@ class DecodeBuffers:
             host=StepInput.of_decodes([0] * num_rows, last, table, block_tokens),
             sequences=self._sequences[:num_rows],
             block_table=self.block_table[:num_rows],
-            token_ids=self._field("token_ids", num_rows),
-            positions=self._field("positions", num_rows),
-            slots=self._field("slots", num_rows),
-            state_reads=self._field("state_reads", num_rows),
-            state_writes=self._field("state_writes", num_rows),
+            **{name: rows[:num_rows] for name, rows in zip(ROW_FIELDS, self._rows, strict=True)},
         )
-
-    def _field(self, name: str, num_rows: int) -> torch.Tensor:
-        return self._rows[ROW_FIELDS.index(name), :num_rows]
 
     def fill(self, step: StepInput, bucket: int) -> None:
         num_rows, (num_seqs, width) = len(step.positions), step.block_table.shape
@@ -226,11 +216,9 @@ def _forward(
     step = buffers.first_rows(num_rows)
 
     def forward() -> None:
-        if not model.config.has_predictor:
-            buffers.logits[:num_rows].copy_(model.forward_on_device(step, kv))
-            return
-        logits, hidden = model.forward_with_hidden_on_device(step, kv)
+        logits, hidden = model.forward_on_device(step, kv)
         buffers.logits[:num_rows].copy_(logits)
-        buffers.hidden[:num_rows].copy_(hidden)
+        if model.config.has_predictor:
+            buffers.hidden[:num_rows].copy_(hidden)
 
     return forward

@@ -1,4 +1,4 @@
-"""KV formats: their sizes and a model's choice; and which layers keep blocks or a state. Imports no
+"""KV formats and their sizes; and which layers keep blocks or a state. Imports no
 torch: placement and preflight count with it.
 
     fp32, bf16, fp16    the numbers themselves
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from inference.models.config import ATTENTION_KINDS, STATE_KINDS, ModelConfig
-from inference.models.errors import UnsupportedKVError
 from inference.models.layer_configs import StateShape, state_bytes
 
 KVFormat = Literal["fp32", "bf16", "fp16", "int8", "fp8"]
@@ -24,18 +23,12 @@ GROUP_FEATURES = 64
 """Features of a head that share a scale; the last group may be smaller."""
 
 NATIVE_FORMATS: tuple[KVFormat, ...] = ("fp32", "bf16", "int8")
-TORCH_FORMATS: dict[str, tuple[KVFormat, ...]] = {
-    "cpu": ("fp32", "bf16", "fp16", "int8", "fp8"),
-    "cuda": ("fp32", "bf16", "fp16", "int8", "fp8"),
-}
-
 FP8_CAPABILITY = (8, 9)
 """Triton compiles no kernel that reads fp8 (e4m3) for older cards."""
 
 
 def cuda_formats(capability: tuple[int, int]) -> tuple[KVFormat, ...]:
-    formats = TORCH_FORMATS["cuda"]
-    return tuple(f for f in formats if f != "fp8" or capability >= FP8_CAPABILITY)
+    return tuple(f for f in ELEMENT_BYTES if f != "fp8" or capability >= FP8_CAPABILITY)
 
 
 def kv_bytes_per_token(config: ModelConfig, kv_format: KVFormat) -> int:
@@ -75,33 +68,6 @@ def cache_bytes(
     block_bytes = kv_bytes_per_block(config, block_tokens, kv_format)
     state_bytes = cache_layout(config).state_bytes_per_slot
     return (num_blocks + 1) * block_bytes + num_state_slots * state_bytes
-
-
-def choose_kv_format(
-    wanted: KVFormat | None,
-    automatic: KVFormat,
-    *,
-    device_type: str,
-    is_native: bool,
-    capability: tuple[int, int] | None = None,
-) -> KVFormat:
-    """``automatic`` where ``wanted`` is ``None``. Raises ``UnsupportedKVError``."""
-    formats = NATIVE_FORMATS if is_native else TORCH_FORMATS[device_type]
-    if wanted is None:
-        return automatic
-    if capability is not None and wanted not in cuda_formats(capability):
-        has, needs = (".".join(map(str, numbers)) for numbers in (capability, FP8_CAPABILITY))
-        raise UnsupportedKVError(
-            f"kv_dtype {wanted} needs a card of compute capability {needs} or more, and this one "
-            f"has {has}; set it to int8, which takes as much memory, or to auto"
-        )
-    if wanted not in formats:
-        path = "the native decoder" if is_native else "torch operators"
-        raise UnsupportedKVError(
-            f"kv_dtype {wanted} is not built for {path} on {device_type}; set it to auto or to "
-            f"one of {', '.join(formats)}"
-        )
-    return wanted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

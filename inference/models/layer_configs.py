@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
 Scoring = Literal["softmax", "sigmoid", "softmax_of_chosen"]
 """softmax: over all experts, then the best are chosen (qwen, mixtral, olmoe); sigmoid: of each
@@ -97,22 +97,6 @@ NEGATIVE_RATE = "negative_decay_rate"
 """The tensor's name in files that hold the negated rate; other files hold its logarithm."""
 
 
-class StateShape(Protocol):
-    @property
-    def conv_shape(self) -> tuple[int, int]:
-        """(rows, channels): earlier inputs of the convolution, oldest first."""
-        ...
-
-    @property
-    def recurrent_shape(self) -> tuple[int, ...]:
-        """Has a 0 in it where a layer has no such state."""
-        ...
-
-
-def state_bytes(shape: StateShape) -> int:
-    return STATE_ELEMENT_BYTES * (math.prod(shape.conv_shape) + math.prod(shape.recurrent_shape))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShortConvConfig:
     channels: int
@@ -122,10 +106,12 @@ class ShortConvConfig:
 
     @property
     def conv_shape(self) -> tuple[int, int]:
+        """(rows, channels): earlier inputs of the convolution, oldest first."""
         return self.kernel - 1, self.channels
 
     @property
     def recurrent_shape(self) -> tuple[int, ...]:
+        """Has a 0 in it: there is no such state."""
         return (0,)
 
 
@@ -223,6 +209,13 @@ class MambaConfig:
     @property
     def recurrent_shape(self) -> tuple[int, int, int]:
         return self.num_heads, self.head_dim, self.state_size
+
+
+StateShape = ShortConvConfig | DeltaConfig | MambaConfig
+
+
+def state_bytes(shape: StateShape) -> int:
+    return STATE_ELEMENT_BYTES * (math.prod(shape.conv_shape) + math.prod(shape.recurrent_shape))
 
 
 ATTENTION_PART, INDEXER_PART = "attention", "indexer"

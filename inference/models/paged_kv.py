@@ -24,7 +24,14 @@ import torch
 from torch.nn.functional import pad
 
 from inference.models.config import ATTENTION_KINDS, STATE_KINDS, ModelConfig
-from inference.models.kv_format import GROUP_FEATURES, KVFormat, choose_kv_format
+from inference.models.errors import UnsupportedKVError
+from inference.models.kv_format import (
+    FP8_CAPABILITY,
+    GROUP_FEATURES,
+    NATIVE_FORMATS,
+    KVFormat,
+    cuda_formats,
+)
 from inference.models.layer_configs import StateShape
 from inference.models.native.library import automatic_kv_format
 
@@ -195,12 +202,20 @@ def kv_format_on(
     device: torch.device, wanted: KVFormat | None, dtype: torch.dtype, *, is_native: bool
 ) -> KVFormat:
     """``wanted`` ``None``: the path's own. Raises ``UnsupportedKVError``."""
+    if wanted is None:
+        return automatic_kv_format() if is_native else FORMAT_OF[dtype]
     # Only where an answer depends on it, so that a load can be planned where the card is not.
-    asks_card = wanted == "fp8" and device.type == "cuda"
-    return choose_kv_format(
-        wanted,
-        automatic_kv_format() if is_native else FORMAT_OF[dtype],
-        device_type=device.type,
-        is_native=is_native,
-        capability=torch.cuda.get_device_capability(device) if asks_card else None,
-    )
+    if wanted == "fp8" and device.type == "cuda":
+        capability = torch.cuda.get_device_capability(device)
+        if wanted not in cuda_formats(capability):
+            has, needs = (".".join(map(str, pair)) for pair in (capability, FP8_CAPABILITY))
+            raise UnsupportedKVError(
+                f"kv_dtype {wanted} needs a card of compute capability {needs} or more, and this "
+                f"one has {has}; set it to int8, which takes as much memory, or to auto"
+            )
+    if is_native and wanted not in NATIVE_FORMATS:
+        raise UnsupportedKVError(
+            f"kv_dtype {wanted} is not built for the native decoder on {device.type}; set it to "
+            f"auto or to one of {', '.join(NATIVE_FORMATS)}"
+        )
+    return wanted

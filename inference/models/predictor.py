@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from inference.models.backend import AnyModel
+from inference.models.backend import AnyModel, Predictor
 from inference.models.decoder import DecoderModel, Rows, finished, load_layer
 from inference.models.device_step import DeviceStep
 from inference.models.families.decoder_tensors import (
@@ -21,21 +21,22 @@ from inference.models.families.decoder_tensors import (
     with_predictor_layer,
 )
 from inference.models.graphed import GraphedDecoder
-from inference.models.kv_format import kv_bytes_per_block
 from inference.models.layers.norms import load_norm
 from inference.models.paged_kv import PagedKV
 from inference.models.step_input import StepInput
 from inference.models.weight_source import WeightSource
 
 
-class TorchPredictor:
+class TorchPredictor(Predictor):
     def __init__(self, model: AnyModel, weights: WeightSource) -> None:
         """Needs ``model.config.has_predictor``. Raises ``MissingTensorError``."""
         model = model.decoder if isinstance(model, GraphedDecoder) else model
         assert isinstance(model, DecoderModel), "only torch's operators give hidden rows"
         config = model.config
         self._model = model
-        self.device, self.num_positions = model.device, model.operators.num_positions
+        self.config = lone_predictor_layer(config)
+        self.device, self.kv_format = model.device, model.kv_format
+        self.num_positions = model.operators.num_positions
         self._fc = weights.linear(f"{PREDICTOR}fc")
         self._embedding_norm, self._hidden_norm, self._final_norm = (
             load_norm(config, weights, PREDICTOR + name)
@@ -49,16 +50,10 @@ class TorchPredictor:
             self._head = weights.linear(PREDICTOR_HEAD)
 
     def new_kv(self, num_blocks: int, block_tokens: int) -> PagedKV:
-        model = self._model
-        config = lone_predictor_layer(model.config)
-        return PagedKV(config, num_blocks, block_tokens, model.kv_format, model.device)
-
-    def block_bytes(self, block_tokens: int) -> int:
-        model = self._model
-        return kv_bytes_per_block(lone_predictor_layer(model.config), block_tokens, model.kv_format)
+        return PagedKV(self.config, num_blocks, block_tokens, self.kv_format, self.device)
 
     def forward(self, step: StepInput, hidden: torch.Tensor, kv: PagedKV) -> torch.Tensor:
-        on_device = DeviceStep.of(step, self._model.device)
+        on_device = DeviceStep.of(step, self.device)
         shared = self._model.operators.step(on_device)
         embedded = self._embedding.lookup(on_device.token_ids)
         _, embedded = self._embedding_norm(embedded, None, shared.pointwise)
@@ -69,10 +64,4 @@ class TorchPredictor:
         return normed
 
     def logits(self, normed: torch.Tensor) -> torch.Tensor:
-        return finished(self._model.config, self._head.decode(normed).float())
-
-    def sleep(self) -> None:
-        pass
-
-    def wake(self) -> None:
-        pass
+        return finished(self.config, self._head.decode(normed).float())

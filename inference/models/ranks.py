@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import distributed
@@ -30,36 +30,15 @@ from torch.nn.functional import pad
 
 from inference.models.config import ModelConfig
 from inference.models.cuda.setup import install_kernels
-from inference.models.decoder import DecoderLayer, DecoderModel, LoneLayer, Mixer, Mlp
+from inference.models.decoder import DecoderLayer, DecoderModel
 from inference.models.errors import RanksDisagreeError
 from inference.models.kv_format import KVFormat
 from inference.models.layers.attention_mixer import AttentionMixer
-from inference.models.layers.step import Step
 from inference.models.registry import build_model
 from inference.models.splits import RankShare, Units, kv_replicas, rank_config
 from inference.models.weight_source import Embedding, ForwardedWeights, Linear, WeightSource
 
 LOOPBACK = "127.0.0.1"
-
-
-class RankGroup(Protocol):
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def num_ranks(self) -> int: ...
-
-    def sum(self, part: torch.Tensor) -> torch.Tensor:
-        """``part`` may be overwritten."""
-        ...
-
-    def gather(self, part: torch.Tensor) -> list[torch.Tensor]:
-        """By rank; all parts are of one shape."""
-        ...
-
-    def synchronize(self) -> None:
-        """NCCL only queues collectives: a call returns also where another rank never comes."""
-        ...
 
 
 class TorchRankGroup:
@@ -91,17 +70,20 @@ class TorchRankGroup:
             backend.abort()  # gloo's is gone with the last reference
 
     def sum(self, part: torch.Tensor) -> torch.Tensor:
+        """``part`` may be overwritten."""
         part = part.contiguous()
         self._joined.allreduce([part]).wait()
         return part
 
     def gather(self, part: torch.Tensor) -> list[torch.Tensor]:
+        """By rank; all parts are of one shape."""
         part = part.contiguous()
         parts = [torch.empty_like(part) for _ in range(self.num_ranks)]
         self._joined.allgather([parts], [part]).wait()
         return parts
 
     def synchronize(self) -> None:
+        """NCCL only queues collectives: a call returns also where another rank never comes."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
@@ -162,22 +144,15 @@ class SharedChoices:
         return chosen
 
 
-class SummedMixer:
-    def __init__(self, part: Mixer, group: RankGroup) -> None:
+class Summed:
+    """A rank's part of a mixer or an MLP."""
+
+    def __init__(self, part: Callable[..., torch.Tensor], group: TorchRankGroup) -> None:
         self._part = part
         self._group = group
 
-    def __call__(self, rows: torch.Tensor, step: Step, layer_cache: Any) -> torch.Tensor:
-        return self._group.sum(self._part(rows, step, layer_cache))
-
-
-class SummedMlp:
-    def __init__(self, part: Mlp, group: RankGroup) -> None:
-        self._part = part
-        self._group = group
-
-    def __call__(self, rows: torch.Tensor, step: Step) -> torch.Tensor:
-        return self._group.sum(self._part(rows, step))
+    def __call__(self, *given: Any, **named: Any) -> torch.Tensor:
+        return self._group.sum(self._part(*given, **named))
 
 
 class WideNormedQKV:
@@ -186,7 +161,7 @@ class WideNormedQKV:
 
     is_phaseless = False
 
-    def __init__(self, mixer: AttentionMixer, config: ModelConfig, group: RankGroup) -> None:
+    def __init__(self, mixer: AttentionMixer, config: ModelConfig, group: TorchRankGroup) -> None:
         """``config``: of the whole model."""
         assert mixer.query_norm is not None and mixer.key_norm is not None
         self._qkv = mixer.qkv
@@ -220,14 +195,14 @@ class WideNormedQKV:
         return torch.cat((*normed, values), dim=1)
 
 
-def spread(layer: DecoderLayer | LoneLayer, config: ModelConfig, group: RankGroup) -> DecoderLayer:
+def spread(layer: DecoderLayer, config: ModelConfig, group: TorchRankGroup) -> DecoderLayer:
     """``config``: of the whole model."""
-    assert isinstance(layer, DecoderLayer), "others come with Mamba-2, which is not split"
-    mixer = layer.mixer
+    mixer, mlp = layer.mixer, layer.mlp
+    assert mixer and mlp, "layers with one of the two come with Mamba-2, which is not split"
     if isinstance(mixer, AttentionMixer) and config.qk_norm and config.is_qk_norm_wide:
         qkv: Linear = WideNormedQKV(mixer, config, group)
         mixer = replace(mixer, qkv=qkv, query_norm=None, key_norm=None)
-    return replace(layer, mixer=SummedMixer(mixer, group), mlp=SummedMlp(layer.mlp, group))
+    return replace(layer, mixer=Summed(mixer, group), mlp=Summed(mlp, group))
 
 
 HEAD = "lm_head"
@@ -235,7 +210,7 @@ HEAD = "lm_head"
 
 class RankWeights(ForwardedWeights):
     def __init__(
-        self, weights: WeightSource, group: RankGroup, shares: Sequence[RankShare]
+        self, weights: WeightSource, group: TorchRankGroup, shares: Sequence[RankShare]
     ) -> None:
         super().__init__(weights)
         self._group = group
@@ -250,7 +225,7 @@ class RankWeights(ForwardedWeights):
 
 
 class SharedEmbedding:
-    def __init__(self, part: Embedding, group: RankGroup, tokens: Sequence[Units]) -> None:
+    def __init__(self, part: Embedding, group: TorchRankGroup, tokens: Sequence[Units]) -> None:
         self._part = part
         self._group = group
         self._tokens = tokens
@@ -269,7 +244,7 @@ class GatheredHead:
     is_phaseless = True
     """It sees only rows whose logits are wanted, and those at once."""
 
-    def __init__(self, part: Linear, group: RankGroup, tokens: Sequence[Units]) -> None:
+    def __init__(self, part: Linear, group: TorchRankGroup, tokens: Sequence[Units]) -> None:
         self.in_features = part.in_features
         self.out_features = tokens[-1][1]
         self._part = part
@@ -291,7 +266,7 @@ def build_rank(
     weights: WeightSource,
     context_tokens: int,
     kv_format: KVFormat | None,
-    group: RankGroup,
+    group: TorchRankGroup,
     shares: Sequence[RankShare],
 ) -> tuple[DecoderModel, str]:
     """``config``: of the whole model. No steps are captured. Raises what ``build_model`` does."""

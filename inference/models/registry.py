@@ -7,11 +7,10 @@ import math
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 import torch
 
-from inference.models.backend import AnyModel, AnyPredictor
+from inference.models.backend import AnyModel, Predictor
 from inference.models.config import ATTENTION_KINDS, ModelConfig
 from inference.models.cuda.setup import accelerate
 from inference.models.decoder import DecoderModel
@@ -27,14 +26,8 @@ from inference.models.native.model import NativeModel, NativePredictor
 from inference.models.native.packing import LANES
 from inference.models.paged_kv import kv_format_on
 from inference.models.predictor import TorchPredictor
+from inference.models.transformers_backend.hub_module import ModuleBackend
 from inference.models.weight_source import WeightSource
-
-
-@runtime_checkable
-class ModuleModel(Protocol):
-    @property
-    def execution(self) -> str: ...
-
 
 NATIVE_IN_WORDS = "native decoder, compiled on this machine"
 Builder = Callable[[ModelConfig, WeightSource, int, KVFormat], AnyModel]
@@ -54,7 +47,8 @@ def build_model(
         )
     module, _, name = family.builder.partition(":")
     builder: Builder = getattr(import_module(module), name)
-    return builder(config, weights, context_tokens, _kv_format(kv_format, weights, False))
+    given = weights.device, kv_format, weights.activation_dtype
+    return builder(config, weights, context_tokens, kv_format_on(*given, is_native=False))
 
 
 def build_fastest_model(
@@ -68,7 +62,7 @@ def build_fastest_model(
     Raises ``UnregisteredArchitectureError`` and ``UnsupportedKVError``."""
     if config.module_config is not None:
         model = build_model(config, weights, context_tokens, kv_format)
-        assert isinstance(model, ModuleModel), "its family runs a module of transformers"
+        assert isinstance(model, ModuleBackend), "its family runs a module of transformers"
         return model, model.execution
     if weights.device.type != "cpu":
         model = build_model(config, weights, context_tokens, kv_format)
@@ -77,12 +71,12 @@ def build_fastest_model(
     if reason is not None or find_family(config.architecture) is None:
         model = build_model(config, weights, context_tokens, kv_format)
         return model, f"torch operators: {reason}"
-    chosen = _kv_format(kv_format, weights, True)
+    chosen = kv_format_on(weights.device, kv_format, weights.activation_dtype, is_native=True)
     native = NativeModel(load_library(native_cache_dir), config, weights, context_tokens, chosen)
     return native, NATIVE_IN_WORDS
 
 
-def build_predictor(model: AnyModel, weights: WeightSource) -> AnyPredictor:
+def build_predictor(model: AnyModel, weights: WeightSource) -> Predictor:
     """Needs ``model.config.has_predictor``. Raises ``MissingTensorError``."""
     if isinstance(model, NativeModel):
         return NativePredictor(model, weights)
@@ -101,10 +95,6 @@ def native_problem(
         return unsupported_reason(config, load_library(native_cache_dir))
     except NativeUnavailableError as error:
         return str(error)
-
-
-def _kv_format(wanted: KVFormat | None, weights: WeightSource, is_native: bool) -> KVFormat:
-    return kv_format_on(weights.device, wanted, weights.activation_dtype, is_native=is_native)
 
 
 MOST_QUERY_GROUPS = 24

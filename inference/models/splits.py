@@ -116,10 +116,9 @@ def rank_share(
     config: ModelConfig, rank: int, num_ranks: int, groups: Mapping[SplitKind, int] | None = None
 ) -> RankShare:
     """``groups``: features that stay together in packed weights. Raises ``UnsplittableError``."""
-    if reason := _problem(config, num_ranks, groups or {}):
-        others = [
-            str(number) for number in range(2, 9) if not _problem(config, number, groups or {})
-        ]
+    groups = groups or {}
+    if reason := _problem(config, num_ranks, groups):
+        others = [str(number) for number in range(2, 9) if not _problem(config, number, groups)]
         nearest = f"one of {', '.join(others)}, or 1" if others else "1"
         raise UnsplittableError(f"{reason}; set tensor_parallel to {nearest}")
     return RankShare(rank=rank, num_ranks=num_ranks, units=_units(config, rank, num_ranks, groups))
@@ -207,20 +206,20 @@ def _uneven(config: ModelConfig) -> dict[SplitKind, int]:
 
 
 def _units(
-    config: ModelConfig, rank: int, num_ranks: int, groups: Mapping[SplitKind, int] | None
+    config: ModelConfig, rank: int, num_ranks: int, groups: Mapping[SplitKind, int]
 ) -> dict[SplitKind, Units]:
     units = {
-        kind: _shared_out(count, rank, num_ranks, (groups or {}).get(kind, 1))
+        kind: _shared_out(count, rank, num_ranks, groups.get(kind, 1))
         for kind, count in _uneven(config).items()
     }
-    units["heads"] = _shared_out(config.num_heads, rank, num_ranks)
+    units["heads"], units["kv_heads"] = (
+        _shared_out(count, rank, num_ranks) for count in (config.num_heads, config.num_kv_heads)
+    )
+    if config.delta is not None:
+        units["key_heads"] = _shared_out(config.delta.num_key_heads, rank, num_ranks)
     if config.num_kv_heads < num_ranks:
         first = rank * config.num_kv_heads // num_ranks
         units["kv_heads"] = first, first + 1
-    else:
-        units["kv_heads"] = _shared_out(config.num_kv_heads, rank, num_ranks)
-    if config.delta is not None:
-        units["key_heads"] = _shared_out(config.delta.num_key_heads, rank, num_ranks)
     return units
 
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
 
 import torch
 
 from inference.models.adapter import AdapterWeights
-from inference.models.backend import KV, BackendSampler, StepBackend
 from inference.models.config import ModelConfig
 from inference.models.cuda.setup import install_kernels
 from inference.models.decoder import DecoderLayers, DecoderModel
@@ -21,36 +19,15 @@ from inference.models.paged_kv import kv_format_on
 from inference.models.registry import NATIVE_IN_WORDS, native_problem
 from inference.models.splits import LayerRange, stage_config
 from inference.models.step_input import StepImages, StepInput
-from inference.models.vision_tower import Tower
 from inference.models.weight_source import (
     ForwardedWeights,
     WeightSource,
 )
 
+BuiltStage = DecoderLayers | NativeModel
+"""``config`` and adapters' names count these layers from 0; ``dtype``: of hidden rows."""
 
-class Stage(StepBackend[KV], Protocol[KV]):
-    """``config`` and adapters' names count these layers from 0; ``dtype``: of hidden rows."""
-
-    def forward_rows(self, step: StepInput, hidden: torch.Tensor | None, kv: KV) -> torch.Tensor:
-        """Writes keys and values, returns ``step.logit_rows``' (num_logits, hidden_size) on the
-        stage's device, in its dtype. ``hidden`` (num_rows, hidden_size), there too; ``None``: the
-        first stage embeds ``step.token_ids``. Raises ``PositionError``."""
-        ...
-
-
-class FirstStage(Stage[KV], Protocol[KV]):
-    @property
-    def tower(self) -> Tower | None: ...
-
-    @property
-    def sampler(self) -> BackendSampler | None: ...
-
-    def head_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """(num_rows, hidden_size) behind the last layer -> (num_rows, vocab_size) float32."""
-        ...
-
-
-AnyFirstStage = FirstStage[Any]
+AnyFirstStage = DecoderModel | NativeModel
 
 
 def step_of_stage(step: StepInput, layers: LayerRange, index: int, *, is_last: bool) -> StepInput:
@@ -82,9 +59,6 @@ def adapter_of_stage(weights: AdapterWeights, layers: LayerRange) -> AdapterWeig
     return AdapterWeights(modules) if modules else None
 
 
-BuiltStage = DecoderLayers | NativeModel
-
-
 def build_stage(
     config: ModelConfig,
     layers: LayerRange,
@@ -94,7 +68,7 @@ def build_stage(
     kv_format: KVFormat | None = None,
 ) -> tuple[BuiltStage, str]:
     """``config`` and ``weights``: of the whole model, whose ``check_ranges`` has passed. The stage
-    of layer 0 is a ``FirstStage``. No steps are captured. Raises ``UnsupportedKVError``."""
+    of layer 0 is an ``AnyFirstStage``. No steps are captured. Raises ``UnsupportedKVError``."""
     own, renamed = stage_config(config, layers), ForwardedWeights(weights, layers.whole_name)
     problem = native_problem(config, weights, native_cache_dir)
     device, dtype = weights.device, weights.activation_dtype
@@ -114,8 +88,8 @@ def build_stage(
     return model, f"{words}; steps of stages are not captured"
 
 
-def as_first_stage(stage: BuiltStage) -> DecoderModel | NativeModel:
-    assert isinstance(stage, DecoderModel | NativeModel)
+def as_first_stage(stage: BuiltStage) -> AnyFirstStage:
+    assert isinstance(stage, AnyFirstStage)
     return stage
 
 

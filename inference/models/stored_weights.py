@@ -14,6 +14,15 @@ HALF_GROUP_FEATURES = 16
 """Features of one scale in formats with two scales for a group."""
 
 
+class _Coded:
+    __slots__ = ()
+    codes: torch.Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.codes.shape[0], self.codes.shape[1]
+
+
 @dataclass(frozen=True, slots=True)
 class Codebook:
     """``values``: 4, 8 or 16 whole numbers in -127..127; ``unit``: their factor, a
@@ -28,7 +37,7 @@ class Codebook:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CodebookWeight:
+class CodebookWeight(_Coded):
     """``codes`` uint8 (out_features, in_features). Either ``scales`` float16 (out_features,
     in_features / group) and no ``super_scales``, or ``scales`` int8 and ``super_scales`` float16
     (out_features, in_features / 256), whose product is the scale. A group is of 32 or 16."""
@@ -38,10 +47,6 @@ class CodebookWeight:
     scales: torch.Tensor
     super_scales: torch.Tensor | None = None
     bias: torch.Tensor | None = None
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.codes.shape[0], self.codes.shape[1]
 
     @property
     def bits(self) -> int:
@@ -97,7 +102,7 @@ class DenseWeight:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupedWeight:
+class GroupedWeight(_Coded):
     """w = scale * code + minimum, by row and group of 32. ``codes`` (out_features, in_features);
     ``scales`` and ``minimums`` (out_features, in_features / 32) float16 or float32.
 
@@ -112,10 +117,6 @@ class GroupedWeight:
     bias: torch.Tensor | None = None
     is_mxfp4: bool = False
     """Whether every code, of 8 bits, is twice a number of MXFP4, which takes 4."""
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.codes.shape[0], self.codes.shape[1]
 
     @property
     def packed_bits(self) -> int:
@@ -138,7 +139,7 @@ class GroupedWeight:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SuperBlockWeight:
+class SuperBlockWeight(_Coded):
     """GGUF's K formats: small whole scales per group, and a float for 256 features to scale those.
 
         w = (super_scale * scale) * (code - zero) + super_minimum * minimum
@@ -156,10 +157,6 @@ class SuperBlockWeight:
     minimums: torch.Tensor | None = None
     super_minimums: torch.Tensor | None = None
     bias: torch.Tensor | None = None
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.codes.shape[0], self.codes.shape[1]
 
     @property
     def zero(self) -> int:
@@ -196,7 +193,7 @@ class SuperBlockWeight:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fp8Weight:
+class Fp8Weight(_Coded):
     """w = scale * code. ``codes`` float8_e4m3fn (out_features, in_features); ``scales`` float32
     (blocks of outputs, blocks of inputs) of ``block_shape``, the last of which may be a part of
     one."""
@@ -204,10 +201,6 @@ class Fp8Weight:
     codes: torch.Tensor
     scales: torch.Tensor
     block_shape: tuple[int, int]
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.codes.shape[0], self.codes.shape[1]
 
     def row_scales(self) -> torch.Tensor:
         """Float32 (out_features, blocks of inputs)."""

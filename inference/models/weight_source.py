@@ -12,8 +12,7 @@ from inference.models.stored_weights import ExpertWeight, StoredWeight, written_
 
 
 class GroupedProduct(Protocol):
-    @property
-    def num_experts(self) -> int: ...
+    num_experts: int
 
     def __call__(
         self, x: torch.Tensor, ends: torch.Tensor, rows: torch.Tensor | None = None
@@ -29,11 +28,7 @@ class DenseProduct:
 
     def __init__(self, weights: torch.Tensor) -> None:
         """``weights`` (num_experts, out_features, in_features)."""
-        self._weights = weights
-
-    @property
-    def num_experts(self) -> int:
-        return self._weights.shape[0]
+        self._weights, self.num_experts = weights, len(weights)
 
     def __call__(
         self, x: torch.Tensor, ends: torch.Tensor, rows: torch.Tensor | None = None
@@ -64,11 +59,7 @@ class StackedProduct:
     """Weights stored in different formats, side by side."""
 
     def __init__(self, parts: Sequence[GroupedProduct]) -> None:
-        self._parts = list(parts)
-
-    @property
-    def num_experts(self) -> int:
-        return self._parts[0].num_experts
+        self._parts, self.num_experts = parts, parts[0].num_experts
 
     def __call__(
         self, x: torch.Tensor, ends: torch.Tensor, rows: torch.Tensor | None = None
@@ -155,6 +146,8 @@ class ForwardedWeights:
     ) -> None:
         """``own_name``: the name in ``weights`` of what is asked for."""
         self._weights, self._own = weights, own_name
+        self.names: dict[int, tuple[str, ...]] = {}
+        """Those asked for, by a projection's ``id``; the caller keeps the projection alive."""
         self.activation_dtype = weights.activation_dtype
         self.device = weights.device
 
@@ -165,7 +158,9 @@ class ForwardedWeights:
         return self._weights.has(self._own(name))
 
     def linear(self, *names: str) -> Linear:
-        return self._weights.linear(*map(self._own, names))
+        linear = self._weights.linear(*map(self._own, names))
+        self.names[id(linear)] = names
+        return linear
 
     def embedding(self, name: str) -> Embedding:
         return self._weights.embedding(self._own(name))
@@ -184,15 +179,3 @@ class ForwardedWeights:
 
     def report(self) -> str:
         return self._weights.report()
-
-
-class NamedWeights(ForwardedWeights):
-    def __init__(self, weights: WeightSource) -> None:
-        super().__init__(weights)
-        self.names: dict[int, tuple[str, ...]] = {}
-        """By a projection's ``id``; the caller keeps the projection alive."""
-
-    def linear(self, *names: str) -> Linear:
-        linear = super().linear(*names)
-        self.names[id(linear)] = names
-        return linear

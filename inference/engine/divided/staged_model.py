@@ -30,7 +30,7 @@ from inference.engine.step import Sampled, Schedule
 from inference.models.adapter import AdapterWeights
 from inference.models.backend import AnyDevice, BackendSampler, KVStorage, PlainBackend
 from inference.models.config import ModelConfig
-from inference.models.kv_format import KVFormat, cache_bytes
+from inference.models.kv_format import cache_bytes
 from inference.models.splits import LayerRange, stage_config
 from inference.models.stage import AnyFirstStage, adapter_of_stage, on_card, step_of_stage
 from inference.models.step_input import StepInput, on_device
@@ -69,7 +69,9 @@ class StagedModel(PlainBackend):
         self.first = first
         self.stages = tuple(stages)
         self.processes = processes
-        self.tower = first.tower
+        self.tower, self.dtype, self.device = first.tower, first.dtype, first.device
+        self.kv_format = first.kv_format
+        """The first stage's: others may have their own."""
         self.has_own_threads = first.has_own_threads
         self._num_steps = 0
         self._num_rows: dict[int, int] = {}
@@ -79,19 +81,6 @@ class StagedModel(PlainBackend):
     @property
     def num_stages(self) -> int:
         return len(self.stages)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.first.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.first.device
-
-    @property
-    def kv_format(self) -> KVFormat:
-        """The first stage's: others may have their own."""
-        return self.first.kv_format
 
     @property
     def copies_context(self) -> bool:
@@ -134,7 +123,7 @@ class StagedModel(PlainBackend):
     def forward(self, step: StepInput, kv: KVStorage) -> torch.Tensor:
         return self.finish(self.begin(step, kv))
 
-    def begin(self, step: StepInput, kv: KVStorage) -> int:
+    def begin(self, step: StepInput, kv: Any) -> int:
         """The first stage has computed it then. Raises its error: then nothing is under way."""
         last = len(self.stages) - 1
         steps = [

@@ -42,7 +42,7 @@ from inference.loading.adapter_files import open_adapter
 from inference.loading.image_processor import ImageFileProcessor
 from inference.loading.loader import OpenedModel
 from inference.loading.progress import OnProgress
-from inference.models.backend import AnyModel, AnyPredictor
+from inference.models.backend import AnyModel, Predictor
 from inference.models.errors import UnsupportedAdapterError
 from inference.models.kv_format import cache_layout
 from inference.models.vision_config import KEPT_ROWS_BYTES
@@ -83,7 +83,7 @@ def build_engine(
     draft_model: AnyModel | None = None,
     draft_positions: int | None = None,
     draft_tokens: int = DEFAULT_DRAFT_TOKENS,
-    predictor: AnyPredictor | None = None,
+    predictor: Predictor | None = None,
     staged: StagedModel | None = None,
     check_when_idle: bool = False,
 ) -> Engine:

@@ -44,7 +44,7 @@ from inference.loading.embedding_loader import OpenedEmbeddingModel
 from inference.loading.loader import OpenedModel, open_model
 from inference.loading.preflight import PREFILL_TOKENS_PER_STEP
 from inference.loading.progress import OnProgress
-from inference.models.backend import AnyModel, AnyPredictor
+from inference.models.backend import AnyModel, Predictor
 from inference.models.config import ModelConfig
 from inference.models.errors import UnsupportedKVError, UnsupportedModuleError
 from inference.models.kv_format import kv_bytes_per_block
@@ -80,7 +80,7 @@ class BuiltModel:
     trial: Trial
     quality: str
     draft: BuiltDraftModel | None
-    predictor: AnyPredictor | None
+    predictor: Predictor | None
     num_positions: int | None
     """The most tokens of a text that it was built for, where memory allowed no more."""
 

@@ -15,7 +15,7 @@ import torch
 from inference.engine.sequence import Sequence
 from inference.engine.speculation.draft_model import DraftRow
 from inference.engine.step import Schedule
-from inference.models.backend import AnyModel, AnyPredictor, KVStorage
+from inference.models.backend import AnyModel, KVStorage, Predictor
 from inference.models.step_input import Ints, StepInput, all_on_device, block_table_of, read_back
 
 log = logging.getLogger(__name__)
@@ -136,7 +136,7 @@ class PredictorRunner:
 
     def __init__(
         self,
-        predictor: AnyPredictor,
+        predictor: Predictor,
         num_blocks: int,
         block_tokens: int,
         clock: Callable[[], float] = time.perf_counter,

@@ -170,17 +170,8 @@ class TritonProduct:
 
     def __init__(self, packed: Packed, num_experts: int) -> None:
         """``packed``'s tensors have all experts' along their first axis."""
-        self.packed = packed
-        self._num_experts = num_experts
+        self.packed, self.num_experts = packed, num_experts
         self.out_features = packed.words.shape[1]
-
-    @property
-    def num_experts(self) -> int:
-        return self._num_experts
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in _tensors(self.packed).values())
 
     def __call__(
         self, x: torch.Tensor, ends: torch.Tensor, rows: torch.Tensor | None = None

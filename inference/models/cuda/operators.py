@@ -14,8 +14,8 @@ from torch.nn.functional import rms_norm
 from inference.models.config import ModelConfig
 from inference.models.device_step import DeviceStep
 from inference.models.kv_format import GROUP_FEATURES
+from inference.models.layers.attention_mixer import AttentionMixer
 from inference.models.layers.rope import (
-    AttentionWeights,
     RopeTable,
     RotatedHeads,
     Rotation,
@@ -133,7 +133,7 @@ def triton_rotation(config: ModelConfig, rope: RopeTable, step: DeviceStep) -> R
     if step.images is not None and step.images.rotary is not None:
         return torch_rotation(config, rope, step)
 
-    def rotate(weights: AttentionWeights, qkv: torch.Tensor, layer_kv: LayerKV) -> RotatedHeads:
+    def rotate(weights: AttentionMixer, qkv: torch.Tensor, layer_kv: LayerKV) -> RotatedHeads:
         num_rows, num_heads, head_dim = len(qkv), config.num_heads, config.head_dim
         dtype = layer_kv.entries.dtype
         queries = qkv.new_empty(num_rows, num_heads, head_dim)
@@ -299,7 +299,7 @@ TILE_VALUES = 16
 def triton_chunk_states(
     carried: torch.Tensor, written: torch.Tensor, state: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See ``state_rows.ChunkStates``."""
+    """See ``state_rows.torch_chunk_states``."""
     num_chunks, num_heads, key_dim, value_dim = written.shape
     before, after = torch.empty_like(written), torch.empty_like(state)
     grid = num_heads, triton.cdiv(value_dim, TILE_VALUES)

@@ -4,12 +4,13 @@ are right; torch's operators stay for the others."""
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from inference.models.config import MixerKind, ModelConfig
+from inference.models.config import MixerKind
 from inference.models.cuda.trials import CudaCapture, processor_count, random_on
 from inference.models.decoder import DecoderLayers, DecoderModel
 from inference.models.device_step import DeviceStep
@@ -18,7 +19,7 @@ from inference.models.kv_format import KVFormat
 from inference.models.layers.attention import Attention, TorchAttention
 from inference.models.layers.attention_mixer import AttentionMixer
 from inference.models.layers.norms import Pointwise, TorchPointwise
-from inference.models.layers.rope import AttentionWeights, RotationFactory, torch_rotation
+from inference.models.layers.rope import RotationFactory, torch_rotation
 from inference.models.layers.state_rows import ChunkStates, torch_chunk_states
 from inference.models.paged_kv import LayerKV, new_layer
 from inference.models.step_input import StepInput
@@ -46,12 +47,8 @@ LARGEST_EXACT_ERROR = 1e-4
 """For float32, relative to the largest value."""
 
 
-class WrongResultError(Exception):
-    pass
-
-
-class NotBuiltError(Exception):
-    """The message names the operation."""
+class UnfitKernelError(Exception):
+    """The message says why in words."""
 
 
 def accelerate(model: DecoderModel) -> tuple[DecoderModel | GraphedDecoder, str]:
@@ -75,32 +72,30 @@ def install_kernels(model: DecoderLayers) -> tuple[bool, str]:
     except Exception as error:
         logger.warning("no Triton attention on %s", model.device, exc_info=True)
         return False, f"torch operators (no Triton attention: {_reason(error)})"
-    working, failures = ["attention"], []
-    installers = {"rotation": install_rotation, "pointwise": install_pointwise}
+    from inference.models.cuda import operators
+
+    kernels: dict[str, tuple[Callable[..., None], object]] = {
+        "rotation": (try_rotation, operators.triton_rotation),
+        "pointwise": (try_pointwise, operators.TritonPointwise()),
+    }
     if model.config.delta is not None:
-        installers["chunk states"] = install_chunk_states
-    for name, install in installers.items():
+        kernels["chunk_states"] = try_chunk_states, operators.triton_chunk_states
+    working, failures = ["attention"], []
+    for name, (try_out, kernel) in kernels.items():
+        words = name.replace("_", " ")
         try:
-            install(model)
+            try_out(model, kernel)
         except Exception as error:
-            logger.warning("no Triton %s on %s", name, model.device, exc_info=True)
-            failures.append(f" (no Triton {name}: {_reason(error)})")
+            logger.warning("no Triton %s on %s", words, model.device, exc_info=True)
+            failures.append(f" (no Triton {words}: {_reason(error)})")
         else:
-            working.append(name)
+            setattr(model.operators, name, kernel)
+            working.append(words)
     return True, f"torch operators, Triton {', '.join(working)}{''.join(failures)}"
 
 
 def _reason(error: Exception) -> str:
-    known = isinstance(error, NotBuiltError | WrongResultError)
-    return str(error) if known else type(error).__name__
-
-
-def rotation_reason(config: ModelConfig) -> str | None:
-    """Why no kernel computes this model's rotation, or ``None``."""
-    is_partial = config.rotary_dim not in (None, config.head_dim)
-    if is_partial or config.is_rope_interleaved or "unrotated" in config.mixer_kinds:
-        return "only whole heads are rotated, by halves"
-    return "norms over all heads are not built" if config.is_qk_norm_wide else None
+    return str(error) if isinstance(error, UnfitKernelError) else type(error).__name__
 
 
 def working_attention(model: DecoderLayers, kind: MixerKind) -> TritonAttention:
@@ -145,32 +140,20 @@ def try_attention(model: DecoderLayers, attention: Attention, kind: MixerKind) -
     _check_error(found, wanted, LARGEST_ERROR)
 
 
-def install_rotation(model: DecoderLayers) -> None:
-    from inference.models.cuda.operators import triton_rotation
-
-    if reason := rotation_reason(model.config):
-        raise NotBuiltError(reason)
+def _check_rotates(model: DecoderLayers) -> None:
+    """Whether the kernel computes this model's rotation."""
+    config = model.config
+    is_partial = config.rotary_dim not in (None, config.head_dim)
+    if is_partial or config.is_rope_interleaved or "unrotated" in config.mixer_kinds:
+        raise UnfitKernelError("only whole heads are rotated, by halves")
+    if config.is_qk_norm_wide:
+        raise UnfitKernelError("norms over all heads are not built")
     if not model.operators.ropes:
-        raise NotBuiltError("none of these layers rotates")
-    try_rotation(model, triton_rotation)
-    model.operators.rotation = triton_rotation
-
-
-def install_pointwise(model: DecoderLayers) -> None:
-    from inference.models.cuda.operators import TritonPointwise
-
-    try_pointwise(model, TritonPointwise())
-    model.operators.pointwise = TritonPointwise()
-
-
-def install_chunk_states(model: DecoderLayers) -> None:
-    from inference.models.cuda.operators import triton_chunk_states
-
-    try_chunk_states(model, triton_chunk_states)
-    model.operators.chunk_states = triton_chunk_states
+        raise UnfitKernelError("none of these layers rotates")
 
 
 def try_rotation(model: DecoderLayers, rotation: RotationFactory) -> None:
+    _check_rotates(model)
     config, device = model.config, model.device
     num_heads = config.num_heads + 2 * config.num_kv_heads
     qkv = random_on(device, model.dtype, seed=1)(TRIAL_ROWS, num_heads * config.head_dim)
@@ -193,7 +176,7 @@ def try_rotation(model: DecoderLayers, rotation: RotationFactory) -> None:
     _check_error(found[1], found[0], allowed)
 
 
-def _trial_weights(model: DecoderLayers) -> AttentionWeights:
+def _trial_weights(model: DecoderLayers) -> AttentionMixer:
     mixers = (layer.mixer for layer in model.layers)
     return next(mixer for mixer in mixers if isinstance(mixer, AttentionMixer))
 
@@ -225,7 +208,7 @@ def try_chunk_states(model: DecoderLayers, chunk_states: ChunkStates) -> None:
 def _check_error(found: torch.Tensor, wanted: torch.Tensor, allowed: float) -> None:
     error = float((found.float() - wanted.float()).abs().max())
     if not error <= allowed:
-        raise WrongResultError(f"off by {error:.3g}")
+        raise UnfitKernelError(f"off by {error:.3g}")
 
 
 def _attend_both(

@@ -104,7 +104,7 @@ STATES: Mapping[MixerKind, Callable[[ModelConfig], Iterator[TensorRole]]] = {
 def decoder_tensors(config: ModelConfig, names: LayerNames) -> Iterator[TensorRole]:
     yield from outer_tensors(config)
     for index, (mixer, mlp) in enumerate(zip(config.mixer_kinds, config.mlp_kinds, strict=True)):
-        for tensor in _layer(config, names, mixer, mlp):
+        for tensor in layer_tensors(config, names, mixer, mlp):
             yield in_layer(index, tensor)
     if config.has_predictor:
         yield from predictor_tensors(config)
@@ -112,9 +112,10 @@ def decoder_tensors(config: ModelConfig, names: LayerNames) -> Iterator[TensorRo
         yield from tower_tensors(config.vision)
 
 
-def _layer(
+def layer_tensors(
     config: ModelConfig, names: LayerNames, mixer: MixerKind, mlp: MlpKind
 ) -> Iterator[TensorRole]:
+    """By their names in the layer."""
     yield from norm_tensors(config, names)
     if mixer in STATES:
         yield from STATES[mixer](config)

@@ -146,34 +146,18 @@ def read_v2(config: Json, generation: Json) -> ModelConfig:
 
 
 def read_v3(config: Json, generation: Json) -> ModelConfig:
-    check_activation(config, "silu", "swish")
     method = config.get("topk_method") or V3_METHOD
     if method != V3_METHOD:
         raise BadFileError(f"topk_method {method!r} is not supported; known: {V3_METHOD!r}")
     _check_scoring(config, "sigmoid")
-    defaults: dict[str, Any] = {
-        "n_shared_experts": 1,
-        "norm_topk_prob": True,
-        "routed_scaling_factor": 2.5,
-        "first_k_dense_replace": 3,
-        "n_group": 8,
-        "topk_group": 4,
-    }
-    return _read_sigmoids(defaults | dict(config), generation)
+    defaults = {"routed_scaling_factor": 2.5, "first_k_dense_replace": 3}
+    return read_glm(defaults | {"n_group": 8, "topk_group": 4} | dict(config), generation)
 
 
 def read_glm(config: Json, generation: Json) -> ModelConfig:
     check_activation(config, "silu", "swish")
-    defaults: dict[str, Any] = {
-        "n_shared_experts": 1,
-        "norm_topk_prob": True,
-        "routed_scaling_factor": 1.8,
-        "first_k_dense_replace": 1,
-    }
-    return _read_sigmoids(defaults | dict(config), generation)
-
-
-def _read_sigmoids(config: Json, generation: Json) -> ModelConfig:
+    defaults = {"routed_scaling_factor": 1.8, "first_k_dense_replace": 1}
+    config = defaults | {"n_shared_experts": 1, "norm_topk_prob": True} | dict(config)
     _check_every_layer(config)
     fields = routed_fields(config)
     if listed := config.get("mlp_layer_types"):
@@ -200,7 +184,7 @@ def _check_scoring(config: Json, known: str) -> None:
         )
 
 
-def read_gguf(keys: GGUFKeys) -> ModelConfig:
+def read_gguf(keys: GGUFKeys, _model_type: str) -> ModelConfig:
     """llama.cpp writes all of these models alike: the scoring of experts distinguishes V2's files.
     Its rule for groups is V3's; V2's own is not in the file."""
     num_layers = keys.layers_before_predictors()
@@ -221,7 +205,6 @@ def read_gguf(keys: GGUFKeys) -> ModelConfig:
 
 GGUF = "deepseek2"
 DEEPSEEK_V3 = Family(
-    name="DeepSeek V3, Kimi K2",
     model_types=("deepseek_v3", "kimi_k2"),
     gguf_architectures=(GGUF,),
     read_config=read_v3,
@@ -232,16 +215,12 @@ DEEPSEEK_V3 = Family(
 )
 DEEPSEEK_V2 = replace(
     DEEPSEEK_V3,
-    name="DeepSeek V2",
     model_types=("deepseek_v2",),
     gguf_architectures=(),
-    gguf_shared=(GGUF,),
     read_config=read_v2,
-    read_gguf=None,
 )
 GLM4_MOE_LITE = replace(
     DEEPSEEK_V2,
-    name="GLM-4.7-Flash",
     model_types=("glm4_moe_lite",),
     read_config=read_glm,
 )

@@ -10,7 +10,7 @@ from functools import cached_property
 
 from inference.models.config import ModelConfig
 from inference.models.families.decoder_tensors import decoder_tensors, gguf_nextn_name
-from inference.models.families.gguf_keys import GGUFKeys
+from inference.models.families.gguf_keys import GGUFKeys, read_decoder_gguf
 from inference.models.families.hub_config import Json
 from inference.models.families.roles import LayerNames, TensorRole
 from inference.models.families.tower import tower_name
@@ -79,16 +79,13 @@ def _natural_order(name: str, config: ModelConfig) -> int | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    name: str
     model_types: tuple[str, ...]
     gguf_architectures: tuple[str, ...] = ()
     """``general.architecture`` of GGUF files; none where they are not read."""
-    gguf_shared: tuple[str, ...] = ()
-    """Names that another family's files have too; that family decides between the two."""
     read_config: Callable[[Json, Json], ModelConfig]
     """Reads config.json and generation_config.json, parsed. Raises ``BadFileError``."""
-    read_gguf: Callable[[GGUFKeys], ModelConfig] | None = None
-    """Raises ``BadFileError``."""
+    read_gguf: Callable[[GGUFKeys, str], ModelConfig] = read_decoder_gguf
+    """Is given the first of ``model_types``. Raises ``BadFileError``."""
     layer_names: LayerNames = field(default_factory=LayerNames)
     hub_name: Callable[[str], str] = _OWN_NAMES
     """Safetensors name -> the model's."""

@@ -127,27 +127,26 @@ def _layers(config: Json) -> dict[str, Any]:
     }
 
 
-def read_gemma_gguf(keys: GGUFKeys) -> ModelConfig:
-    return read_decoder_gguf(keys, "gemma", **_common_gguf(keys))
+def read_gemma_gguf(keys: GGUFKeys, model_type: str, **own: Any) -> ModelConfig:
+    """llama.cpp's converter has added one to the norms' weights."""
+    multiplier = math.sqrt(keys.integer("embedding_length"))
+    return read_decoder_gguf(
+        keys, model_type, activation="gelu_tanh", embedding_multiplier=multiplier, **own
+    )
 
 
-def read_gemma2_gguf(keys: GGUFKeys) -> ModelConfig:
-    return _read_layered_gguf(keys, "gemma2")
-
-
-def read_gemma3_gguf(keys: GGUFKeys) -> ModelConfig:
+def read_gemma3_gguf(keys: GGUFKeys, model_type: str) -> ModelConfig:
     local_theta = keys.number("rope.freq_base_swa", LOCAL_THETA)
-    return _read_layered_gguf(keys, "gemma3_text", sliding_rope_theta=local_theta)
+    return read_gemma2_gguf(keys, model_type, sliding_rope_theta=local_theta)
 
 
-def _read_layered_gguf(keys: GGUFKeys, model_type: str, **own: Any) -> ModelConfig:
+def read_gemma2_gguf(keys: GGUFKeys, model_type: str, **own: Any) -> ModelConfig:
     num_layers, width = keys.integer("block_count"), head_dim(keys)
     if num_layers == LARGEST_LAYERS[keys.architecture]:
         width = keys.integer("embedding_length") // keys.integer("attention.head_count")
-    return read_decoder_gguf(
+    return read_gemma_gguf(
         keys,
         model_type,
-        **_common_gguf(keys),
         **own,
         mixers=windowed_layers(keys, SLIDING_PERIOD[keys.architecture]),
         sliding_window=keys.integer("attention.sliding_window", 4096),
@@ -155,21 +154,13 @@ def _read_layered_gguf(keys: GGUFKeys, model_type: str, **own: Any) -> ModelConf
     )
 
 
-def _common_gguf(keys: GGUFKeys) -> dict[str, Any]:
-    """llama.cpp's converter has added one to the norms' weights."""
-    width = keys.integer("embedding_length")
-    return {"activation": "gelu_tanh", "embedding_multiplier": math.sqrt(width)}
-
-
 GEMMA = Family(
-    name="Gemma",
     model_types=("gemma",),
     gguf_architectures=("gemma",),
     read_config=read_gemma,
     read_gguf=read_gemma_gguf,
 )
 GEMMA2 = Family(
-    name="Gemma 2",
     model_types=("gemma2",),
     gguf_architectures=("gemma2",),
     read_config=read_gemma2,
@@ -177,7 +168,6 @@ GEMMA2 = Family(
     layer_names=NORMED_AROUND,
 )
 GEMMA3 = Family(
-    name="Gemma 3",
     model_types=("gemma3_text", "gemma3"),
     gguf_architectures=("gemma3",),
     read_config=read_gemma3,
@@ -245,7 +235,6 @@ def _gemma4_shape(config: dict[str, Any], kind: str) -> tuple[int, int]:
 
 GEMMA4: Family = replace(
     TRANSFORMERS_PAGED,
-    name="Gemma 4 (text)",
     model_types=("gemma4", "gemma4_text"),
     read_config=read_gemma4,
 )

@@ -22,8 +22,7 @@ GATING_NUMBERS = {"softmax": (0, 1), "sigmoid": (0, 2), "softmax_of_chosen": (0,
 
 
 def read_gguf(family: Family, keys: GGUFKeys) -> ModelConfig:
-    assert family.read_gguf is not None
-    config = family.read_gguf(keys)
+    config = family.read_gguf(keys, family.model_types[0])
     check_computed(keys, config)
     return config
 

@@ -141,6 +141,16 @@ def kinds_of_layers(config: Json, default: tuple[MixerKind, ...]) -> tuple[Mixer
     return tuple(LAYER_TYPES[name] for name in listed)
 
 
+def listed_mixers(config: Json, kinds: Mapping[str, MixerKind]) -> tuple[MixerKind, ...] | None:
+    """``None``: config.json lists none."""
+    num_layers, listed = positive_integer(config, "num_hidden_layers"), config.get("layer_types")
+    if listed is None:
+        return None
+    if len(listed) != num_layers or not set(listed) <= kinds.keys():
+        raise BadFileError(f"layer_types is not {num_layers} times one of {', '.join(kinds)}")
+    return tuple(kinds[name] for name in listed)
+
+
 def same_in_all_layers(config: Json, key: str) -> Any:
     """Raises ``BadFileError`` where a list has different values."""
     listed = config.get(key)
@@ -357,7 +367,7 @@ def hub_name(name: str) -> str:
 
 def text_config(config: Json, defaults: Json) -> dict[str, Any]:
     """``defaults``: of the library that wrote the config, which leaves out equal values."""
-    if "text_config" not in config:
+    if (nested := config.get("text_config")) is None:
         return dict(config)
     ends = {key: config[key] for key in OUTER if key in config}
-    return {**defaults, **ends, **config["text_config"]}
+    return {**defaults, **ends, **nested}

@@ -80,24 +80,19 @@ def stretched(config: Json, head_dim: int | None) -> dict[str, Any]:
 
 
 HUNYUAN_DENSE = Family(
-    name="Hunyuan",
     model_types=("hunyuan_v1_dense",),
     gguf_architectures=("hunyuan-dense",),
     read_config=read_config,
     # llama.cpp's converter has stretched the base.
-    read_gguf=partial(
-        read_decoder_gguf, model_type="hunyuan_v1_dense", is_qk_norm_after_rotation=True
-    ),
+    read_gguf=partial(read_decoder_gguf, is_qk_norm_after_rotation=True),
     layer_names=NAMES,
 )
 HUNYUAN_MOE = Family(
-    name="Hunyuan (experts)",
     model_types=("hunyuan_v1_moe",),
     gguf_architectures=("hunyuan-moe",),
     read_config=read_moe,
     read_gguf=partial(
         read_mixture_gguf,
-        model_type="hunyuan_v1_moe",
         normalizes=True,
         is_qk_norm_after_rotation=True,
     ),

@@ -5,21 +5,21 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
-from inference.models.config import MixerKind, MlpKind, ModelConfig
+from inference.models.config import MixerKind, ModelConfig
 from inference.models.families.family import Family
 from inference.models.families.gguf_keys import GGUFKeys, read_decoder_gguf
 from inference.models.families.hub_config import (
     Json,
+    listed_mixers,
     positive_integer,
     read_decoder,
     rope_parameters,
 )
-from inference.models.families.mixture import experts_of, gguf_mixture
+from inference.models.families.mixture import experts_of, gguf_mixture, sparse_behind
 from inference.models.families.roles import LayerNames
 from inference.models.layer_configs import ShortConvConfig
-from inference.protocol.load_errors import BadFileError
 
 KINDS: dict[str, MixerKind] = {"conv": "conv", "full_attention": "attention"}
 DEFAULT_THETA = 1_000_000.0
@@ -45,8 +45,6 @@ def read_config(config: Json, generation: Json) -> ModelConfig:
 
 
 def read_mixture(config: Json, generation: Json) -> ModelConfig:
-    num_layers = positive_integer(config, "num_hidden_layers")
-    num_dense = int(config.get("num_dense_layers", 2))
     experts = experts_of(
         config,
         scoring="sigmoid",
@@ -54,9 +52,7 @@ def read_mixture(config: Json, generation: Json) -> ModelConfig:
         has_choice_bias=bool(config.get("use_expert_bias", True)),
         weight_scale=float(config.get("routed_scaling_factor", 1.0)),
     )
-    mlps: tuple[MlpKind, ...] = tuple(
-        "dense" if index < num_dense else "sparse" for index in range(num_layers)
-    )
+    mlps = sparse_behind(int(config.get("num_dense_layers", 2)), config)
     return _read(config, generation, experts=experts, mlps=mlps)
 
 
@@ -80,15 +76,10 @@ def _read(config: Json, generation: Json, **declared: Any) -> ModelConfig:
 
 def _mixers(config: Json) -> tuple[MixerKind, ...]:
     num_layers = positive_integer(config, "num_hidden_layers")
-    listed = config.get("layer_types")
-    if listed is None:
-        attending = config.get("full_attn_idxs")
-        whole = range(num_layers) if attending is None else attending
-        return tuple("attention" if index in whole else "conv" for index in range(num_layers))
-    if len(listed) != num_layers or not set(listed) <= KINDS.keys():
-        known = ", ".join(KINDS)
-        raise BadFileError(f"layer_types is not {num_layers} times one of {known}")
-    return tuple(KINDS[kind] for kind in listed)
+    attending = config.get("full_attn_idxs")
+    whole = range(num_layers) if attending is None else attending
+    default = tuple("attention" if index in whole else "conv" for index in range(num_layers))
+    return listed_mixers(config, KINDS) or cast("tuple[MixerKind, ...]", default)
 
 
 def _intermediate_size(config: Json) -> int:
@@ -104,15 +95,8 @@ def _intermediate_size(config: Json) -> int:
     return -(-int(multiplier * size) // multiple) * multiple
 
 
-def read_gguf(keys: GGUFKeys) -> ModelConfig:
-    return _read_gguf(keys, "lfm2")
-
-
-def read_mixture_gguf(keys: GGUFKeys) -> ModelConfig:
-    return _read_gguf(keys, "lfm2_moe", **gguf_mixture(keys, normalizes=True))
-
-
-def _read_gguf(keys: GGUFKeys, model_type: str, **declared: Any) -> ModelConfig:
+def read_gguf(keys: GGUFKeys, model_type: str) -> ModelConfig:
+    is_mixture = bool(keys.find("expert_count"))
     mixers: tuple[MixerKind, ...] = tuple(
         "conv" if keys.has_tensor(f"blk.{index}.shortconv.conv.weight") else "attention"
         for index in range(keys.integer("block_count"))
@@ -128,7 +112,7 @@ def _read_gguf(keys: GGUFKeys, model_type: str, **declared: Any) -> ModelConfig:
         ),
         num_kv_heads=keys.heads_of_keys(),
         qk_norm=True,
-        **declared,
+        **gguf_mixture(keys, normalizes=True) if is_mixture else {},
     )
 
 
@@ -149,7 +133,6 @@ def hub_name(name: str) -> str:
 
 
 LFM2 = Family(
-    name="LFM2",
     model_types=("lfm2",),
     gguf_architectures=("lfm2",),
     read_config=read_config,
@@ -161,10 +144,8 @@ LFM2 = Family(
 )
 LFM2_MOE = replace(
     LFM2,
-    name="LFM2-MoE",
     model_types=("lfm2_moe",),
     gguf_architectures=("lfm2moe",),
     read_config=read_mixture,
-    read_gguf=read_mixture_gguf,
 )
 FAMILIES = (LFM2, LFM2_MOE)

@@ -73,10 +73,10 @@ def _sliding_window(config: Json) -> int | None:
     return int(window)
 
 
-def read_gguf(keys: GGUFKeys, *, model_type: str) -> ModelConfig:
+def read_gguf(keys: GGUFKeys, model_type: str) -> ModelConfig:
     """Mixtral's files call themselves llama's."""
     if model_type == "llama" and keys.find("expert_count"):
-        return read_mixture_gguf(keys, model_type="mixtral", normalizes=True)
+        return read_mixture_gguf(keys, "mixtral", normalizes=True)
     return read_decoder_gguf(keys, model_type, is_windowed=True)
 
 
@@ -111,9 +111,9 @@ def read_smollm3(config: Json, generation: Json) -> ModelConfig:
     return read_llama(config, generation, defaults=defaults, mixers=mixers[:num_layers])
 
 
-def read_smollm3_gguf(keys: GGUFKeys) -> ModelConfig:
+def read_smollm3_gguf(keys: GGUFKeys, model_type: str) -> ModelConfig:
     mixers = _smollm3_mixers(keys.integer("block_count"), SMOLLM3_PERIOD)
-    return read_decoder_gguf(keys, "smollm3", mixers=mixers)
+    return read_decoder_gguf(keys, model_type, mixers=mixers)
 
 
 def _smollm3_mixers(num_layers: int, period: int) -> tuple[MixerKind, ...]:
@@ -137,11 +137,10 @@ def read_phi3(config: Json, generation: Json) -> ModelConfig:
 
 def _llama_like(model_type: str, **own: Any) -> Family:
     return Family(
-        name=model_type,
         model_types=(model_type,),
         gguf_architectures=(model_type,),
         read_config=read_config,
-        read_gguf=partial(read_gguf, model_type=model_type),
+        read_gguf=read_gguf,
         **own,
     )
 
@@ -155,18 +154,14 @@ LLAMA = _llama_like(
 )
 IDEFICS3 = replace(
     LLAMA,
-    name="Idefics3, SmolVLM",
     model_types=("idefics3", "smolvlm"),
     gguf_architectures=(),
-    gguf_shared=("llama",),
     read_config=read_idefics3,
-    read_gguf=None,
     gguf_projectors=(IDEFICS3_PROJECTOR,),
 )
 MISTRAL = _llama_like("mistral", hub_name=towered_name, left_out={TOWER: "images"})
 QWEN2, QWEN3 = _llama_like("qwen2"), _llama_like("qwen3")
 SEED_OSS = Family(
-    name="Seed-OSS",
     model_types=("seed_oss",),
     gguf_architectures=("seed_oss",),
     read_config=partial(
@@ -174,10 +169,8 @@ SEED_OSS = Family(
         defaults={"head_dim": 128, "attention_bias": True},
         biases=LLAMA_BIASES | {"output_bias": "attention_out_bias"},
     ),
-    read_gguf=partial(read_decoder_gguf, model_type="seed_oss"),
 )
 ERNIE4_5 = Family(
-    name="ERNIE 4.5",
     model_types=("ernie4_5",),
     gguf_architectures=("ernie4_5",),
     read_config=partial(
@@ -186,10 +179,9 @@ ERNIE4_5 = Family(
         biases=dict.fromkeys(LLAMA_BIASES, "use_bias"),
         is_rope_interleaved=True,
     ),
-    read_gguf=partial(read_decoder_gguf, model_type="ernie4_5", is_rope_interleaved=True),
+    read_gguf=partial(read_decoder_gguf, is_rope_interleaved=True),
 )
 SMOLLM3 = Family(
-    name="SmolLM3",
     model_types=("smollm3",),
     gguf_architectures=("smollm3",),
     read_config=read_smollm3,
@@ -197,13 +189,10 @@ SMOLLM3 = Family(
     interleaved_heads=interleaved_heads,
 )
 PHI3 = Family(
-    name="Phi-3",
     model_types=("phi3",),
     gguf_architectures=("phi3",),
     read_config=read_phi3,
-    read_gguf=partial(
-        read_decoder_gguf, model_type="phi3", is_windowed=True, is_rotated_in_part=True
-    ),
+    read_gguf=partial(read_decoder_gguf, is_windowed=True, is_rotated_in_part=True),
     layer_names=PHI3_NAMES,
 )
 
@@ -278,19 +267,18 @@ def _pixtral_vision(config: Json, text: Json, *, has_projector_bias: bool) -> Vi
     return read_pixtral_vision(config, text, has_projector_bias=has_projector_bias)
 
 
-def read_ministral3_gguf(keys: GGUFKeys) -> ModelConfig:
+def read_ministral3_gguf(keys: GGUFKeys, model_type: str) -> ModelConfig:
     growth = None
     if beta := keys.number("attention.temperature_scale", 0.0):
         positions = keys.find("attention.temperature_length") or keys.integer(
             "rope.scaling.original_context_length"
         )
         growth = QueryGrowth(beta=beta, positions=positions)
-    return read_decoder_gguf(keys, "ministral3", query_growth=growth)
+    return read_decoder_gguf(keys, model_type, query_growth=growth)
 
 
 MINISTRAL3 = replace(
     MISTRAL,
-    name="Ministral 3",
     model_types=("ministral3",),
     gguf_architectures=("mistral3",),
     read_config=read_ministral3,
@@ -300,19 +288,14 @@ MINISTRAL3 = replace(
 )
 MISTRAL3: Family = replace(
     MISTRAL,
-    name="Mistral Small 3, Ministral 3",
     model_types=("mistral3",),
     gguf_architectures=(),
-    gguf_shared=("llama", "mistral3"),
     read_config=read_mistral3,
-    read_gguf=None,
     gguf_projectors=(PIXTRAL_PROJECTOR,),
 )
 PIXTRAL: Family = replace(
     MISTRAL3,
-    name="Pixtral",
     model_types=("llava",),
-    gguf_shared=("llama",),
     read_config=read_pixtral,
 )
 """LLaVA's layout, of which no other tower is computed."""

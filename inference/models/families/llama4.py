@@ -110,13 +110,13 @@ def _mlps(config: Json, num_layers: int) -> tuple[MlpKind, ...]:
     return tuple("sparse" if index in sparse else "dense" for index in range(num_layers))
 
 
-def read_gguf(keys: GGUFKeys) -> ModelConfig:
+def read_gguf(keys: GGUFKeys, model_type: str) -> ModelConfig:
     mixture = gguf_mixture(
         keys, normalizes=False, scoring="sigmoid", weighs_inputs=True, gates_shared=False
     )
     return read_decoder_gguf(
         keys,
-        "llama4_text",
+        model_type,
         has_plain_qk_norm=mixture["experts"].num_experts != UNNORMED_EXPERTS,
         is_rope_interleaved=True,
         mixers=_mixers(keys.integer("block_count"), PERIOD),
@@ -132,7 +132,6 @@ def hub_name(name: str) -> str:
 
 
 LLAMA4 = Family(
-    name="Llama 4 (text)",
     model_types=("llama4_text", "llama4"),
     gguf_architectures=("llama4",),
     read_config=read_config,

@@ -116,13 +116,13 @@ def read_granite(config: Json, generation: Json) -> ModelConfig:
     )
 
 
-def read_granite_gguf(keys: GGUFKeys) -> ModelConfig:
+def read_granite_gguf(keys: GGUFKeys, model_type: str) -> ModelConfig:
     mixers: tuple[MixerKind, ...] = ()
     if not is_rotated_gguf(keys, default=True):
         unrotated: MixerKind = "unrotated"
         mixers = (unrotated,) * keys.integer("block_count")
     multiplier = logit_multiplier_gguf(keys)
-    return read_decoder_gguf(keys, "granite", mixers=mixers, logit_multiplier=multiplier)
+    return read_decoder_gguf(keys, model_type, mixers=mixers, logit_multiplier=multiplier)
 
 
 def logit_multiplier_gguf(keys: GGUFKeys) -> float:
@@ -197,7 +197,7 @@ def read_bamba(config: Json, generation: Json) -> ModelConfig:
     return replace(read, rotary_dim=read.head_dim // 2)
 
 
-def read_hybrid_gguf(keys: GGUFKeys) -> ModelConfig:
+def read_hybrid_gguf(keys: GGUFKeys, model_type: str) -> ModelConfig:
     attention: MixerKind = "unrotated"
     if is_rotated_gguf(keys, default=False):
         attention = "attention"
@@ -207,7 +207,7 @@ def read_hybrid_gguf(keys: GGUFKeys) -> ModelConfig:
     )
     return read_decoder_gguf(
         keys,
-        "bamba",
+        model_type,
         mixers=mixers,
         mamba=_read_mamba_gguf(keys),
         num_kv_heads=keys.heads_of_keys(),
@@ -228,7 +228,6 @@ def _gguf_mlps(keys: GGUFKeys) -> dict[str, Any]:
 
 
 GRANITE = Family(
-    name="Granite 3",
     model_types=("granite",),
     gguf_architectures=("granite",),
     read_config=read_granite,
@@ -236,7 +235,6 @@ GRANITE = Family(
     interleaved_heads=interleaved_heads,
 )
 BAMBA = Family(
-    name="Bamba",
     model_types=("bamba",),
     gguf_architectures=("granitehybrid",),
     read_config=read_bamba,
@@ -247,9 +245,7 @@ BAMBA = Family(
     interleaved_heads=interleaved_heads,
 )
 GRANITE4 = Family(
-    name="Granite 4",
     model_types=("granitemoehybrid",),
-    gguf_shared=("granite", "granitehybrid"),
     read_config=read_granite4,
     layer_names=GRANITE_NAMES,
     hub_name=renaming(
@@ -350,7 +346,6 @@ def _nemotron_experts(config: Json) -> ExpertsConfig:
 
 
 NEMOTRON_H = Family(
-    name="Nemotron-H",
     model_types=("nemotron_h",),
     read_config=read_nemotron_h,
     layer_names=NEMOTRON_NAMES,

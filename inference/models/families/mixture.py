@@ -38,11 +38,6 @@ def mlps_of(config: Json) -> tuple[MlpKind, ...]:
 def routed_fields(config: Json, **declared: Any) -> dict[str, Any]:
     """By the keys of DeepSeek's kin. ``declared``: overriding fields of ``ExpertsConfig``."""
     inner = positive_integer(config, "moe_intermediate_size")
-    num_dense = int(config.get("first_k_dense_replace") or 0)
-    num_layers = positive_integer(config, "num_hidden_layers")
-    mlps: tuple[MlpKind, ...] = tuple(
-        "dense" if index < num_dense else "sparse" for index in range(num_layers)
-    )
     common: dict[str, Any] = {
         "num_experts": positive_integer(config, "n_routed_experts"),
         "intermediate_size": inner,
@@ -55,7 +50,13 @@ def routed_fields(config: Json, **declared: Any) -> dict[str, Any]:
         **groups_of(config),
     }
     experts = experts_of(config, **(common | declared))
+    mlps = sparse_behind(int(config.get("first_k_dense_replace") or 0), config)
     return {"mlps": mlps, "experts": experts}
+
+
+def sparse_behind(num_dense: int, config: Json) -> tuple[MlpKind, ...]:
+    num_layers = positive_integer(config, "num_hidden_layers")
+    return tuple("dense" if index < num_dense else "sparse" for index in range(num_layers))
 
 
 SHARED_EXPERTS = {".mlp.shared_experts.": ".mlp.shared_expert."}
@@ -63,7 +64,7 @@ SHARED_EXPERTS = {".mlp.shared_experts.": ".mlp.shared_expert."}
 
 
 def read_mixture_gguf(
-    keys: GGUFKeys, *, model_type: str, normalizes: bool, **declared: Any
+    keys: GGUFKeys, model_type: str, *, normalizes: bool = False, **declared: Any
 ) -> ModelConfig:
     mixture = gguf_mixture(keys, normalizes=normalizes)
     return read_decoder_gguf(keys, model_type, **mixture, **declared)

@@ -83,7 +83,7 @@ def read_gpt_oss(config: Json, generation: Json) -> ModelConfig:
     )
 
 
-def read_gpt_oss_gguf(keys: GGUFKeys) -> ModelConfig:
+def read_gpt_oss_gguf(keys: GGUFKeys, model_type: str) -> ModelConfig:
     num_layers = keys.integer("block_count")
     inner = keys.integer("expert_feed_forward_length")
     experts = ExpertsConfig(
@@ -95,7 +95,7 @@ def read_gpt_oss_gguf(keys: GGUFKeys) -> ModelConfig:
     )
     config = read_decoder_gguf(
         keys,
-        "gpt_oss",
+        model_type,
         intermediate_size=inner,
         has_sinks=True,
         mixers=windowed_layers(keys, 2),
@@ -109,7 +109,6 @@ def read_gpt_oss_gguf(keys: GGUFKeys) -> ModelConfig:
 
 
 GPT_OSS = Family(
-    name="gpt-oss",
     model_types=("gpt_oss",),
     gguf_architectures=("gpt-oss",),
     read_config=read_gpt_oss,
@@ -135,10 +134,9 @@ ERNIE_NAMES = {
 
 
 def read_mixtral(config: Json, generation: Json) -> ModelConfig:
-    check_activation(config, "silu", "swish")
     window = config.get("sliding_window")
     inner = positive_integer(config, "intermediate_size")
-    return read_decoder(
+    return read_llama(
         config,
         generation,
         sliding_window=None if window is None else int(window),
@@ -258,11 +256,11 @@ def read_glm4_moe(config: Json, generation: Json) -> ModelConfig:
     )
 
 
-def read_glm4_moe_gguf(keys: GGUFKeys) -> ModelConfig:
+def read_glm4_moe_gguf(keys: GGUFKeys, model_type: str) -> ModelConfig:
     num_layers = keys.layers_before_predictors()
     return read_decoder_gguf(
         keys,
-        "glm4_moe",
+        model_type,
         num_layers=num_layers,
         is_rotated_in_part=True,
         **gguf_mixture(keys, normalizes=True, num_layers=num_layers),
@@ -270,52 +268,42 @@ def read_glm4_moe_gguf(keys: GGUFKeys) -> ModelConfig:
 
 
 MIXTRAL = Family(
-    name="mixtral",
     model_types=("mixtral",),
-    gguf_shared=("llama",),
     read_config=read_mixtral,
     hub_name=renaming(BLOCK_NAMES),
     interleaved_heads=interleaved_heads,
 )
 OLMOE = Family(
-    name="olmoe",
     model_types=("olmoe",),
     gguf_architectures=("olmoe",),
     read_config=read_olmoe,
-    read_gguf=partial(
-        read_mixture_gguf, model_type="olmoe", normalizes=False, is_qk_norm_wide=True
-    ),
+    read_gguf=partial(read_mixture_gguf, normalizes=False, is_qk_norm_wide=True),
 )
 QWEN3_MOE = Family(
-    name="qwen3_moe",
     model_types=("qwen3_moe",),
     gguf_architectures=("qwen3moe",),
     read_config=read_qwen3_moe,
-    read_gguf=partial(read_mixture_gguf, model_type="qwen3_moe", normalizes=True),
+    read_gguf=partial(read_mixture_gguf, normalizes=True),
 )
 QWEN2_MOE = Family(
-    name="qwen2_moe",
     model_types=("qwen2_moe",),
     gguf_architectures=("qwen2moe",),
     read_config=read_qwen2_moe,
-    read_gguf=partial(read_mixture_gguf, model_type="qwen2_moe", normalizes=False),
+    read_gguf=read_mixture_gguf,
 )
 DOTS1 = Family(
-    name="dots.llm1",
     model_types=("dots1",),
     gguf_architectures=("dots1",),
     read_config=read_dots1,
-    read_gguf=partial(read_mixture_gguf, model_type="dots1", normalizes=False),
+    read_gguf=read_mixture_gguf,
     hub_name=renaming(SHARED_EXPERTS),
 )
 MINIMAX_M2 = Family(
-    name="MiniMax-M2",
     model_types=("minimax_m2",),
     gguf_architectures=("minimax-m2",),
     read_config=read_minimax_m2,
     read_gguf=partial(
         read_mixture_gguf,
-        model_type="minimax_m2",
         normalizes=True,
         is_qk_norm_wide=True,
         is_rotated_in_part=True,
@@ -323,18 +311,14 @@ MINIMAX_M2 = Family(
     hub_name=renaming(BLOCK_NAMES | {".mlp.e_score": ".mlp.gate.e_score"}),
 )
 ERNIE4_5_MOE = Family(
-    name="ERNIE 4.5 (experts)",
     model_types=("ernie4_5_moe",),
     gguf_architectures=("ernie4_5-moe",),
     read_config=read_ernie_moe,
-    read_gguf=partial(
-        read_mixture_gguf, model_type="ernie4_5_moe", normalizes=True, is_rope_interleaved=True
-    ),
+    read_gguf=partial(read_mixture_gguf, normalizes=True, is_rope_interleaved=True),
     hub_name=renaming(ERNIE_NAMES),
     left_out={"model.mtp_": "multi-token prediction"},
 )
 GLM4_MOE = Family(
-    name="GLM-4.5",
     model_types=("glm4_moe",),
     gguf_architectures=("glm4moe",),
     read_config=read_glm4_moe,

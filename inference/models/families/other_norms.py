@@ -78,20 +78,16 @@ def _read_cohere(config: Json, generation: Json, **declared: Any) -> ModelConfig
     )
 
 
-def read_cohere_gguf(keys: GGUFKeys) -> ModelConfig:
-    return _cohere_gguf(keys, "cohere")
-
-
-def read_cohere2_gguf(keys: GGUFKeys) -> ModelConfig:
-    return _cohere_gguf(
+def read_cohere2_gguf(keys: GGUFKeys, model_type: str) -> ModelConfig:
+    return read_cohere_gguf(
         keys,
-        "cohere2",
+        model_type,
         mixers=windowed_layers(keys, PERIOD, last="unrotated"),
         sliding_window=keys.integer("attention.sliding_window", 4096),
     )
 
 
-def _cohere_gguf(keys: GGUFKeys, model_type: str, **declared: Any) -> ModelConfig:
+def read_cohere_gguf(keys: GGUFKeys, model_type: str, **declared: Any) -> ModelConfig:
     if keys.has_tensor("blk.0.attn_q_norm.weight"):
         raise BadFileError("layer norms of each head are not supported")
     return read_decoder_gguf(
@@ -104,7 +100,6 @@ def _cohere_gguf(keys: GGUFKeys, model_type: str, **declared: Any) -> ModelConfi
 
 
 COHERE = Family(
-    name="Command R",
     model_types=("cohere",),
     gguf_architectures=("command-r",),
     read_config=read_cohere,
@@ -112,7 +107,6 @@ COHERE = Family(
     layer_names=COHERE_NAMES,
 )
 COHERE2 = Family(
-    name="Command R7B",
     model_types=("cohere2",),
     gguf_architectures=("cohere2",),
     read_config=read_cohere2,
@@ -141,19 +135,15 @@ def read_glm(config: Json, generation: Json) -> ModelConfig:
 
 
 GLM = Family(
-    name="GLM-4",
     model_types=("glm",),
     read_config=read_glm,
     layer_names=GLM_NAMES,
 )
 GLM4 = Family(
-    name="GLM-4-0414",
     model_types=("glm4",),
     gguf_architectures=("glm4",),
     read_config=read_glm,
-    read_gguf=partial(
-        read_decoder_gguf, model_type="glm4", is_rotated_in_part=True, is_rope_interleaved=True
-    ),
+    read_gguf=partial(read_decoder_gguf, is_rotated_in_part=True, is_rope_interleaved=True),
     layer_names=GLM4_NAMES,
 )
 
@@ -182,12 +172,12 @@ def read_olmo3(config: Json, generation: Json) -> ModelConfig:
     )
 
 
-def read_olmo_gguf(keys: GGUFKeys) -> ModelConfig:
+def read_olmo_gguf(keys: GGUFKeys, model_type: str) -> ModelConfig:
     """llama.cpp calls both OLMo 2: the third has a window."""
     window = keys.find("attention.sliding_window")
     theta = keys.number("rope.freq_base", OLMO3_THETA)
     if window is None:
-        return read_decoder_gguf(keys, "olmo2", is_qk_norm_wide=True)
+        return read_decoder_gguf(keys, model_type, is_qk_norm_wide=True)
     return read_decoder_gguf(
         keys,
         "olmo3",
@@ -211,9 +201,9 @@ def read_exaone4(config: Json, generation: Json) -> ModelConfig:
     )
 
 
-def read_exaone4_gguf(keys: GGUFKeys) -> ModelConfig:
+def read_exaone4_gguf(keys: GGUFKeys, model_type: str) -> ModelConfig:
     window, kinds = keys.find("attention.sliding_window"), windowed_layers(keys, PERIOD)
-    return read_decoder_gguf(keys, "exaone4", **_exaone4_layers(window, kinds))
+    return read_decoder_gguf(keys, model_type, **_exaone4_layers(window, kinds))
 
 
 def _exaone4_layers(window: int | None, kinds: tuple[MixerKind, ...]) -> dict[str, Any]:
@@ -223,7 +213,6 @@ def _exaone4_layers(window: int | None, kinds: tuple[MixerKind, ...]) -> dict[st
 
 
 OLMO2 = Family(
-    name="OLMo 2",
     model_types=("olmo2",),
     gguf_architectures=("olmo2",),
     read_config=read_olmo2,
@@ -231,14 +220,11 @@ OLMO2 = Family(
     layer_names=NORMED_AFTER,
 )
 OLMO3 = Family(
-    name="OLMo 3",
     model_types=("olmo3",),
-    gguf_shared=("olmo2",),
     read_config=read_olmo3,
     layer_names=NORMED_AFTER,
 )
 EXAONE4 = Family(
-    name="EXAONE 4",
     model_types=("exaone4",),
     gguf_architectures=("exaone4",),
     read_config=read_exaone4,
@@ -274,13 +260,10 @@ def read_starcoder2(config: Json, generation: Json) -> ModelConfig:
 
 
 STARCODER2 = Family(
-    name="StarCoder2",
     model_types=("starcoder2",),
     gguf_architectures=("starcoder2",),
     read_config=read_starcoder2,
-    read_gguf=partial(
-        read_decoder_gguf, model_type="starcoder2", is_windowed=True, **STARCODER2_LAYERS
-    ),
+    read_gguf=partial(read_decoder_gguf, is_windowed=True, **STARCODER2_LAYERS),
     layer_names=STARCODER2_NAMES,
 )
 FAMILIES = (COHERE, COHERE2, GLM, GLM4, OLMO2, OLMO3, EXAONE4, STARCODER2)

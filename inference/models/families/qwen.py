@@ -18,13 +18,14 @@ from functools import partial
 from typing import Any
 
 from inference.models.config import MixerKind, ModelConfig
-from inference.models.families import llama
+from inference.models.families import hub_config, llama
 from inference.models.families.decoder_tensors import mtp_name
 from inference.models.families.family import Family
 from inference.models.families.gguf_keys import GGUFKeys, read_decoder_gguf
 from inference.models.families.hub_config import (
     Json,
     check_activation,
+    listed_mixers,
     positive_integer,
     read_decoder,
     read_llama,
@@ -37,7 +38,6 @@ from inference.models.families.tower import TOWER, VISION
 from inference.models.families.tower_gguf import QWEN2_5_PROJECTOR, QWEN3_PROJECTOR
 from inference.models.families.tower_hub import read_vision, read_windowed_vision
 from inference.models.layer_configs import NEGATIVE_RATE, DeltaConfig, DeltaNames
-from inference.protocol.load_errors import BadFileError
 
 DEFAULT_INTERVAL = 4
 DEFAULT_ROTARY_FACTOR = 0.25
@@ -57,7 +57,6 @@ GGUF_LAYER = {
     "ssm_out": "linear_attn.out_proj",
 }
 LEFT_OUT = {"mtp.": "multi-token prediction"}
-NESTED = "model.language_model."
 GROUPED = DeltaNames(qkvz=("in_proj_qkvz",), ba=("in_proj_ba",))
 PLAIN_QKVZ = DeltaNames(ba=("in_proj_ba",))
 """The names that llama.cpp's converter writes today: it takes the larger of the two apart."""
@@ -120,15 +119,9 @@ def sparse_fields(config: Json) -> dict[str, Any]:
 
 
 def _mixers(config: Json) -> tuple[MixerKind, ...]:
+    interval = int(config.get("full_attention_interval") or DEFAULT_INTERVAL)
     num_layers = positive_integer(config, "num_hidden_layers")
-    declared = config.get("layer_types")
-    if declared is None:
-        interval = int(config.get("full_attention_interval") or DEFAULT_INTERVAL)
-        return repeated(num_layers, interval, others="delta")
-    if len(declared) != num_layers or not set(declared) <= KINDS.keys():
-        known = ", ".join(KINDS)
-        raise BadFileError(f"layer_types is not {num_layers} times one of {known}")
-    return tuple(KINDS[kind] for kind in declared)
+    return listed_mixers(config, KINDS) or repeated(num_layers, interval, others="delta")
 
 
 def _rotary_dim(config: Json) -> int:
@@ -139,69 +132,48 @@ def _rotary_dim(config: Json) -> int:
 
 
 def text_config(config: Json) -> dict[str, Any]:
-    """The outer config's ``tie_word_embeddings`` holds for the text too."""
-    nested = config.get("text_config")
-    if nested is None:
-        return dict(config)
-    outer = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
-    return outer | dict(nested) | {"model_type": config["model_type"]}
+    return hub_config.text_config(config, {}) | {"model_type": config["model_type"]}
 
 
-def hub_name(name: str) -> str:
-    return f"model.{name.removeprefix(NESTED)}" if name.startswith(NESTED) else name
-
-
-def read_qwen3_5_gguf(keys: GGUFKeys) -> ModelConfig:
-    fields = gguf_fields(keys, DeltaNames(), are_value_heads_tiled=True)
-    return read_decoder_gguf(keys, "qwen3_5", **fields)
-
-
-def read_qwen3_5_moe_gguf(keys: GGUFKeys) -> ModelConfig:
-    fields = gguf_fields(keys, DeltaNames(), are_value_heads_tiled=True)
-    sparse = gguf_mixture(keys, normalizes=True, num_layers=fields["num_layers"])
-    return read_decoder_gguf(keys, "qwen3_5_moe", **fields, **sparse)
-
-
-def read_qwen3_next_gguf(keys: GGUFKeys) -> ModelConfig:
-    is_grouped = any(name.endswith(".ssm_in.weight") for name in keys.shapes)
-    names = GROUPED if is_grouped else PLAIN_QKVZ
-    fields = gguf_fields(keys, names, are_value_heads_tiled=False)
-    sparse = gguf_mixture(keys, normalizes=True, num_layers=fields["num_layers"])
-    return read_decoder_gguf(keys, "qwen3_next", **fields, **sparse)
-
-
-def gguf_fields(
-    keys: GGUFKeys, names: DeltaNames, *, are_value_heads_tiled: bool
-) -> dict[str, Any]:
+def read_hybrid_gguf(keys: GGUFKeys, model_type: str) -> ModelConfig:
     """llama.cpp's converter adds one to norms' weights and writes negated rates of forgetting."""
+    is_next, names = model_type == "qwen3_next", DeltaNames()
+    if is_next:
+        is_grouped = any(name.endswith(".ssm_in.weight") for name in keys.shapes)
+        names = GROUPED if is_grouped else PLAIN_QKVZ
     num_layers = keys.layers_before_predictors()
+    sparse: dict[str, Any] = {}
+    if model_type != "qwen3_5":
+        sparse = gguf_mixture(keys, normalizes=True, num_layers=num_layers)
     num_value_heads = keys.integer("ssm.time_step_rank")
     interval = keys.integer("full_attention_interval", DEFAULT_INTERVAL)
-    return {
-        "num_layers": num_layers,
-        "mixers": repeated(num_layers, interval, others="delta"),
-        "delta": DeltaConfig(
+    return read_decoder_gguf(
+        keys,
+        model_type,
+        num_layers=num_layers,
+        mixers=repeated(num_layers, interval, others="delta"),
+        delta=DeltaConfig(
             num_key_heads=keys.integer("ssm.group_count"),
             num_value_heads=num_value_heads,
             key_head_dim=keys.integer("ssm.state_size"),
             value_head_dim=keys.integer("ssm.inner_size") // num_value_heads,
             conv_kernel=keys.integer("ssm.conv_kernel"),
-            are_value_heads_tiled=are_value_heads_tiled,
+            are_value_heads_tiled=not is_next,
             names=replace(names, decay=NEGATIVE_RATE),
         ),
-        "rotary_dim": keys.integer("rope.dimension_count"),
-        "has_output_gate": True,
-        "qk_norm": True,
-    }
+        rotary_dim=keys.integer("rope.dimension_count"),
+        has_output_gate=True,
+        qk_norm=True,
+        **sparse,
+    )
 
 
 QWEN3_5 = Family(
-    name="qwen3_5",
     model_types=("qwen3_5", "qwen3_5_text"),
     gguf_architectures=("qwen35",),
     read_config=read_qwen3_5,
-    read_gguf=read_qwen3_5_gguf,
-    hub_name=hub_name,
+    read_gguf=read_hybrid_gguf,
+    hub_name=hub_config.hub_name,
     left_out={TOWER: VISION, **LEFT_OUT},
     predictor_name=mtp_name,
     gguf_layer=GGUF_LAYER,
@@ -209,18 +181,15 @@ QWEN3_5 = Family(
 )
 QWEN3_5_MOE = replace(
     QWEN3_5,
-    name="qwen3_5_moe",
     model_types=("qwen3_5_moe", "qwen3_5_moe_text"),
     gguf_architectures=("qwen35moe",),
     read_config=read_qwen3_5_moe,
-    read_gguf=read_qwen3_5_moe_gguf,
 )
 QWEN3_NEXT = Family(
-    name="qwen3_next",
     model_types=("qwen3_next",),
     gguf_architectures=("qwen3next",),
     read_config=read_qwen3_next,
-    read_gguf=read_qwen3_next_gguf,
+    read_gguf=read_hybrid_gguf,
     left_out=LEFT_OUT,
     predictor_name=mtp_name,
     gguf_layer=GGUF_LAYER,
@@ -250,7 +219,7 @@ def _unscaled(text: dict[str, Any]) -> dict[str, Any]:
 
 
 def qwen2_5_vl_name(name: str) -> str:
-    return f"model.{name}" if name.startswith(PUBLISHED_TOWER) else hub_name(name)
+    return f"model.{name}" if name.startswith(PUBLISHED_TOWER) else hub_config.hub_name(name)
 
 
 def read_qwen3_vl(config: Json, generation: Json) -> ModelConfig:
@@ -265,32 +234,28 @@ def read_qwen3_vl_moe(config: Json, generation: Json) -> ModelConfig:
 
 
 QWEN2_5_VL = Family(
-    name="qwen2_5_vl",
     model_types=("qwen2_5_vl", "qwen2_5_vl_text"),
     gguf_architectures=("qwen2vl",),
     read_config=read_qwen2_5_vl,
-    read_gguf=partial(llama.read_gguf, model_type="qwen2_5_vl"),
+    read_gguf=llama.read_gguf,
     hub_name=qwen2_5_vl_name,
     left_out={TOWER: VISION},
     gguf_projectors=(QWEN2_5_PROJECTOR,),
 )
 QWEN3_VL = Family(
-    name="qwen3_vl",
     model_types=("qwen3_vl", "qwen3_vl_text"),
     gguf_architectures=("qwen3vl",),
     read_config=read_qwen3_vl,
-    read_gguf=partial(read_decoder_gguf, model_type="qwen3_vl"),
-    hub_name=hub_name,
+    hub_name=hub_config.hub_name,
     left_out={TOWER: VISION},
     gguf_projectors=(QWEN3_PROJECTOR,),
 )
 QWEN3_VL_MOE = replace(
     QWEN3_VL,
-    name="qwen3_vl_moe",
     model_types=("qwen3_vl_moe", "qwen3_vl_moe_text"),
     gguf_architectures=("qwen3vlmoe",),
     read_config=read_qwen3_vl_moe,
-    read_gguf=partial(read_mixture_gguf, model_type="qwen3_vl_moe", normalizes=True),
+    read_gguf=partial(read_mixture_gguf, normalizes=True),
     has_transposed_experts=True,
 )
 FAMILIES = (QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT, QWEN2_5_VL, QWEN3_VL, QWEN3_VL_MOE)

@@ -20,12 +20,8 @@ from inference.protocol.load_errors import BadFileError
 ACTIVATION = "gelu_pytorch_tanh"
 AXES = 3
 """The axes of a position: time, height and width."""
-QWEN_REQUIRED = frozenset(
-    {
-        *("depth", "hidden_size", "intermediate_size", "num_heads", "out_hidden_size"),
-        *("patch_size", "spatial_merge_size"),
-    }
-)
+QWEN_SIZES = "depth", "hidden_size", "intermediate_size", "num_heads", "out_hidden_size"
+QWEN_REQUIRED = frozenset({*QWEN_SIZES, "patch_size", "spatial_merge_size"})
 SIGLIP_REQUIRED = frozenset(
     {
         *("hidden_size", "image_size", "intermediate_size", "num_attention_heads"),
@@ -44,15 +40,10 @@ def read_vision(config: Json, text: Json) -> VisionConfig | None:
     if not rope_parameters(text).get("mrope_interleaved", True):
         raise BadFileError("image rotary frequencies in blocks are not supported with this tower")
     _check_gelu(tower)
-    return checked_tower(
-        VisionConfig(
-            **_qwen_fields(config, tower, text),
-            temporal_patch=positive_integer(tower, "temporal_patch_size"),
-            num_channels=int(tower.get("in_channels", 3)),
-            num_position_embeddings=positive_integer(tower, "num_position_embeddings"),
-            deepstack_layers=tuple(map(int, tower.get("deepstack_visual_indexes") or ())),
-        ),
-        positive_integer(text, "hidden_size"),
+    return _qwen_tower(
+        *(config, tower, text),
+        num_position_embeddings=positive_integer(tower, "num_position_embeddings"),
+        deepstack_layers=tuple(map(int, tower.get("deepstack_visual_indexes") or ())),
     )
 
 
@@ -63,17 +54,12 @@ def read_windowed_vision(config: Json, text: Json) -> VisionConfig | None:
     if tower is None:
         return None
     check_activation(tower, "silu")
-    return checked_tower(
-        VisionConfig(
-            **_qwen_fields(config, tower, text),
-            kind="qwen2_5_vl",
-            temporal_patch=int(tower.get("temporal_patch_size", 2)),
-            num_channels=int(tower.get("in_channels") or tower.get("in_chans") or 3),
-            window_px=positive_integer(tower, "window_size"),
-            full_attention_layers=tuple(map(int, tower["fullatt_block_indexes"])),
-            is_mrope_interleaved=False,
-        ),
-        positive_integer(text, "hidden_size"),
+    return _qwen_tower(
+        *(config, tower, text),
+        kind="qwen2_5_vl",
+        window_px=positive_integer(tower, "window_size"),
+        full_attention_layers=tuple(map(int, tower["fullatt_block_indexes"])),
+        is_mrope_interleaved=False,
     )
 
 
@@ -86,20 +72,26 @@ def _whole_qwen_tower(config: Json, text: Json, required: frozenset[str]) -> Jso
     return tower if "mrope_section" in rope_parameters(text) else None
 
 
-def _qwen_fields(config: Json, tower: Json, text: Json) -> dict[str, Any]:
+def _qwen_tower(config: Json, tower: Json, text: Json, **own: Any) -> VisionConfig:
     section = rope_parameters(text)["mrope_section"]
     if not isinstance(section, list | tuple) or len(section) != AXES:
         raise BadFileError(f"mrope_section is {section!r}, not three numbers")
-    sizes = ("depth", "hidden_size", "intermediate_size", "num_heads", "out_hidden_size")
-    return {name: positive_integer(tower, name) for name in sizes} | {
-        "image_token_id": config["image_token_id"],
-        "patch_px": positive_integer(tower, "patch_size"),
-        "merge": positive_integer(tower, "spatial_merge_size"),
-        "min_pixels": 0,
-        "max_pixels": 0,
-        "rope_theta": float((tower.get("rope_parameters") or {}).get("rope_theta", ROPE_THETA)),
-        "mrope_section": tuple(map(int, section)),
-    }
+    time, height, width = map(int, section)
+    sizes: dict[str, Any] = {name: positive_integer(tower, name) for name in QWEN_SIZES}
+    vision = VisionConfig(
+        **sizes,
+        image_token_id=config["image_token_id"],
+        patch_px=positive_integer(tower, "patch_size"),
+        merge=positive_integer(tower, "spatial_merge_size"),
+        temporal_patch=positive_integer({"temporal_patch_size": 2, **tower}, "temporal_patch_size"),
+        num_channels=int(tower.get("in_channels") or tower.get("in_chans") or 3),
+        min_pixels=0,
+        max_pixels=0,
+        rope_theta=float((tower.get("rope_parameters") or {}).get("rope_theta", ROPE_THETA)),
+        mrope_section=(time, height, width),
+        **own,
+    )
+    return checked_tower(vision, positive_integer(text, "hidden_size"))
 
 
 def _check_gelu(tower: Json) -> None:

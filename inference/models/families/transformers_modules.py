@@ -127,7 +127,6 @@ def _intermediate_size(config: Json, default: int) -> int:
 
 
 TRANSFORMERS_PAGED = Family(
-    name="the transformers backend",
     model_types=tuple(PAGED_TYPES),
     read_config=read_paged,
     hub_name=hub_name,
@@ -211,7 +210,6 @@ def _optional_size(config: Json, name: str) -> int:
 
 
 TRANSFORMERS_CACHED = Family(
-    name="the transformers backend, with its cache",
     model_types=(*CACHED_TYPES, *NESTED_TYPES),
     read_config=read_cached,
     hub_name=hub_name,

@@ -3,6 +3,7 @@ laid along the query axis, so that keys and values are never repeated."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,7 +12,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from inference.models.device_step import DeviceStep
 from inference.models.paged_kv import LayerKV
-from inference.models.step_input import Ints, Query, num_blocks
+from inference.models.step_input import Query, num_blocks
 
 MOST_GATHERED_BYTES = 128 * 1024**2
 """KV that a decode step copies out of blocks at once; one row's context may be more."""
@@ -66,26 +67,12 @@ class TorchAttention:
 
 
 class TorchAttend:
-    """Decode rows run as many at once as ``MOST_GATHERED_BYTES`` allows: one long context beside
-    many short ones must not take rows times its length."""
-
     def __init__(self, step: DeviceStep, attention: TorchAttention) -> None:
-        self._step = step
-        self._attention = attention
-        host, size = step.host, step.host.block_tokens
-        self._num_decode_rows = host.num_decode_rows
-        self._decode_blocks = decode_blocks(step)
-        self._of_all_rows: ContextMask | None = None
-        """Cached: it is the same in every layer."""
-        window, dtype, device = attention.window, attention.dtype, step.positions.device
+        self._step, self._soft_cap = step, attention.soft_cap
+        given = step, attention.dtype, attention.window
+        self._decoding = DecodeContext(*given, is_chunked=attention.is_chunked)
         self._prompts = [
-            (
-                query,
-                prefill_mask(
-                    *(query, window, dtype, device, size, host.last_seen),
-                    is_chunked=attention.is_chunked,
-                ),
-            )
+            (query, prefill_mask(query, *given, is_chunked=attention.is_chunked))
             for query in step.prompts
         ]
 
@@ -97,41 +84,115 @@ class TorchAttend:
         layer_kv: LayerKV,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        first, cap = self._num_decode_rows, self._attention.soft_cap
+        first = self._step.host.num_decode_rows
         parts = [self._decoded(queries[:first], layer_kv, sinks)] if first else []
         for query, mask in self._prompts:
             assert keys is not None and values is not None, "torch's rotation gives them"
             rows = slice(query.first_row, query.last_row)
-            own, blocks = (keys[rows], values[rows]), self._step.block_table[query.sequence]
-            size = self._step.host.block_tokens
-            parts.append(
-                attend_prefill(queries[rows], *own, layer_kv, query, blocks, size, mask, cap, sinks)
-            )
+            own = queries[rows], keys[rows], values[rows]
+            parts.append(self._prefilled(*own, layer_kv, query, mask, sinks))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _decoded(
         self, queries: torch.Tensor, layer_kv: LayerKV, sinks: torch.Tensor | None
     ) -> torch.Tensor:
-        num_rows, block_ids, cap = len(queries), self._decode_blocks, self._attention.soft_cap
-        num_context = block_ids.shape[1] * self._step.host.block_tokens
-        at_once = max(1, MOST_GATHERED_BYTES // (num_context * gathered_bytes(layer_kv)))
-        if num_rows <= at_once:
-            if self._of_all_rows is None:
-                self._of_all_rows = self._mask(slice(0, num_rows))
-            return attend_decode(queries, layer_kv, block_ids, self._of_all_rows, cap, sinks)
-        parts = []
-        for first in range(0, num_rows, at_once):
-            rows = slice(first, min(first + at_once, num_rows))
-            mask = self._mask(rows)
-            parts.append(attend_decode(queries[rows], layer_kv, block_ids[rows], mask, cap, sinks))
-        return torch.cat(parts)
+        num_kv_heads = layer_kv.entries.shape[2]
+        grouped = queries.view(len(queries), num_kv_heads, -1, queries.shape[2])
+        if sinks is not None:
+            sinks = sinks.view(1, num_kv_heads, -1)
+
+        def attend(rows: slice, context: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            keys, values = context.permute(2, 0, 3, 1, 4)
+            return _attend(grouped[rows], keys, values, mask, self._soft_cap, sinks)
+
+        return self._decoding.attended(layer_kv, attend).flatten(1)
+
+    def _prefilled(
+        self,
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        layer_kv: LayerKV,
+        query: Query,
+        mask: torch.Tensor | None,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """The query's own keys and values come from blocks too where those are rounded: a row must
+        not depend on how a prompt was cut."""
+        if query.start > 0 or layer_kv.entries.dtype != queries.dtype:
+            size = self._step.host.block_tokens
+            first = 0 if mask is None else query.end - mask.shape[-1]
+            held = slice(first // size, num_blocks(query.end, size))
+            block_ids = self._step.block_table[query.sequence][held]
+            gathered = layer_kv.gather(block_ids, size, queries.dtype)
+            keys, values = gathered[: query.end - first].unbind(1)
+        queries, keys, values = (
+            heads.transpose(0, 1).unsqueeze(0) for heads in (queries, keys, values)
+        )
+        if sinks is not None:
+            sinks = sinks.view(1, -1, 1)
+        attended = _attend(queries, keys, values, mask, self._soft_cap, sinks)
+        return attended.squeeze(0).transpose(0, 1).flatten(1)
+
+
+class DecodeContext:
+    """What decode rows see in every layer. As many rows run at once as ``MOST_GATHERED_BYTES``
+    allows: one long context beside many short ones must not take rows times its length."""
+
+    def __init__(
+        self,
+        step: DeviceStep,
+        dtype: torch.dtype,
+        window: int | None = None,
+        *,
+        is_chunked: bool = False,
+    ) -> None:
+        self._block_ids, self._block_tokens = decode_blocks(step), step.host.block_tokens
+        self._num_tokens = self._block_ids.shape[1] * self._block_tokens
+        self._positions = step.positions[: len(self._block_ids)]
+        self._dtype, self._window, self._is_chunked = dtype, window, is_chunked
+        self._of_all_rows: ContextMask | None = None
+
+    def attended(
+        self,
+        layer_kv: LayerKV,
+        attend: Callable[[slice, torch.Tensor, torch.Tensor], torch.Tensor],
+    ) -> torch.Tensor:
+        """``attend``: some rows, with their context (num_rows, num_tokens, 2, kv_heads, head_dim)
+        and what is added to their scores."""
+        row_bytes, num_rows = self._num_tokens * gathered_bytes(layer_kv), len(self._block_ids)
+        at_once = max(1, MOST_GATHERED_BYTES // row_bytes)
+        starts = range(0, num_rows, at_once)
+        parts = [self._part(layer_kv, slice(at, at + at_once), attend) for at in starts]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _part(
+        self,
+        layer_kv: LayerKV,
+        rows: slice,
+        attend: Callable[[slice, torch.Tensor, torch.Tensor], torch.Tensor],
+    ) -> torch.Tensor:
+        block_ids, mask = self._block_ids[rows], self._mask(rows)
+        gathered = layer_kv.gather(block_ids.flatten(), self._block_tokens, self._dtype)
+        mask.clear(gathered)
+        return attend(rows, gathered.view(len(block_ids), -1, *gathered.shape[1:]), mask.added)
 
     def _mask(self, rows: slice) -> ContextMask:
-        num_context = self._decode_blocks.shape[1] * self._step.host.block_tokens
-        positions, attention = self._step.positions[rows], self._attention
-        return decode_mask(
-            *(positions, num_context, attention.window, attention.dtype),
-            is_chunked=attention.is_chunked,
+        """Kept from layer to layer where all rows run at once."""
+        if rows.stop - rows.start < len(self._positions):
+            return self._mask_of(self._positions[rows])
+        if self._of_all_rows is None:
+            self._of_all_rows = self._mask_of(self._positions)
+        return self._of_all_rows
+
+    def _mask_of(self, positions: torch.Tensor) -> ContextMask:
+        context = torch.arange(self._num_tokens, device=positions.device)
+        rows = positions.unsqueeze(1)
+        hidden, added = _hidden(rows, rows, context, self._window, self._dtype, self._is_chunked)
+        flat, is_cpu = hidden.flatten(), positions.device.type == "cpu"
+        return ContextMask(
+            added=added[:, None, None],
+            hidden=flat.nonzero().squeeze(1) if is_cpu else flat.view(-1, 1, 1, 1),
         )
 
 
@@ -147,62 +208,6 @@ def gathered_bytes(layer_kv: LayerKV) -> int:
     """A token's codes are held as codes, as float32, and multiplied."""
     numbers = layer_kv.entries[0].numel()
     return numbers * (layer_kv.entries.itemsize if layer_kv.scales is None else 9)
-
-
-def attend_decode(
-    queries: torch.Tensor,
-    layer_kv: LayerKV,
-    block_ids: torch.Tensor,
-    mask: ContextMask,
-    soft_cap: float | None = None,
-    sinks: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """(num_rows, heads, head_dim) -> (num_rows, heads * head_dim). ``block_ids`` (num_rows,
-    num_context_blocks); the context is ``mask``'s last axis long."""
-    num_rows, num_heads, head_dim = queries.shape
-    num_kv_heads, num_context = layer_kv.entries.shape[2], mask.added.shape[-1]
-    block_tokens = num_context // block_ids.shape[1]
-    gathered = layer_kv.gather(block_ids.flatten(), block_tokens, queries.dtype)
-    mask.clear(gathered)
-    context = gathered.view(num_rows, num_context, 2, num_kv_heads, head_dim)
-    context = context.permute(2, 0, 3, 1, 4)
-    grouped = queries.view(num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    if sinks is not None:
-        sinks = sinks.view(1, num_kv_heads, -1)
-    attended = _attend(grouped, context[0], context[1], mask.added, soft_cap, sinks)
-    return attended.reshape(num_rows, num_heads * head_dim)
-
-
-def attend_prefill(
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    layer_kv: LayerKV,
-    query: Query,
-    block_ids: torch.Tensor,
-    block_tokens: int,
-    mask: torch.Tensor | None,
-    soft_cap: float | None = None,
-    sinks: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """(num_tokens, heads, head_dim) -> (num_tokens, heads * head_dim). The query's own keys and
-    values come from blocks too where those are rounded: a row must not depend on how a prompt was
-    cut."""
-    num_tokens, num_heads, head_dim = queries.shape
-    if query.start > 0 or layer_kv.entries.dtype != queries.dtype:
-        first = 0 if mask is None else query.end - mask.shape[-1]
-        held = block_ids[first // block_tokens : num_blocks(query.end, block_tokens)]
-        gathered = layer_kv.gather(held, block_tokens, queries.dtype)
-        keys, values = gathered[: query.end - first].unbind(1)
-    attended = _attend(
-        queries.transpose(0, 1).unsqueeze(0),
-        keys.transpose(0, 1).unsqueeze(0),
-        values.transpose(0, 1).unsqueeze(0),
-        mask,
-        soft_cap,
-        None if sinks is None else sinks.view(1, num_heads, 1),
-    )
-    return attended.squeeze(0).transpose(0, 1).reshape(num_tokens, num_heads * head_dim)
 
 
 def _attend(
@@ -284,61 +289,46 @@ class ContextMask:
             slots.index_fill_(0, self.hidden, 0)
 
 
-def first_seen(positions: torch.Tensor, window: int, *, is_chunked: bool) -> torch.Tensor:
-    """The first position that rows at ``positions`` see; may be before the sequence."""
-    return positions // window * window if is_chunked else positions - window + 1
-
-
-def decode_mask(
-    positions: torch.Tensor,
-    num_context_tokens: int,
+def _hidden(
+    rows: torch.Tensor,
+    last: torch.Tensor,
+    context: torch.Tensor,
     window: int | None,
     dtype: torch.dtype,
-    *,
-    is_chunked: bool = False,
-) -> ContextMask:
-    context = torch.arange(num_context_tokens, device=positions.device)
-    last = positions.unsqueeze(1)
+    is_chunked: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(num_rows, num_context) each: whether a position is hidden, and 0 or -inf. ``rows`` and
+    ``last`` (num_rows, 1): their positions, and the last ones that they see."""
     hidden = context > last
     if window is not None:
-        hidden |= context < first_seen(last, window, is_chunked=is_chunked)
-    added = torch.zeros(hidden.shape, dtype=dtype, device=positions.device)
-    added.masked_fill_(hidden, float("-inf"))
-    flat = hidden.flatten()
-    return ContextMask(
-        added=added[:, None, None],
-        hidden=flat.nonzero().squeeze(1) if flat.device.type == "cpu" else flat.view(-1, 1, 1, 1),
-    )
+        first = rows // window * window if is_chunked else rows - window + 1
+        hidden |= context < first
+    added = torch.zeros(hidden.shape, dtype=dtype, device=rows.device)
+    return hidden, added.masked_fill_(hidden, float("-inf"))
 
 
 def prefill_mask(
     query: Query,
-    window: int | None,
+    step: DeviceStep,
     dtype: torch.dtype,
-    device: torch.device,
-    block_tokens: int,
-    last_seen: Ints | None = None,
+    window: int | None = None,
     *,
     is_chunked: bool = False,
 ) -> torch.Tensor | None:
     """(num_tokens, num_context), 0 or -inf; ``None``: plain causal, from the sequence's start. With
     a window or chunks the context begins with the block of the first token seen: earlier blocks may
-    belong to another sequence. ``last_seen``: as in ``StepInput``."""
+    belong to another sequence."""
+    last_seen, device, size = step.host.last_seen, step.positions.device, step.host.block_tokens
     is_short = window is None or query.end <= window
     if query.start == 0 and is_short and last_seen is None:
         return None
     first = 0
     if window is not None:
         oldest = query.start // window * window if is_chunked else query.start - window + 1
-        first = max(0, oldest) // block_tokens * block_tokens
-    rows = torch.arange(query.start, query.end, device=device).unsqueeze(1)
-    context = torch.arange(first, query.end, device=device)
-    last = rows
+        first = max(0, oldest) // size * size
+    last = rows = torch.arange(query.start, query.end, device=device).unsqueeze(1)
     if last_seen is not None:
         of_query = torch.from_numpy(last_seen[query.first_row : query.last_row])
         last = of_query.to(device, torch.int64).unsqueeze(1)
-    hidden = context > last
-    if window is not None:
-        hidden |= context < first_seen(rows, window, is_chunked=is_chunked)
-    mask = torch.zeros(hidden.shape, dtype=dtype, device=device)
-    return mask.masked_fill_(hidden, float("-inf"))
+    context = torch.arange(first, query.end, device=device)
+    return _hidden(rows, last, context, window, dtype, is_chunked)[1]

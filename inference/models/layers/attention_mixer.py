@@ -24,7 +24,9 @@ class AttentionMixer:
     query_norm: torch.Tensor | None = None
     key_norm: torch.Tensor | None = None
     query_scale: float = 1.0
+    """Multiplies rotated queries, beyond one over the root of their width."""
     sinks: torch.Tensor | None = None
+    """(heads,) scores that take weight from the context and add nothing."""
     gated_heads: tuple[int, int] | None = None
     """(number, width) of heads that come with a gate; ``None``: none do."""
 
@@ -82,7 +84,9 @@ class LatentMixer:
     queries: Linear | None
     query_norm: torch.Tensor | None
     latent_norm: torch.Tensor
+    """(kv_rank,)"""
     up: torch.Tensor
+    """(heads, plain_dim + value_dim, kv_rank)"""
     output: Linear
     eps: float
 

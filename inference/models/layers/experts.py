@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch.nn.functional import linear, pad
@@ -96,19 +95,6 @@ def held_routes(config: ExpertsConfig, routes: Routes) -> Routes:
     return Routes(own, routes.weights)
 
 
-class Experts(Protocol):
-    @property
-    def is_phaseless(self) -> bool:
-        """Whether rows of both phases can share one call."""
-        ...
-
-    def decode(self, x: torch.Tensor, routes: Routes) -> torch.Tensor:
-        """(num_rows, hidden) -> the same shape and dtype, weighted by ``routes``."""
-        ...
-
-    def prefill(self, x: torch.Tensor, routes: Routes) -> torch.Tensor: ...
-
-
 class GatedExpert:
     def __init__(self, config: ExpertsConfig, gate_up: Linear, down: Linear) -> None:
         """``gate_up`` has the gates' outputs first."""
@@ -153,28 +139,26 @@ class LoopedExperts:
         self._experts = list(experts)
 
     def decode(self, x: torch.Tensor, routes: Routes) -> torch.Tensor:
+        """(num_rows, hidden) -> the same shape and dtype, weighted by ``routes``."""
         total = torch.zeros_like(x)
-        sorted_rows = SortedRows.of(routes, len(self._experts))
-        begin, rows = 0, sorted_rows.rows.tolist()
-        for expert, end in enumerate(sorted_rows.ends.tolist()):
-            for entry in range(begin, end):
-                row = slice(rows[entry], rows[entry] + 1)
-                weight = sorted_rows.weights[entry : entry + 1]
-                total[row] += self._experts[expert].decode(x[row], weight)
-            begin = end
+        for expert, rows, weights in self._hit(routes):
+            for row, weight in zip(rows.tolist(), weights.unbind(), strict=True):
+                total[row : row + 1] += expert.decode(x[row : row + 1], weight)
         return total
 
     def prefill(self, x: torch.Tensor, routes: Routes) -> torch.Tensor:
-        sorted_rows = SortedRows.of(routes, len(self._experts))
         total = torch.zeros_like(x)
-        begin = 0
-        for expert, end in enumerate(sorted_rows.ends.tolist()):
-            if end > begin:
-                rows, weights = sorted_rows.rows[begin:end], sorted_rows.weights[begin:end]
-                output = self._experts[expert].prefill(x.index_select(0, rows), weights)
-                total.index_add_(0, rows, output)
-            begin = end
+        for expert, rows, weights in self._hit(routes):
+            total.index_add_(0, rows, expert.prefill(x.index_select(0, rows), weights))
         return total
+
+    def _hit(self, routes: Routes) -> Iterator[tuple[GatedExpert, torch.Tensor, torch.Tensor]]:
+        """Experts that have rows, with those and their weights."""
+        sorted_rows, begin = SortedRows.of(routes, len(self._experts)), 0
+        for expert, end in zip(self._experts, sorted_rows.ends.tolist(), strict=True):
+            if end > begin:
+                yield expert, sorted_rows.rows[begin:end], sorted_rows.weights[begin:end]
+            begin = end
 
 
 class GroupedExperts:
@@ -225,6 +209,9 @@ class GroupedExperts:
         experts = torch.searchsorted(ends, entry, right=True)
         of_inner, of_output = (bias.index_select(0, experts) for bias in self._biases)
         return _weighted(self._down(self._gate(inner + of_inner), ends) + of_output, weights)
+
+
+Experts = LoopedExperts | GroupedExperts
 
 
 @dataclass(frozen=True)

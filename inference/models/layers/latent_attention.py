@@ -11,91 +11,54 @@ then costs as much as a head is wide, not a latent.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention
 
 from inference.models.config import ModelConfig
 from inference.models.device_step import DeviceStep
-from inference.models.layers.attention import (
-    MOST_GATHERED_BYTES,
-    ContextMask,
-    decode_blocks,
-    decode_mask,
-    gathered_bytes,
-    prefill_mask,
-)
+from inference.models.layers.attention import DecodeContext, prefill_mask
 from inference.models.layers.rope import RopeTable, rotate_heads
 from inference.models.paged_kv import LayerKV
 from inference.models.step_input import Query, num_blocks
 
-
-class LatentWeights(Protocol):
-    @property
-    def latent_norm(self) -> torch.Tensor:
-        """(kv_rank,)"""
-        ...
-
-    @property
-    def up(self) -> torch.Tensor:
-        """(heads, plain_dim + value_dim, kv_rank)"""
-        ...
-
-
-class LatentAttention:
-    def __init__(self, config: ModelConfig, rope: RopeTable, dtype: torch.dtype) -> None:
-        assert config.latent is not None
-        self.shape = config.latent
-        self.scale = config.attention_scale
-        self.eps = config.rms_norm_eps
-        self.rope = rope
-        self.dtype = dtype
-
-    def of_step(self, step: DeviceStep) -> LatentAttend:
-        return LatentAttend(step, self)
+if TYPE_CHECKING:
+    from inference.models.layers.attention_mixer import LatentMixer
 
 
 class LatentAttend:
-    def __init__(self, step: DeviceStep, attention: LatentAttention) -> None:
-        self._step = step
-        self._of_model = attention
-        self._num_decode_rows = step.host.num_decode_rows
-        self._angles = attention.rope.at(step.positions)
-        self._decode_blocks = decode_blocks(step)
-        host = step.host
-        self._prompts = [
-            (
-                query,
-                prefill_mask(
-                    *(query, None, attention.dtype, step.positions.device, host.block_tokens),
-                    host.last_seen,
-                ),
-            )
-            for query in step.prompts
-        ]
+    def __init__(
+        self, step: DeviceStep, config: ModelConfig, rope: RopeTable, dtype: torch.dtype
+    ) -> None:
+        assert config.latent is not None, "its layers are latent"
+        self._shape, self._scale = config.latent, config.attention_scale
+        self._eps, self._step = config.rms_norm_eps, step
+        self._is_interleaved = rope.is_interleaved
+        self._angles = rope.at(step.positions)
+        self._decoding = DecodeContext(step, dtype)
+        self._prompts = [(query, prefill_mask(query, step, dtype)) for query in step.prompts]
 
     def __call__(
         self,
-        weights: LatentWeights,
+        weights: LatentMixer,
         queries: torch.Tensor,
         compressed: torch.Tensor,
         layer_kv: LayerKV,
     ) -> torch.Tensor:
         """``queries`` (num_rows, heads, plain_dim + rotary_dim), ``compressed`` (num_rows, kv_rank
         + rotary_dim) -> (num_rows, heads * value_dim). Writes latents and rotated keys."""
-        shape, eps = self._of_model.shape, self._of_model.eps
+        shape, eps = self._shape, self._eps
         latents, keys = torch.split(compressed, [shape.kv_rank, shape.rotary_dim], dim=-1)
         latents = rms_norm(latents, weights.latent_norm.shape, weights.latent_norm, eps)
         plain, rotary = torch.split(queries, [shape.plain_dim, shape.rotary_dim], dim=-1)
         rotary = torch.cat((rotary, keys.unsqueeze(1)), dim=1)
-        is_interleaved = self._of_model.rope.is_interleaved
-        rotary = rotate_heads(rotary, *self._angles, is_interleaved=is_interleaved)
+        rotary = rotate_heads(rotary, *self._angles, is_interleaved=self._is_interleaved)
         rotary = rotary.to(queries.dtype)
         kept = torch.cat((latents, rotary[:, -1]), dim=-1)
         layer_kv.write_vectors(self._step.slots, kept[:, None, None])
         queries = torch.cat((plain, rotary[:, :-1]), dim=-1)
-        first = self._num_decode_rows
+        first = self._step.host.num_decode_rows
         parts = [self._decoded(queries[:first], weights.up, layer_kv)] if first else []
         for query, mask in self._prompts:
             rows = slice(query.first_row, query.last_row)
@@ -119,7 +82,7 @@ class LatentAttend:
         up: torch.Tensor,
         mask: torch.Tensor | None,
     ) -> torch.Tensor:
-        shape, num_heads = self._of_model.shape, queries.shape[1]
+        shape, num_heads = self._shape, queries.shape[1]
         latents, rotary = torch.split(context, [shape.kv_rank, shape.rotary_dim], dim=-1)
         of_heads = linear(latents, up.flatten(0, 1)).view(-1, num_heads, shape.up_features)
         plain, values = torch.split(of_heads, [shape.plain_dim, shape.value_dim], dim=-1)
@@ -130,37 +93,26 @@ class LatentAttend:
             values.transpose(0, 1).unsqueeze(0),
             mask,
             is_causal=mask is None,
-            scale=self._of_model.scale,
+            scale=self._scale,
         )
         return attended.squeeze(0).transpose(0, 1).flatten(1)
 
     def _decoded(self, queries: torch.Tensor, up: torch.Tensor, layer_kv: LayerKV) -> torch.Tensor:
-        shape = self._of_model.shape
+        shape = self._shape
         plain, rotary = torch.split(queries, [shape.plain_dim, shape.rotary_dim], dim=-1)
         to_keys, to_values = torch.split(up, [shape.plain_dim, shape.value_dim], dim=1)
         absorbed = torch.cat((torch.einsum("nhp,hpr->nhr", plain, to_keys), rotary), dim=-1)
-        num_context = self._decode_blocks.shape[1] * self._step.host.block_tokens
-        at_once = max(1, MOST_GATHERED_BYTES // (num_context * gathered_bytes(layer_kv)))
-        parts = []
-        for first in range(0, len(queries), at_once):
-            rows = slice(first, min(first + at_once, len(queries)))
-            mask = decode_mask(self._step.positions[rows], num_context, None, self._of_model.dtype)
-            parts.append(self._absorbed(absorbed[rows], rows, mask, layer_kv))
-        return torch.einsum("nhr,hvr->nhv", torch.cat(parts), to_values).flatten(1)
 
-    def _absorbed(
-        self, queries: torch.Tensor, rows: slice, mask: ContextMask, layer_kv: LayerKV
-    ) -> torch.Tensor:
-        """(num_rows, heads, kv_rank + rotary_dim) -> (num_rows, heads, kv_rank)"""
-        block_ids, size = self._decode_blocks[rows], self._step.host.block_tokens
-        gathered = layer_kv.gather(block_ids.flatten(), size, queries.dtype)
-        mask.clear(gathered)
-        context = gathered.view(len(queries), 1, -1, queries.shape[-1])
-        attended = scaled_dot_product_attention(
-            queries.unsqueeze(1),
-            context,
-            context[..., : self._of_model.shape.kv_rank],
-            mask.added,
-            scale=self._of_model.scale,
-        )
-        return attended.squeeze(1)
+        def attend(rows: slice, context: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            latents = context.view(len(context), 1, -1, absorbed.shape[-1])
+            attended = scaled_dot_product_attention(
+                absorbed[rows].unsqueeze(1),
+                latents,
+                latents[..., : shape.kv_rank],
+                mask,
+                scale=self._scale,
+            )
+            return attended.squeeze(1)
+
+        weighed = self._decoding.attended(layer_kv, attend)
+        return torch.einsum("nhr,hvr->nhv", weighed, to_values).flatten(1)

@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from torch.nn.functional import embedding
 
 from inference.models.cuda.trials import ExpertTrials, PackedTrials, has_expert_kernel
 from inference.models.errors import UnlikeKernelsError
@@ -214,10 +213,8 @@ class LinearFactory:
         product = dense_product(stored, num_experts, self.device, self.dtype)
         return product, f"dense in torch's grouped product: {reason}"
 
-    def embedding(self, stored: StoredWeight) -> DenseEmbedding | QuantizedEmbedding:
-        if isinstance(stored, DenseWeight):
-            return DenseEmbedding(stored, self)
-        return QuantizedEmbedding(stored, self)
+    def embedding(self, stored: StoredWeight) -> StoredEmbedding:
+        return StoredEmbedding(stored, self)
 
     def _is_torch_faster(self, stored: PackedWeight, grouped: GroupedWeight | None) -> bool:
         assert self.packed_trials is not None
@@ -252,33 +249,21 @@ class LinearFactory:
         return torch.bfloat16 if narrow and not self._exact else self.dtype
 
 
-class DenseEmbedding:
-    def __init__(self, stored: DenseWeight, factory: LinearFactory) -> None:
-        self._factory = factory
-        self.table = stored.weight.to(factory.device)
-
-    def lookup(self, token_ids: torch.Tensor) -> torch.Tensor:
-        return embedding(token_ids, self.table).to(self._factory.dtype)
-
-    def as_linear(self) -> Linear:
-        linear, _ = self._factory.linear(DenseWeight(weight=self.table), prefills=False)
-        return linear
-
-
-class QuantizedEmbedding:
+class StoredEmbedding:
     """Rows are dequantised as they are looked up, exactly."""
 
-    def __init__(self, stored: PackedWeight, factory: LinearFactory) -> None:
+    def __init__(self, stored: StoredWeight, factory: LinearFactory) -> None:
         self._factory = factory
-        self._stored = stored
-        self._table: PackedWeight = with_tensors(stored, lambda t: t.to(factory.device))
+        self._table = with_tensors(stored, lambda tensor: tensor.to(factory.device))
+        # A head is packed from the files' own layout; a dense one is the table itself.
+        self._head = self._table if isinstance(stored, DenseWeight) else stored
 
     def lookup(self, token_ids: torch.Tensor) -> torch.Tensor:
         rows = with_tensors(self._table, lambda tensor: tensor.index_select(0, token_ids))
-        return rows.dequantize().to(self._factory.dtype)
+        return written_out(rows).to(self._factory.dtype)
 
     def as_linear(self) -> Linear:
-        linear, _ = self._factory.linear(self._stored, prefills=False)
+        linear, _ = self._factory.linear(self._head, prefills=False)
         return linear
 
 

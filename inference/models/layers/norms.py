@@ -16,54 +16,34 @@ from inference.models.layer_configs import ExpertsConfig
 from inference.models.weight_source import WeightSource
 
 
-class Norm(Protocol):
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """``weight`` ``None``: none."""
+
+    weight: torch.Tensor | None = None
+    eps: float = 0.0
+    bias: torch.Tensor | None = None
+    is_rms: bool = False
+
     def __call__(
         self, hidden: torch.Tensor, added: torch.Tensor | None, pointwise: Pointwise
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(rows, features) each: the sum with ``added``, and its norm. Changes no argument."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class RMSNorm:
-    weight: torch.Tensor
-    eps: float
-
-    def __call__(
-        self, hidden: torch.Tensor, added: torch.Tensor | None, pointwise: Pointwise
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        return pointwise.add_and_norm(hidden, added, self.weight, self.eps)
-
-
-@dataclass(frozen=True, slots=True)
-class LayerNorm:
-    weight: torch.Tensor
-    bias: torch.Tensor | None
-    eps: float
-
-    def __call__(
-        self, hidden: torch.Tensor, added: torch.Tensor | None, pointwise: Pointwise
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.weight is not None and self.is_rms:
+            return pointwise.add_and_norm(hidden, added, self.weight, self.eps)
         if added is not None:
             hidden = hidden + added
+        if self.weight is None:
+            return hidden, hidden
         return hidden, layer_norm(hidden, self.weight.shape, self.weight, self.bias, self.eps)
-
-
-class NoNorm:
-    def __call__(
-        self, hidden: torch.Tensor, added: torch.Tensor | None, pointwise: Pointwise
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        if added is not None:
-            hidden = hidden + added
-        return hidden, hidden
 
 
 def load_norm(config: ModelConfig, weights: WeightSource, name: str) -> Norm:
     """``name``: Hugging Face's, without ``.weight``."""
     if config.norm == "layer":
         bias = weights.tensor(f"{name}.bias") if weights.has(f"{name}.bias") else None
-        return LayerNorm(weights.tensor(f"{name}.weight"), bias, config.rms_norm_eps)
-    return RMSNorm(rms_weight(config, weights, name), config.rms_norm_eps)
+        return Norm(weights.tensor(f"{name}.weight"), config.rms_norm_eps, bias)
+    return Norm(rms_weight(config, weights, name), config.rms_norm_eps, is_rms=True)
 
 
 def head_norm_weights(

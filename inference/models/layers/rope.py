@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch.nn.functional import rms_norm
@@ -18,6 +18,9 @@ from inference.models.config import MixerKind, ModelConfig, RopeScaling
 from inference.models.device_step import DeviceStep
 from inference.models.paged_kv import LayerKV
 from inference.models.vision_config import VisionConfig
+
+if TYPE_CHECKING:
+    from inference.models.layers.attention_mixer import AttentionMixer
 
 POSITIONS_MULTIPLE = 64
 """Tables end where a block does: a block's slots all have angles, also those past the context."""
@@ -195,24 +198,6 @@ def _yarn(plain: torch.Tensor, scaling: RopeScaling, theta: float) -> tuple[torc
     return frequencies, magnitude
 
 
-class AttentionWeights(Protocol):
-    @property
-    def query_norm(self) -> torch.Tensor | None: ...
-
-    @property
-    def key_norm(self) -> torch.Tensor | None: ...
-
-    @property
-    def query_scale(self) -> float:
-        """Multiplies rotated queries, beyond one over the root of their width."""
-        ...
-
-    @property
-    def sinks(self) -> torch.Tensor | None:
-        """(heads,) scores that take weight from the context and add nothing."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class RotatedHeads:
     """(num_rows, heads, head_dim); ``None`` from a kernel that only writes keys and values."""
@@ -222,13 +207,8 @@ class RotatedHeads:
     values: torch.Tensor | None = None
 
 
-class Rotation(Protocol):
-    def __call__(
-        self, weights: AttentionWeights, qkv: torch.Tensor, layer_kv: LayerKV
-    ) -> RotatedHeads:
-        """Splits ``qkv`` (num_rows, features); writes the rows' rotated keys, and values."""
-        ...
-
+Rotation = Callable[["AttentionMixer", torch.Tensor, LayerKV], RotatedHeads]
+"""Splits qkv (num_rows, features); writes the rows' rotated keys, and values."""
 
 RotationFactory = Callable[[ModelConfig, RopeTable, DeviceStep], Rotation]
 """Prepares a step once for all layers of a kind."""
@@ -238,7 +218,7 @@ def torch_rotation(config: ModelConfig, rope: RopeTable, step: DeviceStep) -> Ro
     angles = _angles(rope, step) if rope.rotary_dim else None
 
     def rotate_and_write(
-        weights: AttentionWeights, qkv: torch.Tensor, layer_kv: LayerKV
+        weights: AttentionMixer, qkv: torch.Tensor, layer_kv: LayerKV
     ) -> RotatedHeads:
         rotated, values = _split(config, qkv)
         if not config.is_qk_norm_after_rotation:
@@ -269,7 +249,7 @@ def _split(config: ModelConfig, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.
     return rotated, values
 
 
-def _normed(config: ModelConfig, weights: AttentionWeights, heads: torch.Tensor) -> torch.Tensor:
+def _normed(config: ModelConfig, weights: AttentionMixer, heads: torch.Tensor) -> torch.Tensor:
     if weights.query_norm is None or weights.key_norm is None:
         return heads
     queries, keys = torch.split(heads, [config.num_heads, config.num_kv_heads], dim=1)

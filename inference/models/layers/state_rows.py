@@ -7,7 +7,7 @@ prompt may be cut anywhere: the last inputs of one part are the state that goes 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch.nn.functional import pad
@@ -127,19 +127,17 @@ def decay_between(total: torch.Tensor) -> torch.Tensor:
     return logarithm.masked_fill(later, float("-inf")).exp()
 
 
-class ChunkStates(Protocol):
-    def __call__(
-        self, carried: torch.Tensor, written: torch.Tensor, state: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """States that chunks begin with, (chunks, heads, key_dim, value_dim), and the last one's
-        next. ``carried`` (chunks, heads, key_dim, key_dim) and ``written`` are A and B of
-        ``delta_chunks``; ``state`` (heads, key_dim, value_dim) is the first."""
-        ...
+ChunkStates: TypeAlias = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]
+]
 
 
 def torch_chunk_states(
     carried: torch.Tensor, written: torch.Tensor, state: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """States that chunks begin with, (chunks, heads, key_dim, value_dim), and the last one's next.
+    ``carried`` (chunks, heads, key_dim, key_dim) and ``written`` are A and B of ``delta_chunks``;
+    ``state`` (heads, key_dim, value_dim) is the first."""
     states = [state]
     for carries, writes in zip(carried.unbind(), written.unbind(), strict=True):
         states.append(torch.baddbmm(writes, carries, states[-1]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -10,10 +11,9 @@ from inference.models.adapter import StepAdapters
 from inference.models.config import ATTENTION_KINDS, MixerKind, ModelConfig
 from inference.models.device_step import DeviceStep
 from inference.models.layers.attention import Attend, Attention, TorchAttention
-from inference.models.layers.latent_attention import LatentAttend, LatentAttention
+from inference.models.layers.latent_attention import LatentAttend
 from inference.models.layers.norms import Pointwise, TorchPointwise
 from inference.models.layers.rope import (
-    AttentionWeights,
     RopeTable,
     Rotation,
     RotationFactory,
@@ -25,6 +25,9 @@ from inference.models.layers.state_rows import ChunkStates, torch_chunk_states
 from inference.models.paged_kv import LayerKV
 from inference.models.weight_source import Phased
 
+if TYPE_CHECKING:
+    from inference.models.layers.attention_mixer import AttentionMixer
+
 
 class Operators:
     """Each may be replaced, before the first step, by a faster one for the device."""
@@ -33,7 +36,7 @@ class Operators:
         self, config: ModelConfig, context_tokens: int, device: torch.device, dtype: torch.dtype
     ) -> None:
         kinds = [kind for kind in dict.fromkeys(config.mixer_kinds) if kind in ATTENTION_KINDS]
-        self.config = config
+        self.config, self.dtype = config, dtype
         self.ropes: dict[MixerKind, RopeTable] = {
             kind: rope_table(config, context_tokens, device, kind) for kind in kinds
         }
@@ -47,9 +50,6 @@ class Operators:
             for kind in kinds
             if kind != "latent"
         }
-        self.latent: LatentAttention | None = None
-        if config.latent is not None:
-            self.latent = LatentAttention(config, self.ropes["latent"], dtype)
         self.rotation: RotationFactory = torch_rotation
         self.pointwise: Pointwise = TorchPointwise()
         self.chunk_states: ChunkStates = torch_chunk_states
@@ -61,7 +61,7 @@ class Operators:
     @property
     def copies_context(self) -> bool:
         of_kinds = self.attention.values()
-        return self.latent is not None or any(one.copies_context for one in of_kinds)
+        return self.config.latent is not None or any(one.copies_context for one in of_kinds)
 
     def step(self, step: DeviceStep) -> Step:
         return Step(self, step)
@@ -108,8 +108,9 @@ class Step:
 
     def latent(self) -> LatentAttend:
         if self._latent is None:
-            assert self._operators.latent is not None, "its layers are latent"
-            self._latent = self._operators.latent.of_step(self.input)
+            operators = self._operators
+            rope, dtype = operators.ropes["latent"], operators.dtype
+            self._latent = LatentAttend(self.input, operators.config, rope, dtype)
         return self._latent
 
     def _prepare(self, kind: MixerKind) -> StepAttention:
@@ -135,7 +136,7 @@ class StepAttention:
     """(num_rows, 1, 1), of queries."""
 
     def __call__(
-        self, weights: AttentionWeights, qkv: torch.Tensor, layer_kv: LayerKV
+        self, weights: AttentionMixer, qkv: torch.Tensor, layer_kv: LayerKV
     ) -> torch.Tensor:
         """``qkv`` (num_rows, features) -> (num_rows, heads * head_dim). Writes keys and values."""
         heads = self.rotate(weights, qkv, layer_kv)

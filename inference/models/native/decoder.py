@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,8 +17,6 @@ from inference.models.kv_format import KVFormat
 from inference.models.layers.attention_mixer import query_scale
 from inference.models.layers.rope import RopeTable
 from inference.models.native.adapters import adapter_pointers
-from inference.models.native.checked_weights import CheckedWeights
-from inference.models.native.layers import NativeJoin, NativeLayer, NativeNorm
 from inference.models.native.library import INT, POINTER
 from inference.models.native.packing import PackedLinear
 from inference.models.native.structs import (
@@ -25,9 +24,11 @@ from inference.models.native.structs import (
     CImages,
     CModel,
     Draw,
+    Part,
+    Shape,
     address,
+    fill,
     pointer,
-    struct_of,
 )
 from inference.models.step_input import StepImages, StepInput
 
@@ -150,20 +151,18 @@ class NativeDecoder:
         library: ctypes.CDLL,
         config: ModelConfig,
         *,
-        layers: Sequence[NativeLayer],
-        final_norm: NativeNorm | None,
+        layers: Sequence[Part],
+        final_norm: Part | None,
         embedding: PackedLinear | None,
         head: PackedLinear | None,
         kv_format: KVFormat,
         num_threads: int,
         query_growth: torch.Tensor | None = None,
-        join: NativeJoin | None = None,
+        join: Part | None = None,
     ) -> None:
         """``query_growth``: float32, what queries are multiplied by, by position. The norm and both
         tables are ``None`` where other layers come before these and after. With a ``join`` steps
         have tokens and hidden rows. Raises ``UnfitWeightsError``."""
-        assert query_growth is not None or not any(layer.grows_queries for layer in layers)
-        weights = CheckedWeights(library, config)
         self._library = _declare(library)
         self.kv_format = kv_format
         region_bytes = library.helexa_kv_region_bytes
@@ -173,11 +172,17 @@ class NativeDecoder:
         """The bytes of the keys, or the values, of one block and KV head; or of its latents."""
         self.block_tokens: int = library.helexa_block_tokens()
         self._vocab_size = 0 if head is None else head.out_features
-        self._hidden_size = config.hidden_size
+        self._hidden_size = hidden = config.hidden_size
         self._has_join = join is not None
-        self._alive: list[object] = [layers, final_norm, embedding, head, query_growth, join]
-        self._model = struct_of(
+        tables = {"embedding": embedding, "head": head}
+        shapes: dict[str, Shape] = {
+            name: (table.out_features, hidden) for name, table in tables.items() if table
+        }
+        if query_growth is not None:
+            shapes["query_growth"] = tuple(query_growth.shape)
+        model = Part(
             CModel,
+            shapes,
             config,
             intermediate_size=config.intermediate_size if "dense" in config.mlp_kinds else 0,
             kv_format=KV_FORMATS[kv_format],
@@ -187,13 +192,20 @@ class NativeDecoder:
             query_scale=query_scale(config),
             score_cap=config.attention_soft_cap,
             logit_cap=config.logit_soft_cap,
-            query_growth=pointer(query_growth, torch.float32),
-            layers=weights.layers(layers),
-            final_norm=weights.norm("the final norm: final", final_norm),
-            embedding=weights.table("the embedding", embedding, config.vocab_size),
-            head=weights.table("the head", head),
-            join=weights.join(join),
+            query_growth=query_growth,
+            layers=list(layers),
+            final_norm=final_norm,
+            join=join,
+            **tables,
         )
+        self._alive: list[object] = [model]
+        self._model = fill(model, library, "the model's")
+        # Keys and values, or states, follow those of the layer of the kind before.
+        num_cached: Counter[bool] = Counter()
+        for layer in self._model.layers[: len(layers)]:
+            has_state = any((layer.delta, layer.conv, layer.mamba))
+            layer.cache_index = num_cached[has_state]
+            num_cached[has_state] += 1
         self._num_threads = num_threads
         self._logits = np.empty(0, dtype=np.float32)
         self._decoder = self._new_decoder()
@@ -350,6 +362,7 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
         "helexa_decoder_likeliest": (INT, [POINTER, POINTER, INT, POINTER, POINTER]),
         "helexa_forbid": (None, [POINTER, INT, POINTER, INT, POINTER, ctypes.c_int64]),
         "helexa_kv_region_bytes": (ctypes.c_int64, [INT, INT]),
+        "helexa_linear_bytes": (ctypes.c_int64, [POINTER]),
         "helexa_latent_region_bytes": (ctypes.c_int64, [INT, INT]),
     }
     for name, (result, arguments) in signatures.items():

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import cast
 
 import torch
 
 from inference.models.adapter import AdapterWeights, adaptable_shapes
 from inference.models.config import MixerKind, ModelConfig
+from inference.models.errors import UnfitWeightsError
+from inference.models.families.decoder_tensors import layer_tensors
 from inference.models.families.registry import family_of
-from inference.models.layer_configs import DeltaConfig, ExpertsConfig, LatentConfig
+from inference.models.layer_configs import DeltaConfig, LatentConfig, Scoring
 from inference.models.layers.attention_mixer import QUERIES, first_names, load_up
 from inference.models.layers.experts import CHOICE_BIAS, expert_prefixes
 from inference.models.layers.mamba import load_mamba_vectors
@@ -19,17 +22,18 @@ from inference.models.layers.rope import RopeTable
 from inference.models.layers.state_rows import conv_weight, decay_rate
 from inference.models.lazy_weights import LazyWeight, lazy
 from inference.models.native.adapters import AdaptedStack
-from inference.models.native.layers import (
-    Angles,
-    NativeConv,
-    NativeDelta,
-    NativeExperts,
-    NativeLatent,
-    NativeLayer,
-    NativeNorm,
-)
 from inference.models.native.packing import Format, PackedLinear, Packer, pack
-from inference.models.native.structs import Projection
+from inference.models.native.structs import (
+    CDeltaNet,
+    CExperts,
+    CLatent,
+    CLayer,
+    CMamba,
+    CShortConv,
+    Part,
+    Projection,
+    norm_part,
+)
 from inference.models.stored_weights import DenseWeight
 from inference.models.weight_source import WeightSource
 
@@ -38,16 +42,26 @@ Stack = tuple[tuple[str, ...], torch.Tensor | None]
 ``None``: in this order."""
 SHARED = ".shared_expert"
 
+SCORINGS: dict[Scoring, int] = {"softmax": 0, "sigmoid": 1, "softmax_of_chosen": 2}
+"""``Scoring`` of model.h."""
+
+Fields = dict[str, object]
+
 
 def load_layer(
     config: ModelConfig,
     weights: WeightSource,
     index: int,
-    angles: Mapping[MixerKind, Angles],
+    angles: Mapping[MixerKind, Fields],
     packer: Packer,
-) -> NativeLayer:
+) -> Part:
     names, prefix = family_of(config).layer_names, f"model.layers.{index}."
-    kind, is_sparse = config.mixer_kinds[index], config.mlp_kinds[index] == "sparse"
+    kind, mlp = config.mixer_kinds[index], config.mlp_kinds[index]
+    declared = {tensor.name: tensor.shape for tensor in layer_tensors(config, names, kind, mlp)}
+
+    def shape(*inner_names: str) -> tuple[int, ...]:
+        each = [declared[f"{name}.weight"] for name in inner_names]
+        return sum(outputs for outputs, _ in each), each[0][1]
 
     def stored(*inner_names: str) -> Sequence[LazyWeight]:
         return weights.stored_parts(*(prefix + name for name in inner_names))
@@ -55,7 +69,7 @@ def load_layer(
     def projection(*inner_names: str) -> Projection:
         return [packer.pack(part) for part in stored(*inner_names)]
 
-    def norm(name: str | None) -> NativeNorm | None:
+    def norm(name: str | None) -> Part | None:
         return None if name is None else load_norm(config, weights, prefix + name)
 
     stacks, output = _mixer_weights(config, index)
@@ -64,56 +78,73 @@ def load_layer(
         first, *others = stored(*inner_names)
         qkv += [packer.pack(first if order is None else first.with_first(order))]
         qkv += map(packer.pack, others)
-    layer = NativeLayer(
-        qkv=qkv,
-        output=projection(output),
-        gate_up=() if is_sparse else projection(*names.gate_up),
-        down=() if is_sparse else projection(names.down),
-        experts=load_experts(config, weights, f"{prefix}mlp", packer) if is_sparse else None,
+    given: Fields = {"qkv": qkv, "output": projection(output)}
+    shapes = {
+        "qkv": shape(*(name for stack, _ in stacks for name in stack)),
+        "output": shape(output),
+        "query_norm": declared.get(f"{names.query_norm}.weight", (config.head_dim,)),
+        "key_norm": declared.get(f"{names.key_norm}.weight", (config.head_dim,)),
+    }
+    if mlp == "sparse":
+        given["experts"] = load_experts(config, weights, f"{prefix}mlp", packer)
+    else:
+        given |= {"gate_up": projection(*names.gate_up), "down": projection(names.down)}
+        shapes |= {"gate_up": shape(*names.gate_up), "down": shape(names.down)}
+    match kind:
+        case "delta":
+            given["delta"] = _load_delta(config, weights, f"{prefix}linear_attn.")
+        case "conv":
+            given["conv"] = _load_conv(config, weights, f"{prefix}conv.conv")
+        case "mamba":
+            given["mamba"] = _load_mamba(config, weights, index)
+        case "latent":
+            given |= {"latent": load_latent(config, weights, index, packer)} | angles[kind]
+        case _:
+            given |= _attention_fields(config, weights, index) | angles.get(kind, {})
+    if (cosines := given.get("cosines")) is not None:
+        assert isinstance(cosines, torch.Tensor)
+        shapes |= dict.fromkeys(("cosines", "sines"), tuple(cosines.shape))
+    return Part(
+        CLayer,
+        shapes,
         input_norm=norm(names.input_norm),
         mixed_norm=norm(names.mixed_norm),
         mlp_norm=norm(names.mlp_norm),
         mlp_added_norm=norm(names.mlp_added_norm),
+        **given,
     )
-    match kind:
-        case "delta":
-            return replace(layer, delta=_load_delta(config, weights, f"{prefix}linear_attn."))
-        case "conv":
-            return replace(layer, conv=_load_conv(config, weights, f"{prefix}conv.conv"))
-        case "mamba":
-            return replace(layer, mamba=load_mamba_vectors(config, weights, index))
-        case "latent":
-            latent = load_latent(config, weights, index, packer)
-            return replace(layer, angles=angles[kind], latent=latent)
+
+
+def _attention_fields(config: ModelConfig, weights: WeightSource, index: int) -> Fields:
+    kind = config.mixer_kinds[index]
     query_norm, key_norm = head_norm_weights(config, weights, index) or (None, None)
-    return replace(
-        layer,
-        query_norm=None if query_norm is None else query_norm.float().contiguous(),
-        key_norm=None if key_norm is None else key_norm.float().contiguous(),
-        angles=angles.get(kind),
-        window=config.window_of(kind),
-        is_chunked=kind == "chunked",
-        grows_queries=config.grows_queries(kind),
-    )
+    return {
+        "query_norm": query_norm,
+        "key_norm": key_norm,
+        "window": config.window_of(kind),
+        "is_chunked": kind == "chunked",
+        "grows_queries": config.grows_queries(kind),
+    }
 
 
-def load_norm(config: ModelConfig, weights: WeightSource, name: str) -> NativeNorm:
+def load_norm(config: ModelConfig, weights: WeightSource, name: str) -> Part:
     weight, bias = rms_weight(config, weights, name), None
     if config.norm == "layer" and weights.has(f"{name}.bias"):
-        bias = weights.tensor(f"{name}.bias").float().contiguous()
-    return NativeNorm(weight.float().contiguous(), bias)
+        bias = weights.tensor(f"{name}.bias")
+    return norm_part(config.hidden_size, weight, bias)
 
 
-def native_angles(table: RopeTable) -> Angles:
-    """One angle for each pair of features, in either layout."""
+def native_angles(table: RopeTable) -> Fields:
+    """Of a layer: one angle for each position and pair of features, in either layout."""
     step = 2 if table.is_interleaved else 1
     half = table.rotary_dim // 2
     pairs = slice(0, None, 2) if step == 2 else slice(0, half)
-    sines = -table.sines[:, pairs]
-    return Angles(table.cosines[:, pairs].contiguous(), sines.contiguous())
+    cosines, sines = table.cosines[:, pairs], -table.sines[:, pairs]
+    angles = {"cosines": cosines.contiguous(), "sines": sines.contiguous()}
+    return angles | {"rotary_dim": table.rotary_dim}
 
 
-def adapted_stacks(config: ModelConfig, layers: Sequence[NativeLayer]) -> list[list[AdaptedStack]]:
+def adapted_stacks(config: ModelConfig, layers: Sequence[Part]) -> list[list[AdaptedStack]]:
     """Leaves out weights that adapters may not change."""
     names, shapes = family_of(config).layer_names, adaptable_shapes(config)
     found = []
@@ -122,8 +153,10 @@ def adapted_stacks(config: ModelConfig, layers: Sequence[NativeLayer]) -> list[l
         mixer, output = _mixer_weights(config, index)
         qkv = [name for inner_names, _ in mixer for name in inner_names]
         stacks = (qkv, (output,), names.gate_up, (names.down,), (QUERIES,))
-        queries = () if layer.latent is None else layer.latent.queries
-        projections = layer.qkv, layer.output, layer.gate_up, layer.down, queries
+        latent = layer.given.get("latent")
+        of_layer = [layer.given.get(name) for name in ("qkv", "output", "gate_up", "down")]
+        of_layer.append(latent.given["queries"] if isinstance(latent, Part) else None)
+        projections = [cast(Projection, projection or ()) for projection in of_layer]
         found.append(
             [
                 AdaptedStack(
@@ -192,32 +225,50 @@ def _by_kind(num_groups: int, sizes: Sequence[int]) -> torch.Tensor:
     return torch.cat([kind.flatten() for kind in torch.split(rows, list(sizes), dim=1)])
 
 
-def _load_delta(config: ModelConfig, weights: WeightSource, prefix: str) -> NativeDelta:
-    assert config.delta is not None
-    return NativeDelta(
-        shape=config.delta,
+def _load_delta(config: ModelConfig, weights: WeightSource, prefix: str) -> Part:
+    delta = config.delta
+    assert delta is not None
+    of_heads = (delta.num_value_heads,)
+    return Part(
+        CDeltaNet,
+        {
+            "conv_weight": (delta.conv_kernel, delta.conv_channels),
+            "decay_rate": of_heads,
+            "dt_bias": of_heads,
+            "norm": (delta.value_head_dim,),
+        },
+        delta,
         conv_weight=conv_weight(weights, f"{prefix}conv1d"),
-        decay_rate=decay_rate(weights, prefix + config.delta.names.decay).contiguous(),
-        dt_bias=weights.tensor(f"{prefix}dt_bias").float().contiguous(),
-        norm=weights.tensor(f"{prefix}norm.weight").float().contiguous(),
+        decay_rate=decay_rate(weights, prefix + delta.names.decay),
+        dt_bias=weights.tensor(f"{prefix}dt_bias"),
+        norm=weights.tensor(f"{prefix}norm.weight"),
     )
 
 
-def _load_conv(config: ModelConfig, weights: WeightSource, name: str) -> NativeConv:
+def _load_conv(config: ModelConfig, weights: WeightSource, name: str) -> Part:
     shape = config.short_conv
     assert shape is not None
-    bias = weights.tensor(f"{name}.bias").float().contiguous() if shape.has_bias else None
-    return NativeConv(shape=shape, weight=conv_weight(weights, name), bias=bias)
+    bias = weights.tensor(f"{name}.bias") if shape.has_bias else None
+    shapes = {"weight": (shape.kernel, shape.channels), "bias": (shape.channels,)}
+    return Part(CShortConv, shapes, shape, weight=conv_weight(weights, name), bias=bias)
 
 
-def load_experts(
-    config: ModelConfig,
-    weights: WeightSource,
-    prefix: str,
-    packer: Packer,
-) -> NativeExperts:
-    """``prefix``: as ``model.layers.0.mlp``. Each expert is read and packed by one thread."""
-    experts = config.experts
+def _load_mamba(config: ModelConfig, weights: WeightSource, index: int) -> Part:
+    vectors = load_mamba_vectors(config, weights, index)
+    shape = vectors.shape
+    shapes = {
+        "conv_weight": (shape.conv_kernel, shape.conv_channels),
+        "conv_bias": (shape.conv_channels,),
+        "norm": (shape.features,),
+    }
+    shapes |= dict.fromkeys(("decay_rate", "step_bias", "skip"), (shape.num_heads,))
+    return Part(CMamba, shapes, vectors, shape)
+
+
+def load_experts(config: ModelConfig, weights: WeightSource, prefix: str, packer: Packer) -> Part:
+    """``prefix``: as ``model.layers.0.mlp``. The shared expert is the last. Each expert is read and
+    packed by one thread. Raises ``UnfitWeightsError``."""
+    experts, hidden = config.experts, config.hidden_size
     assert experts is not None, "its layers are sparse"
 
     def expert(own: str, packer: Packer) -> tuple[Projection, Projection]:
@@ -230,49 +281,72 @@ def load_experts(
             [packer.pack(part) for part in weights.stored_parts(f"{own}.{down}")],
         )
 
+    # One more output of the router is the shared expert's gate.
     router = weights.tensor(f"{prefix}.gate.weight").float()
     prefixes = list(expert_prefixes(experts, prefix))
-    if experts.shared_intermediate_size is not None:
+    widths, shared = [experts.intermediate_size] * len(prefixes), experts.shared_intermediate_size
+    if shared is not None:
         prefixes.append(prefix + SHARED)
+        widths.append(shared)
         if experts.gates_shared:
             gate = weights.tensor(f"{prefix}.shared_expert_gate.weight").float()
             router = torch.cat([router, gate.view(1, -1)])
+    choice_bias = None
+    if experts.has_choice_bias:
+        choice_bias = weights.tensor(f"{prefix}.{CHOICE_BIAS}").flatten()
     packed = packer.each(expert, prefixes)
-    return NativeExperts(
-        config=experts,
+    # The C++ side infers from the first what all of them read.
+    formats = {tuple(part.format for part in ups) for ups, _ in packed[: experts.num_experts]}
+    if len(formats) > 1:
+        raise UnfitWeightsError(f"{prefix}: experts are stored in several formats")
+    return Part(
+        CExperts,
+        {
+            "router": (experts.num_experts + (shared is not None and experts.gates_shared), hidden),
+            "choice_bias": (experts.num_experts,),
+            "gate_up": [(2 * width, hidden) for width in widths],
+            "down": [(hidden, width) for width in widths],
+        },
+        experts,
+        per_token=experts.experts_per_token,
+        intermediate_size=max(widths),
+        scoring=SCORINGS[experts.scoring],
+        has_shared=shared is not None,
+        choice_bias=choice_bias,
         router=pack(DenseWeight(weight=router)),
         gate_up=[gate_up for gate_up, _ in packed],
         down=[down for _, down in packed],
-        choice_bias=_choice_bias(experts, weights, prefix),
     )
 
 
-def _choice_bias(config: ExpertsConfig, weights: WeightSource, prefix: str) -> torch.Tensor | None:
-    if not config.has_choice_bias:
-        return None
-    return weights.tensor(f"{prefix}.{CHOICE_BIAS}").float().flatten()
-
-
-def load_latent(
-    config: ModelConfig, weights: WeightSource, index: int, packer: Packer
-) -> NativeLatent:
-    shape, prefix = config.latent, f"model.layers.{index}."
+def load_latent(config: ModelConfig, weights: WeightSource, index: int, packer: Packer) -> Part:
+    shape, prefix, heads = config.latent, f"model.layers.{index}.", config.num_heads
     assert shape is not None, "its layers are latent"
     own = f"{prefix}self_attn."
 
     def vector(name: str) -> torch.Tensor:
-        return weights.tensor(f"{own}{name}.weight").float().contiguous()
+        return weights.tensor(f"{own}{name}.weight")
 
-    is_compressed = shape.query_rank is not None
-    queries = weights.stored_parts(prefix + QUERIES) if is_compressed else ()
+    rank, query_rank = shape.kv_rank, shape.query_rank
+    shapes: dict[str, tuple[int, ...]] = {
+        "latent_norm": (rank,),
+        "to_keys": (heads * rank, shape.plain_dim),
+        "to_values": (heads * shape.value_dim, rank),
+    }
+    queries = None
+    if query_rank is not None:
+        queries = [packer.pack(part) for part in weights.stored_parts(prefix + QUERIES)]
+        shapes |= {"query_norm": (query_rank,), "queries": (heads * shape.query_dim, query_rank)}
     to_keys, to_values = _up(config, shape, weights, index)
-    return NativeLatent(
-        shape=shape,
+    return Part(
+        CLatent,
+        shapes,
+        shape,
         latent_norm=vector("kv_a_layernorm"),
         to_keys=packer.pack(to_keys),
         to_values=packer.pack(to_values),
-        query_norm=vector("q_a_layernorm") if is_compressed else None,
-        queries=[packer.pack(part) for part in queries],
+        query_norm=None if query_rank is None else vector("q_a_layernorm"),
+        queries=queries,
     )
 
 

@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import rms_norm
 
 from inference.models.adapter import AdapterWeights
-from inference.models.backend import PlainBackend
+from inference.models.backend import PlainBackend, Predictor
 from inference.models.config import ATTENTION_KINDS, ModelConfig
 from inference.models.families.decoder_tensors import (
     PREDICTOR,
@@ -20,7 +20,7 @@ from inference.models.families.decoder_tensors import (
     lone_predictor_layer,
     with_predictor_layer,
 )
-from inference.models.kv_format import KVFormat, cache_layout, kv_bytes_per_block
+from inference.models.kv_format import KVFormat, cache_layout
 from inference.models.layers.rope import growth_table, rope_table
 from inference.models.native.adapters import NativeAdapter, native_adapter
 from inference.models.native.decoder import (
@@ -29,7 +29,6 @@ from inference.models.native.decoder import (
     States,
     native_images,
 )
-from inference.models.native.layers import NativeJoin
 from inference.models.native.load_layer import (
     adapted_stacks,
     in_order_of_layers,
@@ -38,6 +37,7 @@ from inference.models.native.load_layer import (
     native_angles,
 )
 from inference.models.native.packing import PackedLinear, Packer, packing
+from inference.models.native.structs import CJoin, Part
 from inference.models.paged_kv import lazy_zeros
 from inference.models.step_input import StepInput, check_positions
 from inference.models.vision_tower import build_tower
@@ -162,7 +162,7 @@ class NativeModel(PlainBackend):
         if step.logit_rows is not None:
             wanted = rows.index_select(0, torch.from_numpy(step.logit_rows))
         assert self._final_norm is not None, "the last norm is this model's"
-        weight = self._final_norm.weight
+        weight = weight_of(self._final_norm)
         hidden = rms_norm(rows, weight.shape, weight, self.config.rms_norm_eps)
         return self.decoder.logits(wanted), hidden
 
@@ -180,14 +180,14 @@ class NativeModel(PlainBackend):
         return native_adapter(ordered, self._adapted_stacks, self.library)
 
 
-class NativePredictor:
+class NativePredictor(Predictor):
     device = CPU
 
     def __init__(self, model: NativeModel, weights: WeightSource) -> None:
         """Raises ``MissingTensorError``."""
         config = model.config
-        self._config = lone_predictor_layer(config)
-        self._kv_format = model.kv_format
+        self.config = lone_predictor_layer(config)
+        self.kv_format = model.kv_format
         self.num_positions = model.num_positions
         with packing(model.library, torch.get_num_threads()) as packer:
 
@@ -200,36 +200,35 @@ class NativePredictor:
             product = _packed(packer, weights, f"{PREDICTOR}fc")
             embedding = table(PREDICTOR_TABLE, model.embedding)
             head = table(PREDICTOR_HEAD, model.head)
-        self._final_norm = load_norm(config, weights, f"{PREDICTOR}norm").weight
+        self._final_norm = weight_of(load_norm(config, weights, f"{PREDICTOR}norm"))
         self._decoder = NativeDecoder(
             model.library,
-            self._config,
+            self.config,
             layers=[layer],
             final_norm=None,  # its rows are wanted behind the norm
             embedding=embedding,
             head=head,
             kv_format=model.kv_format,
             num_threads=torch.get_num_threads(),
-            join=NativeJoin(
-                embedding_norm=load_norm(config, weights, f"{PREDICTOR}pre_fc_norm_embedding"),
-                hidden_norm=load_norm(config, weights, f"{PREDICTOR}pre_fc_norm_hidden"),
+            join=Part(
+                CJoin,
+                {"product": (config.hidden_size, 2 * config.hidden_size)},
+                embedding=load_norm(config, weights, f"{PREDICTOR}pre_fc_norm_embedding"),
+                hidden=load_norm(config, weights, f"{PREDICTOR}pre_fc_norm_hidden"),
                 product=product,
             ),
         )
 
     def new_kv(self, num_blocks: int, block_tokens: int) -> NativeKV:
         assert block_tokens == self._decoder.block_tokens
-        return new_native_kv(self._decoder, self._config, num_blocks)
-
-    def block_bytes(self, block_tokens: int) -> int:
-        return kv_bytes_per_block(self._config, block_tokens, self._kv_format)
+        return new_native_kv(self._decoder, self.config, num_blocks)
 
     def forward(self, step: StepInput, hidden: torch.Tensor, kv: NativeKV) -> torch.Tensor:
         check_positions(step.longest_context, self.num_positions)
         step = replace(step, logit_rows=None)  # all rows are wanted, as torch's operators give them
         rows = self._decoder.forward_rows(step, hidden, kv)
         weight = self._final_norm
-        return rms_norm(rows, weight.shape, weight, self._config.rms_norm_eps)
+        return rms_norm(rows, weight.shape, weight, self.config.rms_norm_eps)
 
     def logits(self, normed: torch.Tensor) -> torch.Tensor:
         return self._decoder.logits(normed)
@@ -239,6 +238,12 @@ class NativePredictor:
 
     def wake(self) -> None:
         self._decoder.make_scratch()
+
+
+def weight_of(norm: Part) -> torch.Tensor:
+    weight = norm.given["weight"]
+    assert isinstance(weight, torch.Tensor)
+    return weight
 
 
 def _packed(packer: Packer, weights: WeightSource, name: str) -> PackedLinear:

@@ -26,7 +26,6 @@ from inference.models.transformers_backend.detection import (
     MIXED_LAYERS,
     STATE_LAYERS,
     TOKEN_LAYERS,
-    DetectedCache,
     Layer,
     accepted,
     detect_cache,
@@ -44,14 +43,6 @@ from inference.models.transformers_backend.storage import (
     sequences_of,
 )
 from inference.models.weight_source import WeightSource
-
-
-def sequence_cache(
-    detected: DetectedCache, storage: ModuleStorage, rows: SequenceRows, dtype: torch.dtype
-) -> SequenceCache:
-    kind: Any = detected.cache_kind
-    made: SequenceCache = _cache_kept_here(kind)(detected.layers, storage, rows, dtype)
-    return made
 
 
 class SequenceCache(Cache):  # type: ignore[misc]
@@ -224,8 +215,7 @@ class CachedModel(ModuleBackend):
     ) -> None:
         """Raises ``UnsupportedModuleError`` and ``MissingWeightsError``."""
         super().__init__(config, weights, context_tokens, kv_format)
-        loaded = load_module(config, weights, attention=None)
-        self._module, self._passed_over = loaded.module, loaded.passed_over
+        self._module, self._passed_over = load_module(config, weights, attention=None)
         found = detect_cache(self._module)
         self.config = with_detected(config, found)
         self._detected = found
@@ -259,8 +249,7 @@ class CachedModel(ModuleBackend):
         )
         for rows in sequences_of(step, slots, block_table):
             places = [i for i, row in enumerate(wanted) if rows.first_row <= row < rows.last_row]
-            kept = [wanted[place] - rows.first_row for place in places]
-            found = self._run(inputs, rows, kept, kv)
+            found = self._run(inputs, rows, [wanted[place] for place in places], kv)
             if places:
                 logits[places] = found.float()
         return logits
@@ -272,18 +261,15 @@ class CachedModel(ModuleBackend):
         kept: list[int],
         kv: ModuleStorage,
     ) -> torch.Tensor:
-        cache = sequence_cache(self._detected, kv, rows, self.dtype)
+        kind: Any = self._detected.cache_kind
+        cache = _cache_kept_here(kind)(self._detected.layers, kv, rows, self.dtype)
         at_once = rows.last_row - rows.first_row
         if self._continues_by_rows and rows.start:
             at_once = 1
         parts = []
         for first in range(rows.first_row, rows.last_row, at_once):
             part = slice(first, min(first + at_once, rows.last_row))
-            inner = [
-                row + rows.first_row - first
-                for row in kept
-                if part.start <= row + rows.first_row < part.stop
-            ]
+            inner = [row - first for row in kept if first <= row < part.stop]
             parts.append(self._forward(inputs, part, inner, cache))
         cache.save_states()
         return torch.cat(parts)

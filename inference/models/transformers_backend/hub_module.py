@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
@@ -23,14 +22,6 @@ from inference.models.weight_source import WeightSource
 NUM_NAMED = 3
 """The most names that a message lists."""
 MOST_VALUE_CHARS = 60
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedModule:
-    module: Any
-    passed_over: str
-    """For the load report: tensors that the module has no place for. Old files hold masks and
-    tables that modules make by themselves now; but config.json may also name another model."""
 
 
 def hub_config(config: ModelConfig) -> Any:
@@ -84,6 +75,13 @@ def _is_number(value: Any) -> bool:
 
 class ModuleBackend(PlainBackend):
     copies_context = True
+    _module: Any
+    _passed_over: str
+
+    @property
+    def execution(self) -> str:
+        """In words."""
+        raise NotImplementedError
 
     def __init__(
         self, config: ModelConfig, weights: WeightSource, context_tokens: int, kv_format: KVFormat
@@ -127,8 +125,12 @@ def declared_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
-def load_module(config: ModelConfig, weights: WeightSource, attention: str | None) -> LoadedModule:
-    """``attention`` ``None``: transformers' choice. Raises ``MissingWeightsError``."""
+def load_module(
+    config: ModelConfig, weights: WeightSource, attention: str | None
+) -> tuple[Any, str]:
+    """``attention`` ``None``: transformers' choice. The words, for the load report, name tensors
+    that the module has no place for. Old files hold masks and tables that modules make by
+    themselves now; but config.json may also name another model. Raises ``MissingWeightsError``."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()
@@ -149,15 +151,15 @@ def load_module(config: ModelConfig, weights: WeightSource, attention: str | Non
             f"the weight files do not fit transformers' {class_of(config).__name__}: {error}"
         ) from error
     if missing := sorted(loading_info["missing_keys"]):
-        raise MissingWeightsError(f"the weight files lack {_named(missing, 1)}")
+        raise MissingWeightsError(f"the weight files lack {named(missing, 1)}")
     unknown = sorted(loading_info["unexpected_keys"])
     passed_over = ""
     if unknown:
-        passed_over = f"; passed over, as it has no place for them: {_named(unknown, NUM_NAMED)}"
-    return LoadedModule(model.eval().to(weights.device), passed_over)
+        passed_over = f"; passed over, as it has no place for them: {named(unknown, NUM_NAMED)}"
+    return model.eval().to(weights.device), passed_over
 
 
-def _named(tensors: Sequence[str], at_most: int) -> str:
+def named(tensors: Sequence[str], at_most: int) -> str:
     num_others = len(tensors) - at_most
     others = f" and {num_others} more" if num_others > 0 else ""
     return f"{', '.join(tensors[:at_most])}{others}"

@@ -5,7 +5,7 @@ compute is refused by name before a weight is read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,11 +71,11 @@ def inspect(model: Any) -> list[AttentionCall]:
         scaling: float | None = None,
         **others: Any,
     ) -> tuple[torch.Tensor, None]:
-        seen = _Seen(query, key, value, attention_mask, scaling, others)
         layer = getattr(module, "layer_idx", None)
         kv_layer = next((own for made, own in owners if made is key), layer)
         owners.append((key, kv_layer))
-        calls.append(seen.call(names[module], layer, kv_layer))
+        heads, layers = (query, key, value), (layer, kv_layer)
+        calls.append(_recorded(names[module], layers, heads, attention_mask, scaling, others))
         width = value.shape[-1]
         return query.new_empty(query.shape[0], query.shape[2], query.shape[1], width), None
 
@@ -102,53 +102,50 @@ def _run(model: Any) -> None:
     model(input_ids=rows, position_ids=rows, attention_mask=torch.ones_like(rows), use_cache=False)
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    query: torch.Tensor
-    key: torch.Tensor
-    value: torch.Tensor
-    mask: Any
-    scaling: float | None
-    others: Mapping[str, Any]
-
-    def call(self, name: str, layer: int | None, kv_layer: int | None) -> AttentionCall:
-        num_heads, num_kv_heads = self.query.shape[1], self.key.shape[1]
-        head_dim, value_dim = self.query.shape[3], self.value.shape[3]
-        others = dict(self.others)
-        soft_cap, sinks = others.pop("softcap", None), others.pop("s_aux", None)
-        unknown = [
-            key for key, value in others.items() if key not in PASSED_OVER and value is not None
-        ]
-        shape = (1, num_kv_heads, NUM_ROWS)
-        problems = {
-            "does not pass its layer's index": layer is None,
-            f"passes {', '.join(sorted(unknown))} to attention": bool(unknown),
-            "makes masks of its own": not isinstance(self.mask, SeenMask),
-            "is not causal": others.get("is_causal") is False,
-            "attends to other rows than its own": self.key.shape[:3] != shape
-            or self.value.shape[:3] != shape
-            or self.query.shape[2] != NUM_ROWS,
-            "has heads that do not share keys evenly": bool(num_heads % num_kv_heads),
-            "has values wider than its keys": value_dim > head_dim,
-            "has sinks of another shape": sinks is not None
-            and (sinks.shape != (num_heads,) or soft_cap is not None),
-        }
-        if problem := next((words for words, is_there in problems.items() if is_there), None):
-            raise UnsupportedModuleError(
-                f"transformers' {name} {problem}, which paged attention does not follow"
-            )
-        return AttentionCall(
-            module=name,
-            layer=int(layer or 0),
-            kv_layer=int(kv_layer or 0),
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            value_dim=value_dim,
-            scale=head_dim**-0.5 if self.scaling is None else float(self.scaling),
-            window=self.mask.window,
-            soft_cap=None if soft_cap is None else float(soft_cap),
+def _recorded(
+    name: str,
+    layers: tuple[int | None, int | None],
+    heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    mask: Any,
+    scaling: float | None,
+    others: dict[str, Any],
+) -> AttentionCall:
+    """``layers``: its own, and that of its keys. ``heads``: queries, keys and values."""
+    (layer, kv_layer), (query, key, value) = layers, heads
+    num_heads, num_kv_heads = query.shape[1], key.shape[1]
+    head_dim, value_dim = query.shape[3], value.shape[3]
+    soft_cap, sinks = others.pop("softcap", None), others.pop("s_aux", None)
+    unknown = [key for key, value in others.items() if key not in PASSED_OVER and value is not None]
+    shape = (1, num_kv_heads, NUM_ROWS)
+    problems = {
+        "does not pass its layer's index": layer is None,
+        f"passes {', '.join(sorted(unknown))} to attention": bool(unknown),
+        "makes masks of its own": not isinstance(mask, SeenMask),
+        "is not causal": others.get("is_causal") is False,
+        "attends to other rows than its own": key.shape[:3] != shape
+        or value.shape[:3] != shape
+        or query.shape[2] != NUM_ROWS,
+        "has heads that do not share keys evenly": bool(num_heads % num_kv_heads),
+        "has values wider than its keys": value_dim > head_dim,
+        "has sinks of another shape": sinks is not None
+        and (sinks.shape != (num_heads,) or soft_cap is not None),
+    }
+    if problem := next((words for words, is_there in problems.items() if is_there), None):
+        raise UnsupportedModuleError(
+            f"transformers' {name} {problem}, which paged attention does not follow"
         )
+    return AttentionCall(
+        module=name,
+        layer=int(layer or 0),
+        kv_layer=int(kv_layer or 0),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        value_dim=value_dim,
+        scale=head_dim**-0.5 if scaling is None else float(scaling),
+        window=mask.window,
+        soft_cap=None if soft_cap is None else float(soft_cap),
+    )
 
 
 def _by_layer(model: Any, calls: list[AttentionCall]) -> list[AttentionCall]:

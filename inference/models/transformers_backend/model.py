@@ -4,8 +4,7 @@ projections are not fused or packed, and no kernel of ours runs it.
 Its modules hand rotated heads to an attention function registered by name. Rows of a step come as
 one batch of one:
 
-    module ─▶ paged_attention ─▶ the module's PagedAttentionLayer ─▶ LayerKV, torch's attention
-                                        └─▶ AttentionStep: the step, and what its layers share
+    module ─▶ paged_attention ─▶ AttentionStep, which all layers share ─▶ LayerKV, torch's attention
 
 Imports transformers when a model is built: that takes seconds, and few engines need it.
 """
@@ -14,7 +13,6 @@ from __future__ import annotations
 
 import inspect as signatures
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -38,14 +36,12 @@ from inference.models.weight_source import WeightSource
 PAGED = "helexa_paged"
 """transformers makes no masks for this name."""
 LAYER = "helexa_layer"
-"""Attribute of an attention module: its ``PagedAttentionLayer``."""
+"""Attribute of an attention module: the ``TransformersModel``, and the module's call."""
 
 
 class AttentionStep:
     def __init__(self, step: DeviceStep, kv: PagedKV, dtype: torch.dtype) -> None:
-        self.step = step
-        self.kv = kv
-        self._dtype = dtype
+        self._step, self._kv, self._dtype = step, kv, dtype
         self._attention: dict[tuple[int | None, float | None], Attend] = {}
 
     def attend(
@@ -54,54 +50,24 @@ class AttentionStep:
         queries: torch.Tensor,
         keys: torch.Tensor,
         values: torch.Tensor,
-        layer_kv: LayerKV,
-        sinks: torch.Tensor | None,
-    ) -> torch.Tensor:
-        if call.kv_layer == call.layer:
-            layer_kv.write(self.step.slots, keys, values)
-        kind = call.window, call.soft_cap
-        if kind not in self._attention:
-            attention = TorchAttention(call.window, self._dtype, call.soft_cap)
-            self._attention[kind] = attention.of_step(self.step)
-        return self._attention[kind](queries, keys, values, layer_kv, sinks)
-
-
-@dataclass(slots=True)
-class CurrentStep:
-    step: AttentionStep | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PagedAttentionLayer:
-    call: AttentionCall
-    current: CurrentStep
-
-    def attend(
-        self,
-        queries: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
         """(1, heads, num_rows, features) each -> (1, num_rows, heads, value features)."""
-        call, step = self.call, self.current.step
-        assert step is not None, "the model's forward sets it"
-        layer_kv = step.kv.layers[call.kv_layer]
+        layer_kv = self._kv.layers[call.kv_layer]
         assert isinstance(layer_kv, LayerKV)
-        rows = queries[0].transpose(0, 1)
-        own_values = values[0].transpose(0, 1)
+        queries, keys, values = (one[0].transpose(0, 1) for one in (queries, keys, values))
         if call.value_dim < call.head_dim:
             # Blocks hold heads of one width: nothing is added up in features of zeros.
-            own_values = pad(own_values, (0, call.head_dim - call.value_dim))
+            values = pad(values, (0, call.head_dim - call.value_dim))
+        if call.kv_layer == call.layer:
+            layer_kv.write(self._step.slots, keys, values)
+        kind = call.window, call.soft_cap
+        if kind not in self._attention:
+            attention = TorchAttention(call.window, self._dtype, call.soft_cap)
+            self._attention[kind] = attention.of_step(self._step)
         scale = call.scale * math.sqrt(call.head_dim)
-        attended = step.attend(
-            call,
-            rows if scale == 1.0 else rows * scale,
-            keys[0].transpose(0, 1),
-            own_values,
-            layer_kv,
-            sinks,
-        )
+        queries = queries if scale == 1.0 else queries * scale
+        attended = self._attention[kind](queries, keys, values, layer_kv, sinks)
         heads = attended.view(1, -1, call.num_heads, call.head_dim)
         return heads[..., : call.value_dim]
 
@@ -116,8 +82,9 @@ def paged_attention(
     **__: Any,
 ) -> tuple[torch.Tensor, None]:
     """Scale, window and soft cap were recorded when the model was built."""
-    layer: PagedAttentionLayer = getattr(module, LAYER)
-    return layer.attend(query, key, value, s_aux), None
+    model, call = getattr(module, LAYER)
+    step: AttentionStep = model.step
+    return step.attend(call, query, key, value, s_aux), None
 
 
 def register() -> None:
@@ -135,12 +102,10 @@ class TransformersModel(ModuleBackend):
         calls = inspect_config(config)
         _check_layout(config, calls)
         register()
-        self._current = CurrentStep()
-        loaded = load_module(config, weights, PAGED)
-        self._module, self._passed_over = loaded.module, loaded.passed_over
+        self.step: AttentionStep | None = None
+        self._module, self._passed_over = load_module(config, weights, PAGED)
         for call in calls:
-            layer = PagedAttentionLayer(call, self._current)
-            setattr(self._module.get_submodule(call.module), LAYER, layer)
+            setattr(self._module.get_submodule(call.module), LAYER, (self, call))
         parameters = signatures.signature(self._module.forward).parameters
         self._keeps_logits = "logits_to_keep" in parameters
 
@@ -163,7 +128,7 @@ class TransformersModel(ModuleBackend):
         on_device = DeviceStep.of(step, self.device)
         rows = on_device.logit_rows
         kept = {"logits_to_keep": rows} if self._keeps_logits and rows is not None else {}
-        self._current.step = AttentionStep(on_device, kv, self.dtype)
+        self.step = AttentionStep(on_device, kv, self.dtype)
         try:
             found = self._module(
                 input_ids=on_device.token_ids[None],
@@ -172,7 +137,7 @@ class TransformersModel(ModuleBackend):
                 **kept,
             )
         finally:
-            self._current.step = None
+            self.step = None
         logits: torch.Tensor = found.logits[0]
         if rows is not None and not kept:
             logits = logits.index_select(0, rows)

@@ -18,7 +18,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.nn.functional import pad
@@ -247,28 +247,22 @@ class CompressedTokens:
         return found[:, group - 1 :: group]
 
 
-class OwnStates(Protocol):
+class OwnStates:
+    """Of a module that keeps none apart from ``cache``."""
+
     def arguments(
         self, module: Any, cache: Cache | None, states: list[torch.Tensor] | None
     ) -> dict[str, Any]:
         """``states``: the module may change them; ``None`` before a sequence's first token.
         ``cache``: ours; ``None`` where the module makes one."""
-
-    def left_by(self, module: Any, output: Any) -> list[torch.Tensor]:
-        """(1, ...) each, always in the same order."""
-
-
-class NoStates:
-    def arguments(
-        self, module: Any, cache: Cache | None, states: list[torch.Tensor] | None
-    ) -> dict[str, Any]:
         return {} if cache is None else {"past_key_values": cache, "cache_params": cache}
 
     def left_by(self, module: Any, output: Any) -> list[torch.Tensor]:
+        """(1, ...) each, always in the same order."""
         return []
 
 
-class StateArgument:
+class StateArgument(OwnStates):
     """RWKV takes a list of tensors as an argument and gives it back. Each is of all layers."""
 
     def arguments(
@@ -280,7 +274,7 @@ class StateArgument:
         return list(output.state)
 
 
-class RecurrentCache:
+class RecurrentCache(OwnStates):
     """xLSTM has a cache of its own, which is no ``Cache``: several tensors a layer."""
 
     def arguments(
@@ -302,7 +296,7 @@ class RecurrentCache:
         return [tensor for layer in cache.rnn_state.values() for tensor in layer]
 
 
-class BesideLayers:
+class BesideLayers(OwnStates):
     """MiniMax's cache has a list beside its layers: a tensor for each layer of linear attention."""
 
     def arguments(
@@ -322,7 +316,7 @@ class BesideLayers:
         return [state for state in kept if isinstance(state, torch.Tensor)]
 
 
-class ModuleAttributes:
+class ModuleAttributes(OwnStates):
     """RecurrentGemma keeps two tensors in attributes of each of its recurrent blocks."""
 
     def arguments(
@@ -356,4 +350,4 @@ OWN_STATES: dict[str, OwnStates] = {
 
 
 def own_states_of(module: Any) -> OwnStates:
-    return OWN_STATES.get(module.config.model_type, NoStates())
+    return OWN_STATES.get(module.config.model_type, OwnStates())

@@ -21,11 +21,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.engine import drawing
-from inference.models.cuda.setup import WrongResultError
+from inference.models.cuda.setup import UnfitKernelError
 from inference.models.native.decoder import NativeDecoder
-from inference.models.native.layers import NativeNorm
 from inference.models.native.packing import pack
-from inference.models.native.structs import Draw
+from inference.models.native.structs import Draw, norm_part
 from inference.models.stored_weights import DenseWeight
 from inference.protocol.engine import SamplingParams
 from tests.cases import each_case
@@ -60,7 +59,7 @@ def empty_decoder(library: Any, vocab_size: int) -> NativeDecoder:
         library,
         replace(CONFIG, vocab_size=vocab_size, num_layers=0),
         layers=[],
-        final_norm=NativeNorm(torch.ones(64)),
+        final_norm=norm_part(64, torch.ones(64)),
         embedding=table,
         head=table,
         kv_format="fp32",
@@ -227,14 +226,14 @@ class Wrong(drawing.TorchDrawer):
     ids=str,
 )
 def test_what_is_wrong_is_found_and_rounding_is_not_wrong(wrong: dict[str, Any]) -> None:
-    with pytest.raises(WrongResultError):
+    with pytest.raises(UnfitKernelError):
         drawing.try_drawer(Wrong(CPU, **wrong), 61, CPU)
     for vocab_size in (6, 61, 50_000):
         for drawer in (drawing.TorchDrawer(), Wrong(CPU)):
             drawing.try_drawer(drawer, vocab_size, CPU)
 
 
-@each_case("reason", ["WrongResultError", "RuntimeError"])
+@each_case("reason", ["UnfitKernelError", "RuntimeError"])
 def test_what_fails_there_leaves_torch(monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
     made = Mock(return_value=Wrong(CPU, "its neighbour"))
     if reason == "RuntimeError":

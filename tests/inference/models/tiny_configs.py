@@ -45,7 +45,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "gemma3, with images": IMAGE_MODELS["gemma3"].make().config.to_dict(),
 }
 ALL_FACTS = FACTS | VARIANTS
-UNSHARED = {"Nemotron-H"}
+UNSHARED = {"nemotron_h"}
 
 
 def config_of(name: str, **changes: Any) -> ModelConfig:
@@ -55,9 +55,9 @@ def config_of(name: str, **changes: Any) -> ModelConfig:
 def missing_families() -> set[str]:
     """Those that no config above is of. Transformers' own modules are not shared, nor are layers
     that all families of ``UNSHARED`` have."""
-    ours = [
-        family
+    ours = {
+        family.model_types[0]: family
         for family in FAMILIES
-        if not family.uses_transformers and family.name not in UNSHARED
-    ]
-    return {family.name for family in ours if not FACTS.keys() & set(family.model_types)}
+        if not family.uses_transformers and not UNSHARED & set(family.model_types)
+    }
+    return {name for name, family in ours.items() if not FACTS.keys() & set(family.model_types)}

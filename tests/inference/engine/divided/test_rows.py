@@ -158,6 +158,7 @@ def staged_model(arrivals: list[Arrival]) -> StagedModel:
         has_own_threads=False,
         dtype=torch.float32,
         device=torch.device("cpu"),
+        kv_format="fp32",
         forward_rows=lambda step, hidden, kv: torch.zeros(len(step.positions), NUM_FEATURES),
         head_logits=lambda rows: rows,
         new_kv=lambda *sizes: SimpleNamespace(block_tokens=16),

@@ -164,6 +164,7 @@ class TimedModel(PlainBackend):
     device = torch.device("cpu")
     dtype = torch.float32
     kv_format: KVFormat = "fp32"
+    copies_context = False
 
     def __init__(self, speed: PrefillSpeed, *, copies_context: bool = False) -> None:
         self.config = replace(TRIED, sliding_window=speed.window_tokens)

@@ -178,21 +178,6 @@ def test_a_decode_row_is_the_same_in_every_step_of_one_size(
         assert all(float((logits - found[0]).abs().max()) < least for logits in others)
 
 
-@pytest.mark.gpu
-@torch.inference_mode()
-def test_prompt_rows_are_the_same_beside_another_of_one_length(device: torch.device) -> None:
-    graphed = GraphedDecoder(tiny_model(device, "fp32", WIDE), FakeCapture())
-    kv = graphed.new_kv(NUM_BLOCKS, BLOCK_TOKENS)
-    found = []
-    for seed in range(3):
-        generator = torch.Generator().manual_seed(seed)
-        mate = torch.randint(0, CONFIG.vocab_size, (19,), generator=generator)
-        queries = (range(13), 0, range(4)), (mate.tolist(), 0, range(4, 8))
-        step = step_of(*queries, block_tokens=BLOCK_TOKENS, logit_rows=[12])
-        found.append(graphed.forward(step, kv)[0].clone())
-    assert all(torch.equal(logits, found[0]) for logits in found[1:])
-
-
 FEW_HEADS = replace(CONFIG, num_heads=2, num_kv_heads=1)
 """An interpreted kernel takes milliseconds for each head of each row."""
 CONTEXT_TOKENS = 64

@@ -200,7 +200,7 @@ KIND_OF |= {"F8_E4M3": "fp8"} | {kind: kind for kind in ("MXFP4", *K_KINDS)}
 @each_case("format", KIND_OF)
 def test_the_memory_estimate_is_what_packed_experts_take(device: torch.device, format: str) -> None:
     expert = random_expert(KIND_OF[format], 0)
-    product = stacked_product(lambda _: expert, 2, device, torch.bfloat16)
-    row_units = 2 * 4 * OUT_FEATURES
-    taken = (product.num_bytes - row_units) / (2 * OUT_FEATURES * IN_FEATURES)
-    assert taken == (format_of(format).card or 0) / 8
+    packed = stacked_product(lambda _: expert, 2, device, torch.bfloat16).packed
+    tensors = packed.words, packed.high_words, packed.scales
+    num_bytes = sum(tensor.nbytes for tensor in tensors if tensor is not None)
+    assert num_bytes / (2 * OUT_FEATURES * IN_FEATURES) == (format_of(format).card or 0) / 8

@@ -325,26 +325,6 @@ def test_which_tile_a_batch_gets(device: torch.device) -> None:
     assert torch.equal(with_copy.decode(x), with_copy.prefill(x))
 
 
-@each_case(
-    ("bits", "rows", "millions", "is_faster"),
-    [
-        (4, 8, 4, False),
-        (4, 9, 4, True),
-        (4, 9, 17, False),
-        (4, 64, 25, True),
-        (4, 64, 59, False),
-        (6, 1, 4, True),
-        (8, 65, 500, True),
-    ],
-)
-def test_a_copy_is_taken_where_it_is_the_faster(
-    bits: int, rows: int, millions: int, is_faster: bool
-) -> None:
-    assert (
-        packed_batch.is_copy_faster(bits, num_rows=rows, num_weights=millions * 10**6) == is_faster
-    )
-
-
 def test_splits_occupy_the_card_and_none_is_empty_or_short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed_batch, "LEAST_SPLIT_STEPS", 4)
     assert num_splits(outputs=4096, num_steps=32, num_processors=132) == 8

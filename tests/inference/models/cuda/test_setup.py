@@ -57,11 +57,10 @@ def test_what_a_family_asks_for_runs_on_triton_or_is_named(device: torch.device)
     for is_after in (False, True):
         own = {"qk_norm": is_after, "is_qk_norm_after_rotation": is_after}
         model = tiny_model(device, config=replace(CONFIG, **own))
-        setup.install_rotation(model)
-        assert model.operators.rotation is triton_rotation
+        setup.try_rotation(model, triton_rotation)
     model = tiny_model(device, config=replace(CONFIG, rotary_dim=CONFIG.head_dim // 2))
-    with pytest.raises(setup.NotBuiltError, match="only whole heads are rotated, by halves"):
-        setup.install_rotation(model)
+    with pytest.raises(setup.UnfitKernelError, match="only whole heads are rotated, by halves"):
+        setup.try_rotation(model, triton_rotation)
 
 
 @each_case(
@@ -150,12 +149,12 @@ def test_kernels_that_are_wrong_are_found(device: torch.device) -> None:
     model = tiny_model(device)
     setup.try_pointwise(model, TritonPointwise())
     for wrong in (Ungated(), Unweighted()):
-        with pytest.raises(setup.WrongResultError):
+        with pytest.raises(setup.UnfitKernelError):
             setup.try_pointwise(model, wrong)
     for kv_format in get_args(KVFormat):
         model = tiny_model(device, kv_format)
         setup.try_rotation(model, triton_rotation)
-        with pytest.raises(setup.WrongResultError):
+        with pytest.raises(setup.UnfitKernelError):
             setup.try_rotation(model, unrotated)
 
 
@@ -165,7 +164,7 @@ def test_chunk_states_that_are_wrong_are_found(tmp_path: Path) -> None:
     model = tiny_hybrid.on_torch(directory, tmp_path / "cache")
     _, words = setup.install_kernels(model)
     assert "chunk states" in words and model.operators.chunk_states is triton_chunk_states
-    with pytest.raises(setup.WrongResultError):
+    with pytest.raises(setup.UnfitKernelError):
         setup.try_chunk_states(model, lambda a, b, s: torch_chunk_states(a, b, s * 1.01))
 
 

@@ -18,14 +18,7 @@ from tests.inference.models.families.rows import THETA, YARN, Row
 ARCH = gguf.MODEL_ARCH.DEEPSEEK2
 
 
-def save_latent(
-    reference: PreTrainedModel,
-    path: Path,
-    *,
-    is_split: bool,
-    types: tiny_gguf.Types | None = None,
-) -> Path:
-    """``types``: see ``tiny_gguf.in_types``."""
+def save_latent(reference: PreTrainedModel, path: Path, *, is_split: bool) -> Path:
     config = reference.config
     query_dim = config.qk_nope_head_dim + config.qk_rope_head_dim
     kept = config.kv_lora_rank + config.qk_rope_head_dim
@@ -47,9 +40,8 @@ def save_latent(
         own["rope.scaling.yarn_log_multiplier"] = 0.1 * rope["mscale_all_dim"]
     if config.n_group == 1:
         own |= {"expert_group_count": None, "expert_group_used_count": None}
-
     tensors = _tensors(reference, is_split=is_split)
-    return tiny_gguf.write(path, ARCH, config, tensors, own, encode=tiny_gguf.in_types(types))
+    return tiny_gguf.write(path, ARCH, config, tensors, own)
 
 
 def _tensors(reference: PreTrainedModel, *, is_split: bool) -> Iterator[tuple[str, torch.Tensor]]:

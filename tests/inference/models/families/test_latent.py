@@ -1,17 +1,14 @@
 """Latent attention: both layouts of GGUF against transformers' answers in float32, and the native
-decoder against torch's operators: what blocks hold and in which format, adapters, packed weights,
-and rows of drafts."""
+decoder against torch's operators: what blocks hold and in which format, and adapters."""
 
 from __future__ import annotations
 
 import ctypes
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from gguf.constants import GGMLQuantizationType
 from transformers import PreTrainedModel
 
 from inference.models.adapter import AdapterWeights, LowRank, adaptable_shapes
@@ -65,17 +62,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return parity.save_safetensors(reference, tmp_path_factory.mktemp("latent") / "model")
 
 
-def both(
-    library: ctypes.CDLL, source: Path, cache_dir: Path, kv_format: KVFormat, **changes: Any
-) -> tuple[NativeModel, AnyModel, str]:
-    """On either path, and what is reported of the weights. ``changes``: of the load spec."""
-    found = opened(source, cache_dir, **changes)
-    native = NativeModel(library, found.config, found.weights, CONTEXT_TOKENS, kv_format)
-    torchs = build_model(found.config, found.weights, CONTEXT_TOKENS, kv_format)
-    found.close()
-    return native, torchs, found.weights.report()
-
-
 def log_probabilities(model: AnyModel, adapter: AdapterWeights | None = None) -> torch.Tensor:
     prepared = None if adapter is None else model.prepare_adapter(adapter)
     return torch.cat(logits_of(model, BLOCK, adapter=prepared)).log_softmax(-1)
@@ -86,7 +72,10 @@ def test_both_paths_keep_the_same(
     library: ctypes.CDLL, folder: Path, kv_format: KVFormat, tmp_path: Path
 ) -> None:
     """And adapters change all projections."""
-    native, torchs, _ = both(library, folder, tmp_path, kv_format, dtype="float32")
+    found = opened(folder, tmp_path, dtype="float32")
+    given = found.config, found.weights, CONTEXT_TOKENS, kv_format
+    native, torchs = NativeModel(library, *given), build_model(*given)
+    found.close()
     plain = log_probabilities(native)
     error = (plain - log_probabilities(torchs)).abs().max()
     assert error <= LOOSEST[kv_format], error
@@ -104,38 +93,3 @@ def test_both_paths_keep_the_same(
         changed = log_probabilities(native, adapter)
         torch.testing.assert_close(changed, log_probabilities(torchs, adapter), atol=1e-3, rtol=0)
         assert (changed - plain).abs().max() > 0.05, name
-
-
-TYPES = {
-    "_exps": GGMLQuantizationType.Q4_1,
-    "_shexp": GGMLQuantizationType.Q8_0,
-    "attn_output": GGMLQuantizationType.Q8_0,
-    "attn_kv_a_mqa": GGMLQuantizationType.Q5_0,
-    "attn_v_b": GGMLQuantizationType.Q8_0,
-    "attn_k_b": GGMLQuantizationType.Q8_0,
-    "attn_q.": GGMLQuantizationType.Q4_1,
-}
-
-
-@each_case(
-    ("changes", "words"),
-    [
-        ({"quantization": "q4"}, ["kept in 4 bits"]),
-        ({"quantization": "q8"}, ["kept in 8 bits"]),
-        ({"dtype": "float32"}, ["Q8_0 kept in 8 bits", "Q4_1 kept in 4 bits"]),
-    ],
-    ids=str,
-)
-def test_projections_and_experts_stay_packed(
-    library: ctypes.CDLL, folder: Path, changes: dict[str, str], words: list[str], tmp_path: Path
-) -> None:
-    """While loading, and from a file of packed types."""
-    source = folder
-    if "dtype" in changes:
-        source, reference = tmp_path / "x.gguf", gguf_reference("V2-Lite")
-        save_latent(reference, source, is_split=True, types=TYPES)
-    *models, report = both(library, source, tmp_path, "fp32", **changes)
-    assert all(one in report for one in words), report
-    native, torchs = (log_probabilities(model).exp() for model in models)
-    error = (native - torchs).abs().sum(dim=-1) / 2
-    assert error.median() < 0.15, error

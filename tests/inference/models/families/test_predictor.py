@@ -16,7 +16,7 @@ from inference.engine.engine import Engine
 from inference.engine.load.load_engine import load_engine
 from inference.engine.speculation import draft_model
 from inference.engine.speculation.draft_runner import PredictorRunner
-from inference.models.backend import AnyModel, AnyPredictor
+from inference.models.backend import AnyModel, Predictor
 from inference.models.native.model import NativeModel
 from inference.models.registry import build_model, build_predictor
 from inference.models.step_input import ALL_ROWS, NUM_LONE_STATES, StepInput
@@ -46,7 +46,7 @@ NUM_TOKENS = 16
 
 def loaded(
     source: Path, cache_dir: Path, library: ctypes.CDLL | None = None
-) -> tuple[AnyModel, AnyPredictor]:
+) -> tuple[AnyModel, Predictor]:
     """``library``: of the native decoder; ``None``: on torch's operators."""
     files = tiny.opened(source, cache_dir, speculation="mtp")
     assert files.config.has_predictor and "multi-token prediction" not in files.left_out
@@ -141,20 +141,6 @@ def test_the_formula_and_hidden_rows_that_change_no_logits(subject: Subject) -> 
     logits, hidden = subject.model.forward_with_hidden(step, with_hidden)
     assert torch.equal(logits, subject.model.forward(step, plain))
     assert hidden.shape == (37, subject.model.config.hidden_size)
-
-
-def test_what_the_files_lack_is_the_models_own(tmp_path: Path) -> None:
-    directory = save("glm4_moe", tmp_path)
-    file = directory / "model.safetensors"
-    weights = load_file(file)
-    for name in ("embed_tokens", "shared_head.head"):
-        del weights[f"model.layers.2.{name}.weight"]
-    save_file(weights, file, {"format": "pt"})
-    found = Subject("glm4_moe", directory)
-    rows = torch.randn(3, 32, generator=torch.Generator().manual_seed(1))
-    assert torch.equal(found.predictor.logits(rows), found.model.logits(rows))
-    drafts = answers(found.engine(drafts=True), (20,))
-    assert drafts == answers(found.engine(drafts=False), (20,))
 
 
 def test_layers_that_are_left_out(tmp_path: Path) -> None:

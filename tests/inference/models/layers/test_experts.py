@@ -1,136 +1,37 @@
-"""The mixture of experts against transformers' own blocks, in both ways to multiply."""
+"""The mixture of experts in both ways to multiply. Families' parity holds one to transformers."""
 
 from __future__ import annotations
 
 import torch
-from transformers import Glm4MoeConfig, OlmoeConfig, Qwen2MoeConfig
-from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeTopkRouter
-from transformers.models.olmoe.modeling_olmoe import OlmoeSparseMoeBlock
-from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBlock
 
-from inference.loading.weights.named_files import by_expert
-from inference.loading.weights.opened_weights import OpenedWeights
-from inference.models.layer_configs import ExpertsConfig
-from inference.models.layers.experts import (
-    Routes,
-    SortedRows,
-    SparseMlp,
-    load_grouped,
-    load_mixture,
-    route,
-)
-from tests.cases import each_case
-from tests.inference.models.ranks import MemoryFiles, weights_of
+from inference.models.layers.experts import load_grouped, load_mixture, route
+from tests.inference.models.ranks import MemoryFiles, random_tensors, weights_of
+from tests.inference.models.tiny_configs import config_of
 
-HIDDEN, INNER, SHARED_INNER, NUM_EXPERTS, PER_TOKEN, NUM_ROWS = 32, 16, 48, 6, 3, 40
-CPU = torch.device("cpu")
-PREFIX = "model.layers.0.mlp"
-
-SIZES = {"num_experts": NUM_EXPERTS, "experts_per_token": PER_TOKEN, "intermediate_size": INNER}
-SHARED = ExpertsConfig(**SIZES, shared_intermediate_size=SHARED_INNER)
-UNSHARED = ExpertsConfig(**SIZES)
-
-
-def random_block(config: ExpertsConfig) -> torch.nn.Module:
-    """Transformers' own; families' other blocks are held to it by their parity."""
-    torch.manual_seed(3)
-    sizes = {"hidden_size": HIDDEN, "num_experts": NUM_EXPERTS, "num_experts_per_tok": PER_TOKEN}
-    if config is SHARED:
-        sizes |= {"moe_intermediate_size": INNER, "shared_expert_intermediate_size": SHARED_INNER}
-        block: torch.nn.Module = Qwen2MoeSparseMoeBlock(Qwen2MoeConfig(**sizes)).eval()
-    else:
-        block = OlmoeSparseMoeBlock(OlmoeConfig(**sizes, intermediate_size=INNER)).eval()
-    for parameter in block.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    return block
-
-
-def opened(block: torch.nn.Module, stacked: bool) -> OpenedWeights:
-    """Opens the experts as files hold them: in stacks, or each by its own name."""
-    state = {f"{PREFIX}.{key}": value for key, value in block.state_dict().items()}
-    if not stacked:
-        gate_up = state.pop(f"{PREFIX}.experts.gate_up_proj")
-        down = state.pop(f"{PREFIX}.experts.down_proj")
-        for expert in range(NUM_EXPERTS):
-            gate, up = gate_up[expert].chunk(2)
-            for part, weight in (("gate", gate), ("up", up), ("down", down[expert])):
-                state[f"{PREFIX}.experts.{expert}.{part}_proj.weight"] = weight
-    return weights_of(by_expert(MemoryFiles(state)))
+PREFIX, NUM_ROWS = "model.layers.0.mlp", 40
+NEAR = {"rtol": 1e-4, "atol": 1e-5}
 
 
 @torch.inference_mode()
-def test_rows_in_both_phases_and_grouped_are_as_the_reference_has_them() -> None:
-    x = torch.randn(NUM_ROWS, HIDDEN)
-    for config, stacked in ((SHARED, False), (SHARED, True), (UNSHARED, True)):
-        block = random_block(config)
-        expected, weights = block(x.unsqueeze(0)).squeeze(0), opened(block, stacked)
-        mlp = load_mixture(config, weights, PREFIX)
-        for phase in (mlp.prefill, mlp.decode):
-            torch.testing.assert_close(phase(x), expected, rtol=1e-4, atol=1e-5)
-            assert phase(x[:0]).shape == (0, HIDDEN), "no expert is hit by no rows"
-    experts = load_grouped(config, weights, PREFIX)
-    grouped = SparseMlp(config, weights.tensor(f"{PREFIX}.gate.weight"), experts)
-    torch.testing.assert_close(grouped.decode(x), expected, rtol=1e-4, atol=1e-5)
+def test_rows_in_both_phases_and_grouped() -> None:
+    config = config_of("qwen2_moe")
+    assert config.experts is not None and config.experts.shared_intermediate_size
+    weights = weights_of(MemoryFiles(random_tensors(config)))
+    mlp, grouped = (load(config.experts, weights, PREFIX) for load in (load_mixture, load_grouped))
+    x = torch.randn(NUM_ROWS, config.hidden_size)
+    expected, routes = mlp.prefill(x), mlp.routes(x)
+    assert expected.std() > 0.01
+    torch.testing.assert_close(mlp.decode(x), expected, **NEAR)
+    looped = mlp.experts.prefill(x, routes)
+    torch.testing.assert_close(grouped.decode(x, routes), looped, **NEAR)
+    for phase in (mlp.prefill, mlp.decode):
+        assert phase(x[:0]).shape == (0, config.hidden_size), "no expert is hit by no rows"
     # A decoded row does not depend on its neighbours.
-    alone = torch.cat([mlp.decode(row) for row in x.split(1)])
-    routes = route(config, torch.cat([row @ mlp.router.T for row in x.split(1)]))
-    assert torch.equal(mlp.experts.decode(x, routes), alone)
-    expected = mlp.prefill(x)
+    alone = torch.cat([mlp.experts.decode(row, mlp.routes(row)) for row in x.split(1)])
+    logits = torch.cat([row @ mlp.router.T for row in x.split(1)])
+    assert torch.equal(mlp.experts.decode(x, route(config.experts, logits)), alone)
     x[7, 3] = float("nan")
     others = [row for row in range(NUM_ROWS) if row != 7]
     for actual in (mlp.prefill(x), mlp.decode(x)):
         assert actual[7].isnan().all()
-        torch.testing.assert_close(actual[others], expected[others], rtol=1e-4, atol=1e-5)
-
-
-def test_weights_of_each_scoring() -> None:
-    logits = torch.tensor([[2.0, 0.0, 1.0, -1.0]])
-    sizes = {"num_experts": 4, "experts_per_token": 2, "intermediate_size": 1}
-    all_scores = torch.softmax(logits, dim=-1)[0]
-    of_chosen = torch.softmax(logits[0, [0, 2]], dim=-1)
-    for config, expected in (
-        (ExpertsConfig(**sizes), all_scores[[0, 2]]),
-        (ExpertsConfig(**sizes, normalizes=True), of_chosen),
-        (ExpertsConfig(**sizes, scoring="sigmoid"), logits[0, [0, 2]].sigmoid()),
-        (ExpertsConfig(**sizes, scoring="softmax_of_chosen"), of_chosen),
-    ):
-        routes = route(config, logits)
-        assert routes.experts.tolist() == [[0, 2]]
-        torch.testing.assert_close(routes.weights[0], expected)
-
-
-def test_rows_are_sorted_by_expert() -> None:
-    routes = Routes(torch.tensor([[3, 1], [1, 0]]), torch.tensor([[0.75, 0.25], [0.5, 0.125]]))
-    sorted_rows = SortedRows.of(routes, 5)
-    assert sorted_rows.rows.tolist() == [1, 0, 1, 0]
-    assert sorted_rows.weights.flatten().tolist() == [0.125, 0.25, 0.5, 0.75]
-    assert sorted_rows.ends.tolist() == [1, 3, 3, 4, 4]
-
-
-@torch.inference_mode()
-@each_case("normalizes", [False, True])
-@each_case(("num_groups", "chosen"), [(1, 1), (2, 1), (4, 3), (6, 2), (12, 12)])
-def test_experts_of_groups_are_those_of_transformers(
-    num_groups: int, chosen: int, normalizes: bool
-) -> None:
-    generator = torch.Generator().manual_seed(num_groups)
-    sizes = {"hidden_size": HIDDEN, "n_routed_experts": 24, "num_experts_per_tok": 4}
-    sizes |= {"n_group": num_groups, "topk_group": chosen, "norm_topk_prob": normalizes}
-    router = Glm4MoeTopkRouter(Glm4MoeConfig(**sizes, routed_scaling_factor=1.5))
-    router.weight.copy_(torch.randn(24, HIDDEN, generator=generator) * 0.3)
-    router.e_score_correction_bias.copy_(torch.rand(24, generator=generator) - 0.5)
-    logits, weights, experts = router(torch.randn(NUM_ROWS, HIDDEN, generator=generator))
-    config = ExpertsConfig(
-        num_experts=24,
-        experts_per_token=4,
-        intermediate_size=INNER,
-        scoring="sigmoid",
-        normalizes=normalizes,
-        weight_scale=1.5,
-        has_choice_bias=True,
-        num_groups=num_groups,
-        groups_per_token=chosen,
-    )
-    ours, none = route(config, logits, router.e_score_correction_bias), torch.zeros(NUM_ROWS, 24)
-    theirs = none.scatter(1, experts, weights)
-    torch.testing.assert_close(none.scatter(1, ours.experts, ours.weights), theirs)
+        torch.testing.assert_close(actual[others], expected[others], **NEAR)

@@ -18,7 +18,6 @@ from inference.models.layers.delta_net import (
     unit_length,
 )
 from inference.models.layers.mamba import ScanInputs, scan_chunks, scan_step
-from inference.models.layers.state_rows import conv_span, conv_step
 from tests.cases import each_case
 
 Inputs = tuple[torch.Tensor, ...]
@@ -90,20 +89,3 @@ def test_gates_are_float32_whatever_the_activations() -> None:
     softplus = torch.tensor([31.0, -3.0]).exp().log1p()
     torch.testing.assert_close(log_decay[0], -torch.tensor([16.0, 0.5]) * softplus)
     torch.testing.assert_close(beta[0], torch.tensor([2.0, -2.0]).sigmoid())
-
-
-@each_case("ends", [[20], [1, 2, 20], [3, 4, 20], [19, 20]])
-def test_convolution(ends: list[int]) -> None:
-    inputs, weight = normal(20, 5), normal(4, 5)
-    padded = torch.cat((torch.zeros(3, 5), inputs))
-    wanted = sum(padded[at : at + 20] * weight[at] for at in range(4))
-    state, rows, found = torch.zeros(3, 5), torch.zeros(1, 3, 5), []
-    for start, end in pairwise([0, *ends]):
-        read, state = conv_span(inputs[start:end], state, weight)
-        found.append(read)
-    torch.testing.assert_close(torch.cat(found), wanted)
-    assert torch.equal(state, inputs[-3:])
-    for row in range(20):
-        read, rows = conv_step(inputs[row : row + 1], rows, weight)
-        torch.testing.assert_close(read[0], wanted[row])
-    assert torch.equal(rows[0], state)

@@ -15,9 +15,9 @@ from inference.loading.weights.tensor_files import FileTensor, TensorFiles
 from inference.models.families.registry import family_of
 from inference.models.layer_configs import ExpertsConfig
 from inference.models.native.decoder import NativeDecoder, NativeKV
-from inference.models.native.layers import NativeLayer, NativeNorm
 from inference.models.native.model import NativeModel
 from inference.models.native.packing import Format, PackedLinear, pack
+from inference.models.native.structs import Part, norm_part
 from inference.models.stored_weights import DenseWeight, StoredWeight
 from tests.inference.models import steps
 from tests.inference.models.dense_weights import TINY
@@ -53,22 +53,22 @@ def pack_dense(weight: torch.Tensor) -> PackedLinear:
     return pack(DenseWeight(weight=weight))
 
 
-def norm(size: int = HIDDEN) -> NativeNorm:
-    return NativeNorm(torch.ones(size))
-
-
 def build(
     library: ctypes.CDLL,
     embedding: PackedLinear,
     head: PackedLinear,
-    *layers: NativeLayer,
+    *layers: Part,
     threads: int = 2,
     given: dict[str, Any] | None = None,
     **changes: Any,
 ) -> NativeDecoder:
     """``changes`` of the config; ``given`` to the decoder."""
     config = replace(CONFIG, **({"num_layers": len(layers)} | changes))
-    parts = {"final_norm": norm(config.hidden_size), "embedding": embedding, "head": head}
+    parts = {
+        "final_norm": norm_part(config.hidden_size, torch.ones(config.hidden_size)),
+        "embedding": embedding,
+        "head": head,
+    }
     own = {"layers": layers, "kv_format": "fp32", "num_threads": threads} | parts | (given or {})
     return NativeDecoder(library, config, **own)
 
