@@ -35,7 +35,6 @@ from inference.text.grammars import (
     Thinking,
     answer_grammar,
     bare_call_part,
-    calls_part,
     grammar_text,
     json_part,
     text_part,
@@ -158,7 +157,7 @@ def _call_parts(job: BuildGrammar, schemas: _Schemas) -> list[dict[str, Any]]:
             tools = schemas.without(tools, error)
         else:
             assert lark is not None, "nothing to enforce"
-            return [calls_part(lark)]
+            return [{"lark_grammar": lark}]
 
 
 NUM_TOKENS = 16

@@ -30,10 +30,6 @@ def json_part(schema: Schema | None) -> dict[str, Any]:
     return {"json_schema": {**schema, OUR_OPTIONS: OPTIONS}}
 
 
-def calls_part(lark: str) -> dict[str, Any]:
-    return {"lark_grammar": lark}
-
-
 def grammar_text(parts: Sequence[dict[str, Any]]) -> str:
     """Raises ``SchemaError`` for a schema that is nested too deeply to be written."""
     try:
@@ -47,7 +43,7 @@ def text_part(output_format: OutputFormat) -> dict[str, Any]:
     if output_format.regex is not None:
         return {"lark_grammar": f"start: /{_escaped(output_format.regex)}/"}
     if output_format.choices:
-        texts = " | ".join(_quoted(choice) for choice in dict.fromkeys(output_format.choices))
+        texts = " | ".join(literal(choice) for choice in dict.fromkeys(output_format.choices))
         return {"lark_grammar": f"start: {texts}"}
     assert output_format.grammar is not None, "a format that is JSON"
     return {"lark_grammar": _lark(output_format.grammar, output_format.path)}
@@ -66,8 +62,9 @@ def _escaped(regex: str) -> str:
     return "".join(escaped)
 
 
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+def literal(text: str) -> str:
+    # Lark's strings are JSON's, but for the one control character that JSON lets stand.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _lark(grammar: str, path: str) -> str:

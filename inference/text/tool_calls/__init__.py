@@ -7,7 +7,6 @@ from inference.text.reasoning import CHANNEL, MESSAGE
 from inference.text.tokenizer import Tokenizer
 from inference.text.tool_calls.call_parser import CallFormat
 from inference.text.tool_calls.gemma import FUNCTION_GEMMA, GEMMA_4, GemmaFormat
-from inference.text.tool_calls.grammar_rules import marker_token_id
 from inference.text.tool_calls.json_formats import (
     CALL_BEGIN,
     COMMAND_R,
@@ -68,10 +67,10 @@ def find_tool_format(template: str | None, tokenizer: Tokenizer) -> CallFormat |
     for name, texts in _texts(template).items():
         if all(text in template for text in texts):
             return FORMATS[name]
-    if MISTRAL_CALLS in template or marker_token_id(tokenizer, MISTRAL_CALLS) is not None:
+    if MISTRAL_CALLS in template or tokenizer.single_token_id(MISTRAL_CALLS) is not None:
         return FORMATS["mistral_named" if MISTRAL_ARGUMENTS in template else "mistral"]
     is_llama = any(text in template for text in _LLAMA_PROMPTS)
-    has_tag = marker_token_id(tokenizer, LLAMA_TAG) is not None
+    has_tag = tokenizer.single_token_id(LLAMA_TAG) is not None
     return FORMATS["llama3"] if is_llama or has_tag else None
 
 

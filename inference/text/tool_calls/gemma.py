@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from inference.protocol.generation import ToolDefinition
 from inference.text.errors import UnsupportedSchemaError
+from inference.text.grammars import literal
 from inference.text.tool_calls.argument_values import (
     LITERALS,
     MAX_DEPTH,
@@ -33,7 +34,6 @@ from inference.text.tool_calls.grammar_rules import (
     arguments_schema,
     head_rules,
     in_order,
-    literal,
 )
 from inference.text.tool_calls.json_calls import CLOSERS, WrittenObject, repaired_string
 from inference.text.tool_calls.json_formats import NAME, headed_notation

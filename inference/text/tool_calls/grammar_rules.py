@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 
 from inference.protocol.generation import ToolChoice, ToolDefinition
 from inference.text.errors import UnsupportedSchemaError
-from inference.text.grammars import OPTIONS, OUR_OPTIONS, rerooted
-from inference.text.tokenizer import Tokenizer
+from inference.text.grammars import OPTIONS, OUR_OPTIONS, literal, rerooted
 
 TEXT_TERMINAL = r"TEXT: /(.|\n)*/"
 
@@ -33,11 +32,6 @@ def callable_tools(
         assert named, "a call is required of a tool that is not there"
         return named
     return tools if not parallel or any(tool.strict for tool in tools) else ()
-
-
-def literal(text: str) -> str:
-    # Lark's strings are JSON's, but for the one control character that JSON lets stand.
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,13 +155,6 @@ def json_call_rules(wanted: WantedCalls, keys: CallKeys) -> list[str]:
         rules.append(f'object_{index}: {number}{head} arguments_{index} "}}"')
         rules.append(wanted.arguments_rule(index))
     return rules
-
-
-def marker_token_id(tokenizer: Tokenizer, marker: str) -> int | None:
-    token_ids = tokenizer.encode(marker, add_special_tokens=False)
-    if len(token_ids) != 1 or tokenizer.bytes_of(token_ids[0]) != marker.encode():
-        return None
-    return token_ids[0]
 
 
 ROOT_KEYWORDS = {

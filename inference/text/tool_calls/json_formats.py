@@ -35,6 +35,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from inference.text.grammars import literal
 from inference.text.reasoning import (
     CALL_HEAD,
     CALL_HEAD_END,
@@ -55,7 +56,6 @@ from inference.text.tool_calls.grammar_rules import (
     WantedCalls,
     any_of,
     json_call_rules,
-    literal,
 )
 from inference.text.tool_calls.json_calls import (
     MAX_EXTRA_BRACES,

@@ -26,6 +26,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from inference.protocol.generation import ToolDefinition
+from inference.text.grammars import literal
 from inference.text.tool_calls.argument_values import (
     WHITESPACE,
     KnownTools,
@@ -44,7 +45,6 @@ from inference.text.tool_calls.grammar_rules import (
     declared_arguments,
     head_rules,
     json_rule,
-    literal,
     unsupported,
     value_schema,
 )

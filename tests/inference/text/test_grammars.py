@@ -17,7 +17,6 @@ from inference.text.grammars import (
     Thinking,
     answer_grammar,
     bare_call_part,
-    calls_part,
     json_part,
     text_part,
 )
@@ -66,11 +65,11 @@ def accepts(theirs: LLTokenizer, tokenizer: Tokenizer) -> Accepts:
 
 def _calls(tokenizer: Tokenizer, *, parallel: bool = True) -> dict[str, Any]:
     opens, closes = MarkedCalls().marker_ids(tokenizer).values()
-    return calls_part(
-        f"start: call{'+' if parallel else ''}\n"
+    return {
+        "lark_grammar": f"start: call{'+' if parallel else ''}\n"
         f'call: <[{opens}]> ("f" | "g") " " arguments <[{closes}]>\n'
         'arguments: %json {"type": "object"}\n'
-    )
+    }
 
 
 POINT = {"type": "object", "properties": {"id": {"$ref": "#/$defs/n"}}, "required": ["id"]}
