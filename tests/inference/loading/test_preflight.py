@@ -280,7 +280,7 @@ TABLE = 1000 * 64
 
 def costs_of(hub: dict[str, Any], quantization: str = "auto", **options: Any) -> ModelCosts:
     config = parse_config(hub, {})
-    return model_costs(config, config_tensors(config, hub, quantization), **options)
+    return model_costs(config, config_tensors(config, hub, quantization), spec(**options))
 
 
 def test_every_weight_is_counted_once() -> None:
