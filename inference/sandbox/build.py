@@ -26,6 +26,7 @@ from inference.sandbox.jobs import BuildGrammar, Built, LossReason, TokenizerFac
 from inference.text.errors import (
     GrammarRefusedError,
     SchemaError,
+    SchemaRefusedError,
     UnsupportedSchemaError,
     path_of,
 )
@@ -70,7 +71,7 @@ def build_grammar(job: BuildGrammar) -> Built:
     with _refused_panics(job.path):
         problem = find_problem(grammar.text) or trial_problem(grammar.text, job.tokenizer)
     if problem is not None:
-        raise GrammarRefusedError.of_grammar(problem, job.path)
+        raise GrammarRefusedError(problem, job.path)
     return Built(grammar=grammar, not_enforced=schemas.not_enforced)
 
 
@@ -82,7 +83,7 @@ def _refused_panics(path: str | None) -> Iterator[None]:
         if not is_panic(error):
             raise
         message = f"it cannot be compiled: the compiler {LossReason.CRASH}"
-        raise GrammarRefusedError.of_grammar(message, path) from None
+        raise GrammarRefusedError(message, path) from None
 
 
 class _Schemas:
@@ -97,9 +98,9 @@ class _Schemas:
                     return self._enforceable(schema)
                 enforced, places = leniently_checked(schema, self._enforceable)
         except SchemaError as error:
-            raise GrammarRefusedError.of_schema(str(error), error.path(path)) from error
+            raise SchemaRefusedError(str(error), error.path(path)) from error
         except RecursionError:
-            raise GrammarRefusedError.of_schema(TOO_DEEP, path) from None
+            raise SchemaRefusedError(TOO_DEEP, path) from None
         self.not_enforced += [path_of(path, steps) for steps in places]
         return enforced
 
@@ -122,7 +123,7 @@ class _Schemas:
     ) -> list[ToolDefinition]:
         tool, steps = error.tool, error.steps
         if tool.strict:
-            raise GrammarRefusedError.of_schema(str(error), error.param) from error
+            raise SchemaRefusedError(str(error), error.param) from error
         while (left := left_out(tool.parameters, steps))[0] == tool.parameters:
             steps = steps[:-1]  # what it refers to is refused
         parameters, steps = left

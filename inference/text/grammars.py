@@ -77,7 +77,7 @@ def _lark(grammar: str, path: str) -> str:
         return str(gbnf_to_lark(grammar))
     except Exception as error:
         message = f"the grammar cannot be read: {error}"
-        raise GrammarRefusedError.of_grammar(message, path) from error
+        raise GrammarRefusedError(message, path) from error
 
 
 ARGUMENTS_KEYS = {"llama3": "parameters"}

@@ -65,10 +65,6 @@ class MadeTensor(FileTensor):
     ) -> None:
         self.shape, self.format, self.num_bytes, self._read = shape, format, num_bytes, read
 
-    def dense(self) -> torch.Tensor:
-        found = self._read()
-        return found if isinstance(found, torch.Tensor) else written_out(found)
-
     def stored(self) -> StoredWeight:
         found = self._read()
         return DenseWeight(weight=found) if isinstance(found, torch.Tensor) else found

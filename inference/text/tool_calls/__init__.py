@@ -15,13 +15,13 @@ from inference.text.tool_calls.json_formats import (
     FENCE,
     FUNCTOOLS,
     GRANITE,
+    HERMES,
     HUNYUAN,
     KIMI,
     MISTRAL_ARGUMENTS,
     MISTRAL_CALLS,
     NEMOTRON,
     HarmonyFormat,
-    HermesFormat,
     JsonListFormat,
     MistralFormat,
     PlainFormat,
@@ -51,9 +51,9 @@ FORMATS: dict[str, CallFormat] = {
         *map(TagFormat, (GLM, GLM_WITHOUT_LINES, DSML_V32, DSML_V4, MINIMAX, SEED, QWEN_CODER)),
         *map(SectionFormat, (DEEPSEEK, DEEPSEEK_V31, KIMI)),
         *map(GemmaFormat, (FUNCTION_GEMMA, GEMMA_4)),
-        *map(JsonListFormat, (GRANITE, HUNYUAN, NEMOTRON, COMMAND_R, FUNCTOOLS)),
+        *map(JsonListFormat, (HERMES, GRANITE, HUNYUAN, NEMOTRON, COMMAND_R, FUNCTOOLS)),
         *(MistralFormat(writes_lists=writes_lists) for writes_lists in (True, False)),
-        *(HermesFormat(), HarmonyFormat(), Lfm2Format(), Llama3Format(), PlainFormat()),
+        *(HarmonyFormat(), Lfm2Format(), Llama3Format(), PlainFormat()),
     )
 }
 _LLAMA_PROMPTS = (LLAMA_TAG, "dictionary of argument name", "[func_name1(")
@@ -92,5 +92,5 @@ def _texts(template: str) -> dict[str, tuple[str, ...]]:
         "functools": ("functools[",),
         "seed": SEED.opens,
         "qwen_coder": (FUNCTION, PARAMETER),
-        "hermes": HermesFormat.openings,
+        "hermes": HERMES.openings,
     }

@@ -163,6 +163,18 @@ ROOT_KEYWORDS = {
 }
 
 
+def members_of(
+    tool: ToolDefinition, schema: Mapping[str, Any]
+) -> tuple[dict[str, Any], Sequence[str]]:
+    """The properties, those that are only required among them, and the required ones. Raises
+    ``UnsupportedSchemaError``."""
+    required, declared = schema.get("required", []), schema.get("properties", {})
+    is_list = isinstance(required, list) and all(isinstance(key, str) for key in required)
+    if not is_list or not isinstance(declared, dict):
+        raise UnsupportedSchemaError(tool, (), "required is a list and properties an object")
+    return dict.fromkeys(required, True) | declared, required
+
+
 class DeclaredArguments(NamedTuple):
     root: Mapping[str, Any]
     properties: Mapping[str, Any]
@@ -179,11 +191,7 @@ def declared_arguments(
     root = arguments_schema(tool, choice)
     if unknown := sorted(root.keys() - ROOT_KEYWORDS - {OUR_OPTIONS}):
         raise unsupported(tool, (unknown[0],))
-    required, declared = root.get("required", []), root.get("properties", {})
-    is_list = isinstance(required, list) and all(isinstance(key, str) for key in required)
-    if not is_list or not isinstance(declared, dict):
-        raise UnsupportedSchemaError(tool, (), "required is a list and properties an object")
-    properties = dict.fromkeys(required, True) | declared
+    properties, required = members_of(tool, root)
     if tool.strict and (unfit := [key for key in properties if not fits(key)]):
         raise unsupported(tool, ("properties", unfit[0]))
     kept = {key: one for key, one in properties.items() if one is not False and fits(key)}
