@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
 KERNELS: dict[Kind, Kernels] = {
     "cpu": Kernels(dense_bytes=4, is_native=True),
-    "cuda": Kernels(dense_bytes=2, is_card=True, packs_experts=True, packs_projections=True),
+    "cuda": Kernels(
+        dense_bytes=2, is_card=True, packs_experts=True, packs_projections=True, looks_up_codes=True
+    ),
 }
 AUTOMATIC_KV: KVFormat = "bf16"
 """The format of a load with ``kv_dtype`` auto. Processors with VNNI take half of it."""
@@ -80,14 +82,15 @@ def model_costs(config: ModelConfig, tensors: Iterable[NamedWeight], spec: LoadS
             by_layer[int(match[1])].append(weight)
         else:
             outer[name] = weight
-    head = [outer[name] for name in (HEAD, TABLE) if name in outer][:1]
+    is_tied = HEAD not in outer
+    head = [outer[name]._replace(role="head") for name in (HEAD, TABLE) if name in outer][:1]
     experts = config.experts
     return ModelCosts(
         layers=tuple(
             _layer_cost(config, index, weights, spec.kv_dtype)
             for index, weights in enumerate(by_layer)
         ),
-        outer_bytes=_bytes(outer.values())
+        outer_bytes=_bytes(outer.values(), is_tied=is_tied)
         + KindBytes(config.kept_rows_bytes, config.kept_rows_bytes),
         head_bytes=_bytes(head),
         num_head_weights=_num_elements(head),
@@ -122,9 +125,9 @@ def _layer_cost(config: ModelConfig, index: int, weights: list[Weight], kv_dtype
     )
 
 
-def _bytes(weights: Iterable[Weight]) -> KindBytes:
+def _bytes(weights: Iterable[Weight], *, is_tied: bool = False) -> KindBytes:
     listed = list(weights)
-    return _by_kind(lambda kind: KERNELS[kind].bytes_of(listed)[0])
+    return _by_kind(lambda kind: KERNELS[kind].bytes_of(listed, is_tied=is_tied)[0])
 
 
 def _num_elements(weights: Iterable[Weight]) -> int:

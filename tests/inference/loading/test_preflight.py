@@ -293,6 +293,9 @@ def test_every_weight_is_counted_once() -> None:
     tied = costs_of(COSTED | {"tie_word_embeddings": True})
     assert tied.outer_bytes.cuda == 2 * (TABLE + 64)
     assert tied.head_bytes == costs.head_bytes
+    packed = costs_of(COSTED | {"tie_word_embeddings": True}, "q4")
+    assert packed.head_bytes.cuda == 9 / 8 * TABLE
+    assert packed.outer_bytes.cuda == 2 * 9 / 8 * TABLE + 2 * 64, "rows are looked up beside it"
     held = sum(one.kv_token_bytes.cuda for one in costs_of(COSTED, kv_dtype="int8").layers)
     assert held == kv_bytes_per_token(parse_config(COSTED, {}), "int8")
     assert costs.context_tokens == 4096
