@@ -138,15 +138,7 @@ def test_sentencepiece_equals_decode_for_any_text_andsplit(
     assert _detokenize(sentencepiece, split(ids, cuts)) == _detokenize(sentencepiece, [ids])
 
 
-def test_a_character_is_never_split_and_a_continuation_keeps_its_first_space(
-    byte_level: Tokenizer, sentencepiece: Tokenizer
-) -> None:
-    detokenizer = Detokenizer(byte_level)
-    bytes_to_id = {byte_level.bytes_of(i): i for i in range(byte_level.vocab_size)}
-    pieces = [detokenizer.feed([bytes_to_id[bytes([byte])]]) for byte in "🙂".encode()]
-    assert pieces == ["", "", "", "🙂"]
-    assert detokenizer.feed([bytes_to_id[b"\xf0"]]) == ""
-    assert detokenizer.flush() == "�", "a broken one shows at the end"
+def test_a_continuation_keeps_its_first_space(sentencepiece: Tokenizer) -> None:
     ids = sentencepiece.encode("Paris", add_special_tokens=False)
     assert Detokenizer(sentencepiece).feed(ids) == "Paris"
     assert Detokenizer(sentencepiece, continues_text=True).feed(ids) == " Paris"
