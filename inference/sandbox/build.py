@@ -31,7 +31,6 @@ from inference.text.errors import (
     path_of,
 )
 from inference.text.grammars import (
-    ARGUMENTS_KEYS,
     TOO_DEEP,
     Thinking,
     answer_grammar,
@@ -144,11 +143,11 @@ def _format_part(output_format: OutputFormat, schemas: _Schemas) -> dict[str, An
 def _call_parts(job: BuildGrammar, schemas: _Schemas) -> list[dict[str, Any]]:
     if not job.tools:
         return []
-    key = None if job.output_format is None else ARGUMENTS_KEYS.get(job.tool_format)
-    is_forced = job.choice.mode == "required" and key is None
+    is_bare = job.output_format is not None and job.tool_format == "llama3"
+    is_forced = job.choice.mode == "required" and not is_bare
     tools = [schemas.checked_tool(tool) if tool.strict or is_forced else tool for tool in job.tools]
-    if key is not None:
-        return [bare_call_part(tool, key) for tool in tools]
+    if is_bare:
+        return [bare_call_part(tool) for tool in tools]
     while True:
         try:
             lark = FORMATS[job.tool_format].grammar(

@@ -80,12 +80,8 @@ def _lark(grammar: str, path: str) -> str:
         raise GrammarRefusedError(message, path) from error
 
 
-ARGUMENTS_KEYS = {"llama3": "parameters"}
-"""Formats whose calls stand without a marker, and their key for the arguments."""
-
-
-def bare_call_part(tool: ToolDefinition, arguments_key: str) -> dict[str, Any]:
-    """One call of ``tool`` as bare JSON, beside an answer that is JSON too.
+def bare_call_part(tool: ToolDefinition) -> dict[str, Any]:
+    """One call of ``tool`` as Llama's bare JSON, beside an answer that is JSON too.
 
     One lexer reads both, and it would take a call's literal beginning for good where the answer
     only begins alike. As JSON schemas with the same white space they differ at the first key that
@@ -93,13 +89,13 @@ def bare_call_part(tool: ToolDefinition, arguments_key: str) -> dict[str, Any]:
     """
     arguments: dict[str, Any] = {"type": "object"}
     if tool.strict and tool.parameters is not None:
-        moved = rerooted(tool.parameters, f"#/properties/{arguments_key}")
+        moved = rerooted(tool.parameters, "#/properties/parameters")
         arguments = {**moved, "type": "object"}
     return json_part(
         {
             "type": "object",
-            "properties": {"name": {"const": tool.name}, arguments_key: arguments},
-            "required": ["name", arguments_key],
+            "properties": {"name": {"const": tool.name}, "parameters": arguments},
+            "required": ["name", "parameters"],
             "additionalProperties": False,
         }
     )

@@ -81,7 +81,7 @@ NODE = {"type": "object", "properties": {"next": {"$ref": "#"}}, "additionalProp
 def test_json_and_bare_calls(accepts: Accepts) -> None:
     objects = ("{}", '{"a": [1, {"b": null}]}', '{\n  "a": 1\n}', '{"a":"🙂"}')
     others = ("", "[1]", '"a"', "{", '{"a": 1} so', '{\n\n\n"a": 1}', "yes")
-    bare = [*(bare_call_part(tool, "parameters") for tool in (STRICT, TOOLS[1])), json_part(SCHEMA)]
+    bare = [*(bare_call_part(tool) for tool in (STRICT, TOOLS[1])), json_part(SCHEMA)]
     calls = ('{"name": "f", "parameters": {"id": 1}}', '{"name": "g", "parameters": {"any": []}}')
     bad = ('{"name": "f", "parameters": {"id": "1"}}', '{"name": "h", "parameters": {}}')
     for parts, allowed, not_allowed in (
