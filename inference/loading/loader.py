@@ -250,7 +250,6 @@ def _kernels(spec: LoadSpec, config: ModelConfig, device: torch.device) -> Kerne
         is_native=_is_native(spec, device),
         packs_experts=is_packed and has_expert_kernel(device),
         packs_projections=is_packed and triton_problem() is None,
-        looks_up_codes=is_card,
     )
 
 

@@ -32,9 +32,7 @@ if TYPE_CHECKING:
 
 KERNELS: dict[Kind, Kernels] = {
     "cpu": Kernels(dense_bytes=4, is_native=True),
-    "cuda": Kernels(
-        dense_bytes=2, is_card=True, packs_experts=True, packs_projections=True, looks_up_codes=True
-    ),
+    "cuda": Kernels(dense_bytes=2, is_card=True, packs_experts=True, packs_projections=True),
 }
 AUTOMATIC_KV: KVFormat = "bf16"
 """The format of a load with ``kv_dtype`` auto. Processors with VNNI take half of it."""

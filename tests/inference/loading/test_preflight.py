@@ -31,7 +31,6 @@ CONFIG = replace(TINY, vocab_size=8, intermediate_size=64)
 
 
 CARD: dict[str, Any] = {"is_card": True, "packs_projections": True}
-LOOKS_UP = CARD | {"looks_up_codes": True}
 NATIVE, TORCH = {"dense_bytes": 4, "is_native": True}, {"dense_bytes": 4}
 MIXED = [("Q4_K", 25600), ("Q6_K", 25600), ("F32", 10)]
 
@@ -56,9 +55,9 @@ def test_a_weight_takes_what_its_role_has_kernels_for() -> None:
         # What only experts are packed in is dense elsewhere.
         ("column", [("F8_E4M3", 3200)], CARD, (6400, 0)),
         # A table's rows are looked up: they are not packed, but for the head that is tied to them.
-        ("embedding", [("Q4_K", 3200)], LOOKS_UP, (3600, 0)),
-        ("tied embedding", [("Q4_K", 3200)], LOOKS_UP, (5600, 6400)),
-        ("embedding", [("BF16", 3200)], LOOKS_UP, (6400, 0)),
+        ("embedding", [("Q4_K", 3200)], CARD, (3600, 0)),
+        ("tied embedding", [("Q4_K", 3200)], CARD, (5600, 6400)),
+        ("embedding", [("BF16", 3200)], CARD, (6400, 0)),
         ("embedding", [("Q4_K", 3200)], {}, (2000, 6400)),
         ("experts", [("F8_E4M3", 3200)], CARD | {"packs_experts": True}, (3400, 0)),
         ("experts", [("Q4_K", 3200)], CARD, (6400, 0)),
