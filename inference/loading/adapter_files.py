@@ -189,8 +189,8 @@ def read_adapter(path: Path, adapter: AdapterConfig, config: ModelConfig) -> Ada
         _check(files, pairs, adapter, config)
         modules = {
             name: LowRank(
-                down=files.dense(pair.down),
-                up=files.dense(pair.up),
+                down=files[pair.down].dense(),
+                up=files[pair.up].dense(),
                 scale=adapter.scale_of(pair.file_name),
             )
             for name, pair in pairs.items()
@@ -211,7 +211,7 @@ class _Pair(NamedTuple):
 
 def _pairs(files: SafetensorsFiles, config: ModelConfig) -> Mapping[str, _Pair]:
     halves: dict[str, dict[str, str]] = {}
-    for name in files.names:
+    for name in files:
         match = _TENSOR.fullmatch(name)
         if match is None:
             raise BadAdapterError(f"the adapter holds {name}, which is no part of a plain LoRA")
@@ -245,7 +245,7 @@ def _check(
         out_features, in_features = shapes[name]
         rank = adapter.rank_of(pair.file_name)
         for tensor, wanted in ((pair.down, (rank, in_features)), (pair.up, (out_features, rank))):
-            if (shape := files.shape_of(tensor)) != wanted:
+            if (shape := files[tensor].shape) != wanted:
                 raise BadAdapterError(
                     f"{tensor} is {shape_in_words(shape)} and should be {shape_in_words(wanted)}: "
                     f"rank {rank}, for a base of {shape_in_words((out_features, in_features))}"

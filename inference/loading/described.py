@@ -86,9 +86,9 @@ def _described_safetensors(
     family = family_of(config)
     with refuses_malformed("a header of the safetensors files"):
         opened = _opened(files, has_integers=family.uses_transformers)
-        config = without_absent_tower(config, opened.names)
+        config = without_absent_tower(config, opened)
         if wants_predictor:
-            config = with_predictor(config, family, opened.names)
+            config = with_predictor(config, family, opened)
         if isinstance(opened, SafetensorsFiles) and family.has_transposed_experts:
             opened = cut_transposed(opened, config.hidden_size)
         elif isinstance(opened, SafetensorsFiles) and not family.uses_transformers:
@@ -154,13 +154,12 @@ MOST_COUNTED = 1000
 
 
 def check_tensors(config: ModelConfig, files: TensorFiles) -> None:
-    names = files.names
     lacking = (
         name
         for tensor in family_of(config).tensors(config)
-        if tensor.name not in names and not tensor.is_optional
+        if tensor.name not in files and not tensor.is_optional
         for name in tensor.parts or (tensor.name,)
-        if name not in names
+        if name not in files
     )
     missing = list(islice(lacking, MOST_COUNTED))
     if missing:
@@ -168,8 +167,8 @@ def check_tensors(config: ModelConfig, files: TensorFiles) -> None:
         others = f" and {count} more" if len(missing) > 1 else ""
         raise MissingTensorError(f"the weight files lack {missing[0]}{others}")
     for tensor in family_of(config).tensors(config):
-        for name, expected in _expected(tensor, names):
-            found = files.shape_of(name)
+        for name, expected in _expected(tensor, files):
+            found = files[name].shape
             if not _is_same(tensor, expected, found):
                 raise WrongShapeError(name, expected, found)
 
@@ -180,12 +179,12 @@ def check_module_tensors(
     """Only a transformers module knows how the files' tensors become its own, so tensors of one
     name need only hold as many numbers. ``prefix``: what files may put before the module's names,
     or leave out. Raises ``WrongShapeError``."""
-    for name in files.names:
+    for name in files:
         names = name, name.removeprefix(f"{prefix}."), f"{prefix}.{name}"
         own = next((own for own in names if own in declared), None)
         if own is None:
             continue
-        expected, found = declared[own], files.shape_of(name)
+        expected, found = declared[own], files[name].shape
         if math.prod(expected) != math.prod(found):
             raise WrongShapeError(name, expected, found)
 

@@ -88,7 +88,7 @@ def check_embedding_tensors(files: ModelFiles, config: EmbeddingConfig) -> int:
     tensors = SafetensorsFiles(files.weights, has_integers=True)
     try:
         check_module_tensors(declared, tensors, prefix)
-        return sum(math.prod(tensors.shape_of(name)) for name in tensors.names)
+        return sum(math.prod(tensor.shape) for tensor in tensors.values())
     finally:
         tensors.close()
 

@@ -21,8 +21,6 @@ class Format(NamedTuple):
     each 32."""
     same: InSitu | None = None
     """The in-situ format of as many bits."""
-    is_table: bool = False
-    """Whether its codes are looked up in a table of values."""
 
 
 GGUF_FORMATS = (
@@ -39,20 +37,20 @@ GGUF_FORMATS = (
     Format("Q4_K", 4.625, 5, 5, "q4"),
     Format("Q5_K", 5.625, 7, None, "q5"),
     Format("Q6_K", 6.5625, 7, None, "q6"),
-    Format("IQ1_S", 3.5625, 5, is_table=True),
-    Format("IQ1_M", 3.5625, 5, is_table=True),
-    Format("IQ2_XXS", 3.5625, 5, is_table=True),
-    Format("IQ2_XS", 3.5625, 5, is_table=True),
-    Format("IQ2_S", 3.5625, 5, is_table=True),
-    Format("IQ3_XXS", 4.3125, 4.5, is_table=True),
-    Format("IQ3_S", 4.3125, 4.5, is_table=True),
-    Format("IQ4_NL", 4.5, 4.5, None, "q4", is_table=True),
-    Format("IQ4_XS", 4.3125, 4.5, None, "q4", is_table=True),
-    Format("TQ1_0", 2.5, 4.5, is_table=True),
-    Format("TQ2_0", 2.5, 4.5, is_table=True),
-    Format("Q1_0", 2.5, 4.5, is_table=True),
+    Format("IQ1_S", 3.5625, 5),
+    Format("IQ1_M", 3.5625, 5),
+    Format("IQ2_XXS", 3.5625, 5),
+    Format("IQ2_XS", 3.5625, 5),
+    Format("IQ2_S", 3.5625, 5),
+    Format("IQ3_XXS", 4.3125, 4.5),
+    Format("IQ3_S", 4.3125, 4.5),
+    Format("IQ4_NL", 4.5, 4.5, None, "q4"),
+    Format("IQ4_XS", 4.3125, 4.5, None, "q4"),
+    Format("TQ1_0", 2.5, 4.5),
+    Format("TQ2_0", 2.5, 4.5),
+    Format("Q1_0", 2.5, 4.5),
     Format("MXFP4", 4.5, 4.5, 9),
-    Format("NVFP4", 5, 5, is_table=True),
+    Format("NVFP4", 5, 5),
 )
 FP8_FILES, INT4, INT8, MXFP4 = "F8_E4M3", "INT4", "INT8", "MXFP4"
 FORMATS = {

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from inference.loading.hub_config import PROCESSOR, read_json
 from inference.models.config import ModelConfig
 from inference.models.errors import InvalidImageError
-from inference.models.vision_config import TowerKind, VisionConfig
+from inference.models.vision_config import VisionConfig
 from inference.protocol.images import (
     ImageRatioError,
     VisionInput,
@@ -87,26 +87,24 @@ def open_image_processor(
     return ImageFileProcessor(directory, config.vision), ""
 
 
-class PatchMaker(Protocol):
-    def __call__(self, image: Any, *, is_low_detail: bool) -> npt.NDArray[np.float32]:
-        """PIL's image -> (num_patches, patch_features), in the order of merging."""
-        ...
-
-
 class ImageFileProcessor:
     """Images are read as they are displayed: rotated by their Exif orientation, the first frame of
     animations, without transparency."""
 
     def __init__(self, directory: Path, vision: VisionConfig) -> None:
         self._vision = vision
-        make = MAKERS[vision.kind]
-        self._patches: PatchMaker = make(vision, _declared(directory, vision))
+        declared = _declared(directory, vision)
+        self._processors = {
+            is_low_detail: _processor(vision, declared, is_low_detail=is_low_detail)
+            for is_low_detail in (False, True)
+        }
 
     def patches(self, data: bytes, grid: tuple[int, int, int]) -> npt.NDArray[np.float32]:
         """Raises ``InvalidImageError``."""
         image = self._decoded(data, grid)
         is_low_detail = not self._may_be(image.size, grid, is_low_detail=False)
-        found = self._patches(image, is_low_detail=is_low_detail)
+        found = self._processors[is_low_detail](images=[image], return_tensors="np")
+        found = _patches(found["pixel_values"], self._vision)
         if len(found) != math.prod(grid):
             raise InvalidImageError("its patches are not as it was counted")
         return np.ascontiguousarray(found, dtype=np.float32)
@@ -140,85 +138,59 @@ class ImageFileProcessor:
             return False
 
 
-def qwen_patches(vision: VisionConfig, declared: dict[str, Any]) -> PatchMaker:
-    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+def _processor(vision: VisionConfig, declared: dict[str, Any], *, is_low_detail: bool) -> Any:
+    """transformers' own."""
+    match vision.kind:
+        case "gemma3":  # without pan and scan: every image as a square of one size
+            from transformers.models.gemma3 import image_processing_pil_gemma3 as gemma3
 
-    def processor(is_low_detail: bool) -> Any:
-        largest = most_pixels(vision, is_low_detail=is_low_detail)
-        return Qwen2VLImageProcessorPil(
-            size={"shortest_edge": vision.min_pixels, "longest_edge": largest},
-            patch_size=vision.patch_px,
-            merge_size=vision.merge,
-            temporal_patch_size=vision.temporal_patch,
-            **declared,
-        )
+            size = {"height": vision.image_px, "width": vision.image_px}
+            return gemma3.Gemma3ImageProcessorPil(size=size, do_pan_and_scan=False, **declared)
+        case "idefics3":
+            from transformers.models.idefics3 import image_processing_pil_idefics3 as idefics3
 
-    return _maker(processor, lambda patches: patches)
+            return idefics3.Idefics3ImageProcessorPil(
+                size={"longest_edge": longest_side_px(vision)},
+                max_image_size={"longest_edge": vision.image_px},
+                do_image_splitting=vision.division == "tiles" and not is_low_detail,
+                **declared,
+            )
+        case "pixtral":  # images of any shape, reduced to a longest side and never enlarged
+            from transformers.models.pixtral import image_processing_pil_pixtral as pixtral
 
+            unit_px = vision.patch_px * vision.merge
+            longest_px = math.isqrt(most_pixels(vision, is_low_detail=is_low_detail))
+            return pixtral.PixtralImageProcessorPil(
+                size={"longest_edge": longest_px},
+                patch_size={"height": unit_px, "width": unit_px},
+                **declared,
+            )
+    from transformers.models.qwen2_vl import image_processing_pil_qwen2_vl as qwen2_vl
 
-def square_patches(vision: VisionConfig, declared: dict[str, Any]) -> PatchMaker:
-    """Gemma 3 without pan and scan: every image as a square of one size."""
-    from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
-
-    size = {"height": vision.image_px, "width": vision.image_px}
-    processor = Gemma3ImageProcessorPil(size=size, do_pan_and_scan=False, **declared)
-    return _maker(
-        lambda _: processor, lambda images: merged_patches(images[0], vision.patch_px, vision.merge)
+    largest = most_pixels(vision, is_low_detail=is_low_detail)
+    return qwen2_vl.Qwen2VLImageProcessorPil(
+        size={"shortest_edge": vision.min_pixels, "longest_edge": largest},
+        patch_size=vision.patch_px,
+        merge_size=vision.merge,
+        temporal_patch_size=vision.temporal_patch,
+        **declared,
     )
 
 
-def tile_patches(vision: VisionConfig, declared: dict[str, Any]) -> PatchMaker:
-    """Idefics3: an image's tiles, then the whole image as one tile; that alone in low detail, or
-    where a model does not cut images."""
-    from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
-
-    def processor(is_low_detail: bool) -> Any:
-        return Idefics3ImageProcessorPil(
-            size={"longest_edge": longest_side_px(vision)},
-            max_image_size={"longest_edge": vision.image_px},
-            do_image_splitting=vision.division == "tiles" and not is_low_detail,
-            **declared,
-        )
-
-    def merged(images: Any) -> npt.NDArray[np.float32]:
-        patch_px, merge = vision.patch_px, vision.merge
-        px = vision.image_px // patch_px * patch_px
-        return np.concatenate(
-            [merged_patches(tile[:, :px, :px], patch_px, merge) for tile in images[0]]
-        )
-
-    return _maker(processor, merged)
-
-
-def row_patches(vision: VisionConfig, declared: dict[str, Any]) -> PatchMaker:
-    """Pixtral: images of any shape, reduced to a longest side and never enlarged."""
-    from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
-
-    unit_px = vision.patch_px * vision.merge
-
-    def processor(is_low_detail: bool) -> Any:
-        longest_px = math.isqrt(most_pixels(vision, is_low_detail=is_low_detail))
-        return PixtralImageProcessorPil(
-            size={"longest_edge": longest_px},
-            patch_size={"height": unit_px, "width": unit_px},
-            **declared,
-        )
-
-    return _maker(
-        processor, lambda images: merged_patches(images[0], vision.patch_px, vision.merge)
+def _patches(pixels: Any, vision: VisionConfig) -> npt.NDArray[np.float32]:
+    """(num_patches, patch_features), in the order of merging. ``pixels``: a processor's own. Qwen's
+    are patches already; Idefics3's are the image's tiles, and the whole image as one tile: that
+    alone in low detail, or where a model does not cut images."""
+    if vision.kind.startswith("qwen"):
+        return np.asarray(pixels)
+    images, px = pixels[0], None
+    if vision.kind == "idefics3":
+        px = vision.image_px // vision.patch_px * vision.patch_px
+    else:
+        images = [images]
+    return np.concatenate(
+        [merged_patches(image[:, :px, :px], vision.patch_px, vision.merge) for image in images]
     )
-
-
-def _maker(
-    processor: Callable[[bool], Any], merged: Callable[[Any], npt.NDArray[np.float32]]
-) -> PatchMaker:
-    processors = {is_low_detail: processor(is_low_detail) for is_low_detail in (False, True)}
-
-    def patches(image: Any, *, is_low_detail: bool) -> npt.NDArray[np.float32]:
-        found = processors[is_low_detail](images=[image], return_tensors="np")
-        return merged(found["pixel_values"])
-
-    return patches
 
 
 def merged_patches(
@@ -230,15 +202,6 @@ def merged_patches(
     rows, columns = (side // (patch_px * merge) for side in (height, width))
     parts = pixels.reshape(channels, rows, merge, patch_px, columns, merge, patch_px)
     return parts.transpose(1, 4, 2, 5, 0, 3, 6).reshape(-1, channels * patch_px**2)
-
-
-MAKERS: dict[TowerKind, Callable[[VisionConfig, dict[str, Any]], PatchMaker]] = {
-    "qwen3_vl": qwen_patches,
-    "qwen2_5_vl": qwen_patches,
-    "gemma3": square_patches,
-    "idefics3": tile_patches,
-    "pixtral": row_patches,
-}
 
 
 def _declared(directory: Path, vision: VisionConfig) -> dict[str, Any]:

@@ -143,8 +143,8 @@ def open_model(
         directory=files.directory,
         weights=OpenedWeights(described.files, factory, on_progress, detail),
         tokenizer_dir=tokenizer_dir,
-        weight_bytes=sum(whole.bytes_of(name) for name in whole.names),
-        num_parameters=sum(math.prod(whole.shape_of(name)) for name in whole.names),
+        weight_bytes=sum(tensor.num_bytes for tensor in whole.values()),
+        num_parameters=sum(math.prod(tensor.shape) for tensor in whole.values()),
         cache_dir=cache_dir,
         need=need,
         factory=factory,
@@ -234,8 +234,8 @@ def _weights(described: DescribedModel) -> Iterator[Weight]:
     whose scales are not of blocks."""
     files, roles = described.files, roles_of(described.config)
     is_dense = family_of(described.config).uses_transformers
-    for name in files.names:
-        tensor, role = files[name], roles.get(name)
+    for name, tensor in files.items():
+        role = roles.get(name)
         is_unfit = role == "experts" and tensor.format == FP8_FILES and not tensor.has_fp8
         format = "dense" if is_dense or is_unfit else tensor.format
         yield Weight(role, format, math.prod(tensor.shape))
@@ -250,7 +250,6 @@ def _kernels(spec: LoadSpec, config: ModelConfig, device: torch.device) -> Kerne
         is_native=_is_native(spec, device),
         packs_experts=is_packed and has_expert_kernel(device),
         packs_projections=is_packed and triton_problem() is None,
-        looks_up_codes=is_card,
     )
 
 

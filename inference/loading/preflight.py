@@ -43,8 +43,6 @@ class Kernels:
     packs_experts: bool = False
     packs_projections: bool = False
     """The card keeps projections packed, those of 5 and 6 bits too."""
-    looks_up_codes: bool = False
-    """Tables of tokens stay in codes. An output head that is tied to one is packed beside it."""
 
     def bytes_of(self, weights: Iterable[Weight], *, is_tied: bool = False) -> tuple[int, int]:
         """Returns also the bytes of second copies of those that torch's kernels multiply.
@@ -64,7 +62,8 @@ class Kernels:
         return int(bits / 8), num_copied * COPY_BYTES
 
     def _has_codes(self, weight: Weight, format: Format) -> bool:
-        is_table = self.looks_up_codes and weight.role == "embedding"
+        """On a card, tables stay in codes. A head that is tied to one is packed beside it."""
+        is_table = self.is_card and weight.role == "embedding"
         return is_table and format.card is not None and format.name != FP8_FILES
 
     def _bits_of(self, weight: Weight, format: Format) -> float | None:

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, cast, get_args
+from typing import TYPE_CHECKING, cast, get_args
 
 from inference.loading.formats import FP8_FILES, INT4, INT8, MXFP4
 from inference.loading.hub_config import parse_config, read_json
@@ -41,9 +41,7 @@ DENSE = "dense"
 HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
 
 
-class NamedWeight(NamedTuple):
-    name: str
-    weight: Weight
+NamedWeight = tuple[str, Weight]
 
 
 def read_costs(files: ModelFiles, spec: LoadSpec) -> ModelCosts:
@@ -62,13 +60,7 @@ def read_costs(files: ModelFiles, spec: LoadSpec) -> ModelCosts:
         hub = read_json(files.directory / "config.json")
         config = parse_config(hub, {})
         tensors = config_tensors(config, hub, spec.quantization)
-    return model_costs(
-        config,
-        tensors,
-        kv_dtype=spec.kv_dtype,
-        max_sequences=spec.max_concurrent_sequences,
-        max_context_tokens=spec.max_context_tokens,
-    )
+    return model_costs(config, tensors, spec)
 
 
 def _without_pixels(config: ModelConfig) -> ModelConfig:
@@ -78,14 +70,7 @@ def _without_pixels(config: ModelConfig) -> ModelConfig:
     return replace(config, vision=replace(config.vision, min_pixels=0, max_pixels=0))
 
 
-def model_costs(
-    config: ModelConfig,
-    tensors: Iterable[NamedWeight],
-    *,
-    kv_dtype: str = "auto",
-    max_sequences: int = 256,
-    max_context_tokens: int | None = None,
-) -> ModelCosts:
+def model_costs(config: ModelConfig, tensors: Iterable[NamedWeight], spec: LoadSpec) -> ModelCosts:
     by_layer: list[list[Weight]] = [[] for _ in range(config.num_layers)]
     outer: dict[str, Weight] = {}
     for name, weight in tensors:
@@ -95,13 +80,15 @@ def model_costs(
             by_layer[int(match[1])].append(weight)
         else:
             outer[name] = weight
-    head = [outer[name] for name in (HEAD, TABLE) if name in outer][:1]
+    is_tied = HEAD not in outer
+    head = [outer[name]._replace(role="head") for name in (HEAD, TABLE) if name in outer][:1]
     experts = config.experts
     return ModelCosts(
         layers=tuple(
-            _layer_cost(config, index, weights, kv_dtype) for index, weights in enumerate(by_layer)
+            _layer_cost(config, index, weights, spec.kv_dtype)
+            for index, weights in enumerate(by_layer)
         ),
-        outer_bytes=_bytes(outer.values())
+        outer_bytes=_bytes(outer.values(), is_tied=is_tied)
         + KindBytes(config.kept_rows_bytes, config.kept_rows_bytes),
         head_bytes=_bytes(head),
         num_head_weights=_num_elements(head),
@@ -112,10 +99,10 @@ def model_costs(
                 config,
                 KERNELS[kind].dense_bytes,
                 prompt_rows=PREFILL_TOKENS_PER_STEP[kind],
-                decode_rows=max_sequences,
+                decode_rows=spec.max_concurrent_sequences,
             )
         ),
-        context_tokens=min(config.max_positions, max_context_tokens or config.max_positions),
+        context_tokens=min(config.max_positions, spec.max_context_tokens or config.max_positions),
     )
 
 
@@ -136,9 +123,9 @@ def _layer_cost(config: ModelConfig, index: int, weights: list[Weight], kv_dtype
     )
 
 
-def _bytes(weights: Iterable[Weight]) -> KindBytes:
+def _bytes(weights: Iterable[Weight], *, is_tied: bool = False) -> KindBytes:
     listed = list(weights)
-    return _by_kind(lambda kind: KERNELS[kind].bytes_of(listed)[0])
+    return _by_kind(lambda kind: KERNELS[kind].bytes_of(listed, is_tied=is_tied)[0])
 
 
 def _num_elements(weights: Iterable[Weight]) -> int:
@@ -155,7 +142,7 @@ def config_tensors(config: ModelConfig, hub: Json, quantization: str) -> Iterato
     _refuse_module(family, config.architecture)
     for tensor in family.tensors(config):
         weight = Weight(tensor.role, format_of(tensor), math.prod(tensor.shape))
-        yield NamedWeight(tensor.name, weight)
+        yield tensor.name, weight
 
 
 def gguf_tensors(config: ModelConfig, header: GGUFHeader) -> Iterator[NamedWeight]:
@@ -165,7 +152,7 @@ def gguf_tensors(config: ModelConfig, header: GGUFHeader) -> Iterator[NamedWeigh
         name = model_name(info.name, family, config)
         if name is not None:
             role = "tower" if name.startswith(TOWER) else roles.get(name)
-            yield NamedWeight(name, Weight(role, info.type.name, info.num_elements))
+            yield name, Weight(role, info.type.name, info.num_elements)
 
 
 def _refuse_module(family: Family, name: str) -> None:

@@ -33,7 +33,6 @@ from inference.loading.hub_config import read_json_if_there
 from inference.loading.sources.hub_sources import REPOSITORY_PREFIX
 from inference.protocol.load_errors import (
     BadFileError,
-    DownloadFailedError,
     LoadError,
     MissingFileError,
     UnknownTokenizerError,
@@ -131,14 +130,10 @@ FetchTokenizer = Callable[[str], Path]
 """Repository, with its scheme if of a named source -> folder. Raises ``LoadError``."""
 
 
-def no_repository(repo: str) -> Path:
-    raise DownloadFailedError(f"{repo} is not fetched here")
-
-
 def tokenizer_directory(
     header: GGUFHeader,
     cache_dir: Path,
-    fetch: FetchTokenizer = no_repository,
+    fetch: FetchTokenizer,
     scheme: str = HUGGINGFACE,
 ) -> Path:
     """``scheme``: of the file's own source. Raises ``BadFileError``."""
@@ -224,13 +219,8 @@ def _base_chat_template(fetch: FetchTokenizer, repositories: Sequence[str]) -> A
         except LoadError as error:
             log.warning("no chat template from %s: %s", repo, error)
             continue
-        for config in (
-            {"chat_template": _jinja(directory)},
-            read_json_if_there(directory / "chat_template.json"),
-            read_json_if_there(directory / "tokenizer_config.json"),
-        ):
-            if template := config.get("chat_template"):
-                return template
+        if template := _read_config(directory).get("chat_template"):
+            return template
     return None
 
 
@@ -255,11 +245,9 @@ def _token_ids(definition: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _read_config(directory: Path) -> dict[str, Any]:
-    template = _jinja(directory)
-    own = {} if template is None else {"chat_template": template}
-    return read_json_if_there(directory / "tokenizer_config.json") | own
-
-
-def _jinja(directory: Path) -> str | None:
+    """With the template of its own file, where there is one."""
+    config = read_json_if_there(directory / "tokenizer_config.json")
+    template = read_json_if_there(directory / "chat_template.json").get("chat_template")
     path = directory / "chat_template.jinja"
-    return path.read_text(encoding="utf-8") if path.is_file() else None
+    template = path.read_text(encoding="utf-8") if path.is_file() else template
+    return {**config, "chat_template": template} if template else config

@@ -26,16 +26,15 @@ from inference.sandbox.jobs import BuildGrammar, Built, LossReason, TokenizerFac
 from inference.text.errors import (
     GrammarRefusedError,
     SchemaError,
+    SchemaRefusedError,
     UnsupportedSchemaError,
     path_of,
 )
 from inference.text.grammars import (
-    ARGUMENTS_KEYS,
     TOO_DEEP,
     Thinking,
     answer_grammar,
     bare_call_part,
-    calls_part,
     grammar_text,
     json_part,
     text_part,
@@ -71,7 +70,7 @@ def build_grammar(job: BuildGrammar) -> Built:
     with _refused_panics(job.path):
         problem = find_problem(grammar.text) or trial_problem(grammar.text, job.tokenizer)
     if problem is not None:
-        raise GrammarRefusedError.of_grammar(problem, job.path)
+        raise GrammarRefusedError(problem, job.path)
     return Built(grammar=grammar, not_enforced=schemas.not_enforced)
 
 
@@ -83,7 +82,7 @@ def _refused_panics(path: str | None) -> Iterator[None]:
         if not is_panic(error):
             raise
         message = f"it cannot be compiled: the compiler {LossReason.CRASH}"
-        raise GrammarRefusedError.of_grammar(message, path) from None
+        raise GrammarRefusedError(message, path) from None
 
 
 class _Schemas:
@@ -98,9 +97,9 @@ class _Schemas:
                     return self._enforceable(schema)
                 enforced, places = leniently_checked(schema, self._enforceable)
         except SchemaError as error:
-            raise GrammarRefusedError.of_schema(str(error), error.path(path)) from error
+            raise SchemaRefusedError(str(error), error.path(path)) from error
         except RecursionError:
-            raise GrammarRefusedError.of_schema(TOO_DEEP, path) from None
+            raise SchemaRefusedError(TOO_DEEP, path) from None
         self.not_enforced += [path_of(path, steps) for steps in places]
         return enforced
 
@@ -123,7 +122,7 @@ class _Schemas:
     ) -> list[ToolDefinition]:
         tool, steps = error.tool, error.steps
         if tool.strict:
-            raise GrammarRefusedError.of_schema(str(error), error.param) from error
+            raise SchemaRefusedError(str(error), error.param) from error
         while (left := left_out(tool.parameters, steps))[0] == tool.parameters:
             steps = steps[:-1]  # what it refers to is refused
         parameters, steps = left
@@ -144,11 +143,11 @@ def _format_part(output_format: OutputFormat, schemas: _Schemas) -> dict[str, An
 def _call_parts(job: BuildGrammar, schemas: _Schemas) -> list[dict[str, Any]]:
     if not job.tools:
         return []
-    key = None if job.output_format is None else ARGUMENTS_KEYS.get(job.tool_format)
-    is_forced = job.choice.mode == "required" and key is None
+    is_bare = job.output_format is not None and job.tool_format == "llama3"
+    is_forced = job.choice.mode == "required" and not is_bare
     tools = [schemas.checked_tool(tool) if tool.strict or is_forced else tool for tool in job.tools]
-    if key is not None:
-        return [bare_call_part(tool, key) for tool in tools]
+    if is_bare:
+        return [bare_call_part(tool) for tool in tools]
     while True:
         try:
             lark = FORMATS[job.tool_format].grammar(
@@ -158,7 +157,7 @@ def _call_parts(job: BuildGrammar, schemas: _Schemas) -> list[dict[str, Any]]:
             tools = schemas.without(tools, error)
         else:
             assert lark is not None, "nothing to enforce"
-            return [calls_part(lark)]
+            return [{"lark_grammar": lark}]
 
 
 NUM_TOKENS = 16

@@ -5,6 +5,7 @@ TextError
 ├── TooManyTokensError       a text has more tokens than the caller has use for
 ├── TemplateRenderError      the chat template refused the conversation
 ├── GrammarRefusedError      the grammar of a request, as its client is told
+│   └── SchemaRefusedError     a schema in it
 └── SchemaError              a JSON schema is invalid or cannot be enforced
     ├── MalformedSchemaError   it is no JSON schema
     └── UnsupportedSchemaError a tool's schema asks for what its format's grammar cannot express
@@ -42,18 +43,15 @@ class TemplateRenderError(TextError):
 
 
 class GrammarRefusedError(TextError):
-    def __init__(self, code: str, message: str, param: str | None) -> None:
+    code = "invalid_grammar"
+
+    def __init__(self, message: str, param: str | None) -> None:
         super().__init__(message if param is None else f"{param}: {message}")
-        self.code = code
         self.param = param
 
-    @classmethod
-    def of_schema(cls, message: str, param: str) -> GrammarRefusedError:
-        return cls("invalid_schema", message, param)
 
-    @classmethod
-    def of_grammar(cls, message: str, param: str | None) -> GrammarRefusedError:
-        return cls("invalid_grammar", message, param)
+class SchemaRefusedError(GrammarRefusedError):
+    code = "invalid_schema"
 
 
 class SchemaError(TextError):

@@ -30,10 +30,6 @@ def json_part(schema: Schema | None) -> dict[str, Any]:
     return {"json_schema": {**schema, OUR_OPTIONS: OPTIONS}}
 
 
-def calls_part(lark: str) -> dict[str, Any]:
-    return {"lark_grammar": lark}
-
-
 def grammar_text(parts: Sequence[dict[str, Any]]) -> str:
     """Raises ``SchemaError`` for a schema that is nested too deeply to be written."""
     try:
@@ -47,7 +43,7 @@ def text_part(output_format: OutputFormat) -> dict[str, Any]:
     if output_format.regex is not None:
         return {"lark_grammar": f"start: /{_escaped(output_format.regex)}/"}
     if output_format.choices:
-        texts = " | ".join(_quoted(choice) for choice in dict.fromkeys(output_format.choices))
+        texts = " | ".join(literal(choice) for choice in dict.fromkeys(output_format.choices))
         return {"lark_grammar": f"start: {texts}"}
     assert output_format.grammar is not None, "a format that is JSON"
     return {"lark_grammar": _lark(output_format.grammar, output_format.path)}
@@ -66,8 +62,9 @@ def _escaped(regex: str) -> str:
     return "".join(escaped)
 
 
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+def literal(text: str) -> str:
+    # Lark's strings are JSON's, but for the one control character that JSON lets stand.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _lark(grammar: str, path: str) -> str:
@@ -80,15 +77,11 @@ def _lark(grammar: str, path: str) -> str:
         return str(gbnf_to_lark(grammar))
     except Exception as error:
         message = f"the grammar cannot be read: {error}"
-        raise GrammarRefusedError.of_grammar(message, path) from error
+        raise GrammarRefusedError(message, path) from error
 
 
-ARGUMENTS_KEYS = {"llama3": "parameters"}
-"""Formats whose calls stand without a marker, and their key for the arguments."""
-
-
-def bare_call_part(tool: ToolDefinition, arguments_key: str) -> dict[str, Any]:
-    """One call of ``tool`` as bare JSON, beside an answer that is JSON too.
+def bare_call_part(tool: ToolDefinition) -> dict[str, Any]:
+    """One call of ``tool`` as Llama's bare JSON, beside an answer that is JSON too.
 
     One lexer reads both, and it would take a call's literal beginning for good where the answer
     only begins alike. As JSON schemas with the same white space they differ at the first key that
@@ -96,13 +89,13 @@ def bare_call_part(tool: ToolDefinition, arguments_key: str) -> dict[str, Any]:
     """
     arguments: dict[str, Any] = {"type": "object"}
     if tool.strict and tool.parameters is not None:
-        moved = rerooted(tool.parameters, f"#/properties/{arguments_key}")
+        moved = rerooted(tool.parameters, "#/properties/parameters")
         arguments = {**moved, "type": "object"}
     return json_part(
         {
             "type": "object",
-            "properties": {"name": {"const": tool.name}, arguments_key: arguments},
-            "required": ["name", arguments_key],
+            "properties": {"name": {"const": tool.name}, "parameters": arguments},
+            "required": ["name", "parameters"],
             "additionalProperties": False,
         }
     )

@@ -77,13 +77,6 @@ EXPECTED: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
-def type_problem(keyword: str, value: Any) -> str | None:
-    is_right, expected = EXPECTED.get(keyword, (None, ""))
-    if is_right is None or is_right(value):
-        return None
-    return f"{keyword!r} is {expected}"
-
-
 ANNOTATIONS = frozenset(
     {
         *("title", "description", "default", "example", "examples", "deprecated", "readOnly"),
@@ -160,7 +153,8 @@ def _malformed(keyword: str, value: Any) -> str | None:
         return f"{keyword!r} is an object of schemas"
     if keyword in SCHEMA_LISTS - ONE_SCHEMA and not (isinstance(value, list) and value):
         return f"{keyword!r} is a list of schemas, at least one"
-    return type_problem(keyword, value)
+    is_right, expected = EXPECTED.get(keyword, (lambda _: True, ""))
+    return None if is_right(value) else f"{keyword!r} is {expected}"
 
 
 def _unsupported(

@@ -147,7 +147,7 @@ class Tokenizer:
 
     def single_token_id(self, text: str) -> int | None:
         token_ids = self.encode(text, add_special_tokens=False)
-        is_exact = len(token_ids) == 1 and self._backend.id_to_token(token_ids[0]) == text
+        is_exact = len(token_ids) == 1 and self.bytes_of(token_ids[0]) == text.encode()
         return token_ids[0] if is_exact else None
 
     def bytes_of(self, token_id: int) -> bytes:

@@ -12,8 +12,8 @@ from helexa_acp.asking import Splitter
 from helexa_acp.calls import TOOLS, NotUnderstood, understand
 from helexa_acp.wire import CallMade, TextDelta, ThoughtDelta
 from inference.protocol.generation import ToolDefinition
+from inference.text.tool_calls import FORMATS
 from inference.text.tool_calls.call_parser import CallArguments, CallStarted, TextPart
-from inference.text.tool_calls.json_formats import HermesFormat
 from tests.cases import each_case
 
 SPECS = [tool.spec for tool in TOOLS]
@@ -86,7 +86,7 @@ def read_by_the_server(written: str) -> tuple[str, Any] | None:
     offered = [
         ToolDefinition(name=spec.name, path="", parameters=spec.parameters) for spec in SPECS
     ]
-    parser = HermesFormat().parser(offered)
+    parser = FORMATS["hermes"].parser(offered)
     parts = [*parser.feed(f"<tool_call>{written}</tool_call>"), *parser.flush()]
     match parts:
         case [CallStarted(name=name), CallArguments(fragment=fragment)]:

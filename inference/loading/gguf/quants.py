@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-import gguf
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -37,22 +36,14 @@ from inference.models.stored_weights import (
 )
 
 
-def dense(blocks: Blocks, type: Type) -> torch.Tensor:
-    """float32 (num_rows, num_features); float16 and bfloat16 tensors keep their dtype."""
-    if type == Type.F32:
-        return as_torch(blocks.view(np.float32))
-    if type == Type.F16:
-        return as_torch(blocks.view(np.float16))
-    if type == Type.BF16:
-        return as_torch(blocks.view(np.int16)).view(torch.bfloat16)
-    if type in CODEBOOK_UNPACKERS:
-        return CODEBOOK_UNPACKERS[type](blocks).dequantize()
-    return torch.from_numpy(gguf.dequantize(blocks, type))
-
-
 def stored(blocks: Blocks, type: Type) -> StoredWeight:
-    unpack = UNPACKERS.get(type)
-    return DenseWeight(weight=dense(blocks, type)) if unpack is None else unpack(blocks)
+    """(num_rows, num_features). Dense weights keep their dtype."""
+    if type in UNPACKERS:
+        return UNPACKERS[type](blocks)
+    if type == Type.BF16:
+        return DenseWeight(weight=as_torch(blocks.view(np.int16)).view(torch.bfloat16))
+    dtype = np.float32 if type == Type.F32 else np.float16
+    return DenseWeight(weight=as_torch(blocks.view(dtype)))
 
 
 def _grouped(

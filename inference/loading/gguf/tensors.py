@@ -36,7 +36,7 @@ from inference.models.lazy_weights import (
     Rows,
     row_range,
 )
-from inference.models.stored_weights import CodebookWeight, StoredWeight, written_out
+from inference.models.stored_weights import CodebookWeight, StoredWeight
 from inference.protocol.load_errors import BadFileError, shape_in_words
 
 LAYER_NUMBER = re.compile(r"blk\.(\d+)\.")
@@ -70,7 +70,7 @@ class GGUFTensorFiles(TensorFiles):
             name = _own_name(info, family, config)
             num_heads = family.interleaved_heads(name, config)
             folded = _folded(info) if family.is_folded(info.name) else info
-            self._tensors[name] = GGUFTensor(folded, maps, num_heads, scales.get(info.name))
+            self[name] = GGUFTensor(folded, maps, num_heads, scales.get(info.name))
 
 
 def predicting_names(header: GGUFHeader, config: ModelConfig) -> set[str]:
@@ -117,13 +117,7 @@ class GGUFTensor(FileTensor):
         self.format = str(info.type.name)
 
     def dense(self) -> torch.Tensor:
-        info = self._info
-        if self._scales is not None:
-            return written_out(self.stored()).view(info.shape)
-        rows, order = self._rows(), self._order()
-        tensor = gguf_quants.dense(rows if order is None else rows[order], info.type)
-        self._forget_pages(0, info.num_bytes)
-        return tensor.view(info.shape)
+        return super().dense().view(self.shape)
 
     def stored(self) -> StoredWeight:
         reader = self.reader()

@@ -19,7 +19,6 @@ from typing import Any, BinaryIO
 import httpx2
 from huggingface_hub import (
     HfApi,
-    constants,
     errors,
     get_hf_file_metadata,
     hf_hub_download,
@@ -105,8 +104,6 @@ class HuggingFaceHub:
         self._token = token
 
     def list_files(self, repo: str, revision: str | None) -> RepositoryListing:
-        if constants.HF_HUB_OFFLINE:
-            raise OfflineModeIsEnabled("HF_HUB_OFFLINE is set")
         api = HfApi(endpoint=self._endpoint, token=self._token)
         info = api.model_info(repo, revision=revision, files_metadata=True)
         return RepositoryListing(
@@ -122,8 +119,6 @@ class HuggingFaceHub:
         )
 
     def commit(self, repo: str, revision: str | None) -> str | None:
-        if constants.HF_HUB_OFFLINE:
-            return None
         api = HfApi(endpoint=self._endpoint, token=self._token)
         try:
             return api.model_info(repo, revision=revision, timeout=ANSWER_LIMIT_S).sha

@@ -67,7 +67,7 @@ def named_files(files: TensorFiles, family: Family, config: ModelConfig) -> tupl
     """Returns also a sentence for people about the tensors left out, or an empty one."""
     named: dict[str, FileTensor] = {}
     num_left_out: Counter[str] = Counter()
-    for name in files.names:
+    for name in files:
         own = family.hub_name(name)
         if purpose := next(_purposes(name, own, family, config), None):
             num_left_out[purpose] += 1
@@ -111,7 +111,7 @@ def with_joined_tensors(files: TensorFiles) -> TensorFiles:
     """Joins patch_embed.proj.weight and attn.qkv. Raises ``MissingTensorError`` and
     ``WrongShapeError``."""
     found: dict[str, dict[int, str]] = {}
-    for name in files.names:
+    for name in files:
         if match := _TOWER_PART.fullmatch(name):
             found.setdefault(match[1], {})[int(match[2])] = name
     joined: Tensors = {}
@@ -125,9 +125,9 @@ def _check_parts(files: TensorFiles, whole: str, parts: Mapping[int, str]) -> No
     wanted = NUM_PARTS.get(whole, 3)
     if parts.keys() != set(range(wanted)):
         raise MissingTensorError(f"the files have {len(parts)} of {wanted} parts of {whole}")
-    first = files.shape_of(parts[0])
+    first = files[parts[0]].shape
     for name in parts.values():
-        if (shape := files.shape_of(name)) != first:
+        if (shape := files[name].shape) != first:
             raise WrongShapeError(name, first, shape)
 
 
@@ -157,7 +157,7 @@ _INTERLEAVED = re.compile(
 def by_expert(files: TensorFiles) -> TensorFiles:
     """Raises ``BadFileError``."""
     parts: Tensors = {}
-    stacks = {name: match for name in files.names if (match := _STACK.fullmatch(name))}
+    stacks = {name: match for name in files if (match := _STACK.fullmatch(name))}
     for source, match in stacks.items():
         stack = files[source]
         is_bias = match["kind"] == ".bias"
@@ -184,7 +184,7 @@ def _vector(stack: FileTensor, index: int) -> torch.Tensor:
 
 def cut_transposed(files: SafetensorsFiles, hidden_size: int) -> TensorFiles:
     parts: Tensors = {}
-    stacks = [name for name in files.names if _is_transposed(name, files, hidden_size)]
+    stacks = [name for name in files if _is_transposed(name, files, hidden_size)]
     for source in stacks:
         match, stack = _STACK.fullmatch(source), files[source]
         assert match is not None
@@ -199,7 +199,7 @@ def cut_transposed(files: SafetensorsFiles, hidden_size: int) -> TensorFiles:
 
 
 def _is_transposed(name: str, files: SafetensorsFiles, hidden_size: int) -> bool:
-    match, shape = _INTERLEAVED.fullmatch(name), files.shape_of(name)
+    match, shape = _INTERLEAVED.fullmatch(name), files[name].shape
     if match is None or len(shape) != 3 or shape[1] == shape[2]:
         return False
     return hidden_size == (shape[1] if match["projection"] == "gate_up_proj" else shape[2])
@@ -212,7 +212,7 @@ def _transposed(stack: SafeTensor, expert: int, outputs: slice) -> torch.Tensor:
 def cut_interleaved(files: SafetensorsFiles) -> TensorFiles:
     """Raises ``BadFileError``."""
     parts: Tensors = {}
-    stacks = {name: match for name in files.names if (match := _INTERLEAVED.fullmatch(name))}
+    stacks = {name: match for name in files if (match := _INTERLEAVED.fullmatch(name))}
     for source, match in stacks.items():
         if source.endswith("_bias"):
             parts |= _interleaved(files, source.removesuffix("_bias"), match)
@@ -232,7 +232,7 @@ def _interleaved(files: SafetensorsFiles, source: str, match: re.Match[str]) -> 
     parts: Tensors = {}
     for name, expert, outputs, count in each:
         parts[f"{name}.bias"] = _made(biases, (count,), partial(_entry, biases, expert, outputs))
-    if {f"{source}_blocks", f"{source}_scales"} <= files.names:
+    if {f"{source}_blocks", f"{source}_scales"} <= files.keys():
         blocks, scales = files[f"{source}_blocks"], files[f"{source}_scales"]
         groups = scales.shape[2:]
         _check_shape(f"{source}_scales", scales, (*biases.shape, *groups[:1]))
@@ -242,7 +242,7 @@ def _interleaved(files: SafetensorsFiles, source: str, match: re.Match[str]) -> 
             read = partial(_packed, blocks, scales, expert, outputs, f"{name}.weight")
             shape = count, groups[0] * GROUP_FEATURES
             parts[f"{name}.weight"] = MadeTensor(shape, MXFP4, count * row_bytes, read)
-    elif source in files.names:
+    elif source in files:
         stack = files[source]
         _check_shape(source, stack, (num_experts, *stack.shape[1:2], num_outputs))
         for name, expert, outputs, count in each:
@@ -299,7 +299,7 @@ def _replaced(
 ) -> TensorFiles:
     if not tensors:
         return files
-    others = {name: files[name] for name in files.names if name not in sources}
+    others = {name: tensor for name, tensor in files.items() if name not in sources}
     return TensorFiles({**others, **tensors}, files.close)
 
 

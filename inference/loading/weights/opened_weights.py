@@ -72,7 +72,7 @@ class OpenedWeights:
         return self._noted(name).dense().to(self.device, self.activation_dtype)
 
     def has(self, name: str) -> bool:
-        return name in self._files.names
+        return name in self._files
 
     def linear(self, *names: str) -> Linear:
         """Weights of different formats keep each its own kernel, side by side."""
@@ -123,8 +123,8 @@ class OpenedWeights:
 
     def all_tensors(self) -> dict[str, torch.Tensor]:
         found = {}
-        for name in self._files.names:
-            format, tensor = self._files.format_of(name), self._noted(name).dense()
+        for name in self._files:
+            format, tensor = self._files[name].format, self._noted(name).dense()
             how = "dense" if format in DENSE_FORMATS else "dequantised"
             if tensor.is_floating_point():
                 tensor = tensor.to(self.activation_dtype)
@@ -142,7 +142,7 @@ class OpenedWeights:
 
     def _record(self, names: Sequence[str], outcome: str, packed_bytes: int = 0) -> None:
         for name in names:
-            outcome_here = f"{self._files.format_of(f'{name}.weight')} {outcome}"
+            outcome_here = f"{self._files[f'{name}.weight'].format} {outcome}"
             with self._report_lock:
                 self._outcomes[outcome_here] += 1
                 self._packed_bytes[outcome_here] += packed_bytes
@@ -152,7 +152,7 @@ class OpenedWeights:
 
     def _lazy(self, name: str) -> LazyWeight:
         own = f"{name}.weight"
-        if (reader := self._files.reader(own)) is None:
+        if (reader := self._files[own].reader()) is None:
             return lazy(self._stored(name))
         self._noted(own)
         return LazyWeight(readers=[reader], sample=reader.rows(0, 1), bias=self._bias(name))
@@ -168,7 +168,7 @@ class OpenedWeights:
                 LoadProgress(
                     stage=LoadStage.WEIGHTS,
                     done=len(self._read),
-                    total=len(self._files.names),
+                    total=len(self._files),
                     unit="tensors",
                     detail=self._detail,
                 )
@@ -242,20 +242,19 @@ def open_unquantized(
     )
     return Unquantized(
         weights=OpenedWeights(files, exact, lambda _: None),
-        format=files.format_of(_first_projection(files, config)),
+        format=files[_first_projection(files, config)].format,
         fingerprint=_fingerprint(paths),
     )
 
 
 def _first_projection(files: TensorFiles, config: ModelConfig) -> str:
-    names = set(files.names)
     projections = (
         name
         for tensor in family_of(config).tensors(config)
         if tensor.role in MATRIX_ROLES
         for name in tensor.parts or (tensor.name,)
     )
-    return next(name for name in projections if name in names)
+    return next(name for name in projections if name in files)
 
 
 def _fingerprint(paths: Sequence[Path]) -> str:

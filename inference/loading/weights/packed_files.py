@@ -60,7 +60,7 @@ class PackedFiles(TensorFiles):
     def __init__(self, files: SafetensorsFiles, quantization: Quantization) -> None:
         """Raises ``BadFileError``."""
         tensors: dict[str, FileTensor] = {}
-        for name in files.names:
+        for name in files:
             ending = name[name.rfind(".") :]
             if ending in CODES:
                 module = name.removesuffix(ending)
@@ -76,7 +76,7 @@ class PackedFiles(TensorFiles):
 def _scale_of(files: SafetensorsFiles, name: str) -> str | None:
     if files[name].format not in (FP8_FILES, INTEGERS):
         return None
-    found = next((name + end for end in SCALES if name + end in files.names), None)
+    found = next((name + end for end in SCALES if name + end in files), None)
     if found is None:
         raise BadFileError(f"{name} is quantised and has no scale")
     if (format := files[found].format) not in SCALE_FORMATS:
@@ -122,13 +122,13 @@ class CodedMatrix(FileTensor):
     def __init__(self, files: SafetensorsFiles, module: str, quantization: Quantization) -> None:
         """Raises ``BadFileError``."""
         self._files, self._module, self._quantization = files, module, quantization
-        self._is_packed = f"{module}.weight_packed" in files.names
+        self._is_packed = f"{module}.weight_packed" in files
         self._is_awq = not self._is_packed and quantization.method == "awq"
-        held = [f"{module}{end}" for end in CODES + BESIDE if f"{module}{end}" in files.names]
+        held = [f"{module}{end}" for end in CODES + BESIDE if f"{module}{end}" in files]
         self.num_bytes = sum(files[name].num_bytes for name in held)
         if self._is_packed:
             self._names = ("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx")
-            self.shape = tuple(files.dense(f"{module}.weight_shape").tolist())
+            self.shape = tuple(files[f"{module}.weight_shape"].dense().tolist())
             self._bits = check_packed(files, module, self.shape)
         else:
             self._names = ("qweight", "scales", "qzeros", "g_idx")
@@ -161,7 +161,7 @@ class CodedMatrix(FileTensor):
         groups = self._read(self._names[3])
         if groups is None or bool((groups < 0).any()):
             return None
-        scales = self._files.shape_of(f"{self._module}.{self._names[1]}")
+        scales = self._files[f"{self._module}.{self._names[1]}"].shape
         num_groups = scales[1 if self._is_packed else 0]
         if int(groups.max()) >= num_groups:
             raise BadFileError(
@@ -173,7 +173,7 @@ class CodedMatrix(FileTensor):
 
     def _read(self, kind: str) -> torch.Tensor | None:
         name = f"{self._module}.{kind}"
-        return self._files.dense(name) if name in self._files.names else None
+        return self._files[name].dense() if name in self._files else None
 
 
 def check_words(files: SafetensorsFiles, module: str, quantization: Quantization) -> Shape:
@@ -183,11 +183,11 @@ def check_words(files: SafetensorsFiles, module: str, quantization: Quantization
     is_awq = quantization.method == "awq"
     in_features, out_features = (first, second * per_word) if is_awq else (first * per_word, second)
     groups, _ = _found(files, f"{module}.scales", FLOATS, (None, out_features))
-    if f"{module}.g_idx" in files.names:
+    if f"{module}.g_idx" in files:
         _found(files, f"{module}.g_idx", INDICES, (in_features,))
     else:
         _check_groups(f"{module}.scales", groups, in_features)
-    if is_awq or f"{module}.qzeros" in files.names:
+    if is_awq or f"{module}.qzeros" in files:
         _found(files, f"{module}.qzeros", WORDS, (groups, -(-out_features // per_word)))
     return out_features, in_features
 
@@ -210,20 +210,20 @@ def check_packed(files: SafetensorsFiles, module: str, shape: Shape) -> int:
     scales, indices, zeros = (
         f"{module}.{name}" for name in ("weight_scale", "weight_g_idx", "weight_zero_point")
     )
-    is_matrix = len(files.shape_of(scales)) == 2
+    is_matrix = len(files[scales].shape) == 2
     groups = [*_found(files, scales, FLOATS, (rows, None) if is_matrix else (rows,)), 1][1]
-    if indices in files.names:
+    if indices in files:
         _found(files, indices, INDICES, (columns,))
     else:
         _check_groups(scales, groups, columns)
-    if zeros in files.names:
+    if zeros in files:
         _found(files, zeros, WORDS, (-(-rows * bits // WORD_BITS), groups))
     return bits
 
 
 def check_scaled(files: SafetensorsFiles, name: str, scale: str, block: tuple[int, int]) -> None:
     """Scales are one for all, or one for each row, block, or group of columns."""
-    shape, found = files.shape_of(name), files.shape_of(scale)
+    shape, found = files[name].shape, files[scale].shape
     if len(shape) not in (2, 3):
         raise BadFileError(f"{name} is {shape_in_words(shape)}, and should be a matrix")
     if len(shape) == 3:
@@ -235,7 +235,7 @@ def check_scaled(files: SafetensorsFiles, name: str, scale: str, block: tuple[in
         count in (1, size) or count == -(-size // width) or (0 < count <= size and not size % count)
         for count, size, width in zip(sides, shape, block, strict=True)
     )
-    if files.format_of(name) == INTEGERS:  # those have no scales of blocks
+    if files[name].format == INTEGERS:  # those have no scales of blocks
         is_known = is_known and sides[0] in (1, shape[0])
     if not is_known:
         raise BadFileError(

@@ -41,8 +41,8 @@ _BLOCK_FEATURES: dict[str, int] = {
 def rank_files(files: TensorFiles, cuts: RankCuts) -> TensorFiles:
     return TensorFiles(
         {
-            name: RankTensor(files[name], cuts.cuts.get(name), is_zeroed=name in cuts.zeroed)
-            for name in files.names
+            name: RankTensor(tensor, cuts.cuts.get(name), is_zeroed=name in cuts.zeroed)
+            for name, tensor in files.items()
             if name not in cuts.absent
         },
         files.close,
@@ -110,16 +110,15 @@ def cut_tensor(tensor: torch.Tensor, cut: Cut) -> torch.Tensor:
 
 def packing_groups(files: TensorFiles) -> Mapping[str, int]:
     """Inputs in one group of each packed weight, by name."""
-    formats = {name: files.format_of(name) for name in files.names}
     return {
-        name: max(GROUP_FEATURES, _BLOCK_FEATURES.get(format, 0))
-        for name, format in formats.items()
-        if format not in _UNGROUPED
+        name: max(GROUP_FEATURES, _BLOCK_FEATURES.get(tensor.format, 0))
+        for name, tensor in files.items()
+        if tensor.format not in _UNGROUPED
     }
 
 
 def stage_files(files: TensorFiles, layers: LayerRange) -> TensorFiles:
-    own = {name: files[name] for name in files.names if layers.has_tensor(name)}
+    own = {name: tensor for name, tensor in files.items() if layers.has_tensor(name)}
     return TensorFiles(own, files.close)
 
 

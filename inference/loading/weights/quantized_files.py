@@ -201,9 +201,8 @@ class QuantizedFiles(TensorFiles):
     ) -> None:
         threads = SupervisedPool(num_threads, thread_name_prefix="quantise")
         roles = roles_of(config)
-        tensors: dict[str, FileTensor] = {}
-        for name in files.names:
-            tensor = tensors[name] = files[name]
+        tensors: dict[str, FileTensor] = dict(files)
+        for name, tensor in files.items():
             becomes = _becomes(tensor, roles.get(name), wanted)
             if becomes is not None or tensor.has_fp8:
                 tensors[name] = QuantizedTensor(name, tensor, becomes, threads)
@@ -272,7 +271,7 @@ def check_quantization(
         raise BadSourceError(problem)
     _refuse_other_formats(files, roles_of(config), wanted)
     has_dense_matrix = any(
-        _is_dense(files, name) and len(files.shape_of(name)) == 2 for name in files.names
+        tensor.format in DENSE_FORMATS and len(tensor.shape) == 2 for tensor in files.values()
     )
     return wanted if has_dense_matrix else None
 
@@ -303,14 +302,11 @@ def _refuse_other_formats(
 ) -> None:
     """Quantising again would silently add errors."""
     others = {
-        files.format_of(name)
-        for name in files.names
-        if not (_is_dense(files, name) or files.format_of(name) in INTEGER_BYTES)
+        format
+        for name, format in ((name, tensor.format) for name, tensor in files.items())
+        if format not in DENSE_FORMATS | INTEGER_BYTES.keys()
         and roles.get(name) != "tower"  # which becomes dense, whatever its own file holds
-        and (
-            wanted is None
-            or format_of(files.format_of(name)).same != _wanted_for(roles.get(name), wanted)
-        )
+        and (wanted is None or format_of(format).same != _wanted_for(roles.get(name), wanted))
     }
     if others:
         raise BadSourceError(
@@ -324,7 +320,3 @@ def _wanted_for(role: Role | None, wanted: InSitu) -> InSitu | None:
     if role in TABLE_ROLES:
         return None if wanted == "fp8" else "q8"
     return wanted if role in MATRIX_ROLES else None
-
-
-def _is_dense(files: TensorFiles, name: str) -> bool:
-    return files.format_of(name) in DENSE_FORMATS

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, KeysView, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import safetensors
 import torch
@@ -65,55 +65,21 @@ class MadeTensor(FileTensor):
     ) -> None:
         self.shape, self.format, self.num_bytes, self._read = shape, format, num_bytes, read
 
-    def dense(self) -> torch.Tensor:
-        found = self._read()
-        return found if isinstance(found, torch.Tensor) else written_out(found)
-
     def stored(self) -> StoredWeight:
         found = self._read()
         return DenseWeight(weight=found) if isinstance(found, torch.Tensor) else found
 
 
-class TensorFiles:
-    """All but ``names`` and ``close`` raise ``MissingTensorError``."""
-
+class TensorFiles(dict[str, FileTensor]):
     def __init__(
         self, tensors: Mapping[str, FileTensor], close: Callable[[], None] = lambda: None
     ) -> None:
-        self._tensors = dict(tensors)
-        self._close = close
+        """``close`` unmaps the files. Names, shapes and formats stay."""
+        super().__init__(tensors)
+        self.close = close
 
-    @property
-    def names(self) -> KeysView[str]:
-        return self._tensors.keys()
-
-    def __getitem__(self, name: str) -> FileTensor:
-        try:
-            return self._tensors[name]
-        except KeyError:
-            raise MissingTensorError(f"the weight files have no tensor for {name}") from None
-
-    def dense(self, name: str) -> torch.Tensor:
-        return self[name].dense()
-
-    def stored(self, name: str) -> StoredWeight:
-        return self[name].stored()
-
-    def reader(self, name: str) -> RowReader | None:
-        return self[name].reader()
-
-    def format_of(self, name: str) -> str:
-        return self[name].format
-
-    def shape_of(self, name: str) -> tuple[int, ...]:
-        return self[name].shape
-
-    def bytes_of(self, name: str) -> int:
-        return self[name].num_bytes
-
-    def close(self) -> None:
-        """Unmaps the files. Names, shapes and formats stay."""
-        self._close()
+    def __missing__(self, name: str) -> NoReturn:
+        raise MissingTensorError(f"the weight files have no tensor for {name}")
 
 
 DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
@@ -177,7 +143,7 @@ class SafetensorsFiles(TensorFiles):
         file = self._open_files[path] = _opened(path)
         open_file = partial(self._open_files.__getitem__, path)
         for name in file.keys():  # noqa: SIM118 -- the handle is not iterable
-            if name in self._tensors:
+            if name in self:
                 raise BadFileError(f"{path.name} and another of the files both hold {name}")
             entry = file.get_slice(name)
             dtype, shape = entry.get_dtype(), tuple(entry.get_shape())
@@ -188,7 +154,7 @@ class SafetensorsFiles(TensorFiles):
                 raise BadFileError(
                     f"{path.name}: {name} is stored as {dtype}; BF16, F16 and F32 are read"
                 )
-            self._tensors[name] = SafeTensor(open_file, name, shape, dtype)
+            self[name] = SafeTensor(open_file, name, shape, dtype)
 
     def __getitem__(self, name: str) -> SafeTensor:
         found = super().__getitem__(name)

@@ -7,7 +7,6 @@ from inference.text.reasoning import CHANNEL, MESSAGE
 from inference.text.tokenizer import Tokenizer
 from inference.text.tool_calls.call_parser import CallFormat
 from inference.text.tool_calls.gemma import FUNCTION_GEMMA, GEMMA_4, GemmaFormat
-from inference.text.tool_calls.grammar_rules import marker_token_id
 from inference.text.tool_calls.json_formats import (
     CALL_BEGIN,
     COMMAND_R,
@@ -16,13 +15,13 @@ from inference.text.tool_calls.json_formats import (
     FENCE,
     FUNCTOOLS,
     GRANITE,
+    HERMES,
     HUNYUAN,
     KIMI,
     MISTRAL_ARGUMENTS,
     MISTRAL_CALLS,
     NEMOTRON,
     HarmonyFormat,
-    HermesFormat,
     JsonListFormat,
     MistralFormat,
     PlainFormat,
@@ -52,9 +51,9 @@ FORMATS: dict[str, CallFormat] = {
         *map(TagFormat, (GLM, GLM_WITHOUT_LINES, DSML_V32, DSML_V4, MINIMAX, SEED, QWEN_CODER)),
         *map(SectionFormat, (DEEPSEEK, DEEPSEEK_V31, KIMI)),
         *map(GemmaFormat, (FUNCTION_GEMMA, GEMMA_4)),
-        *map(JsonListFormat, (GRANITE, HUNYUAN, NEMOTRON, COMMAND_R, FUNCTOOLS)),
+        *map(JsonListFormat, (HERMES, GRANITE, HUNYUAN, NEMOTRON, COMMAND_R, FUNCTOOLS)),
         *(MistralFormat(writes_lists=writes_lists) for writes_lists in (True, False)),
-        *(HermesFormat(), HarmonyFormat(), Lfm2Format(), Llama3Format(), PlainFormat()),
+        *(HarmonyFormat(), Lfm2Format(), Llama3Format(), PlainFormat()),
     )
 }
 _LLAMA_PROMPTS = (LLAMA_TAG, "dictionary of argument name", "[func_name1(")
@@ -68,10 +67,10 @@ def find_tool_format(template: str | None, tokenizer: Tokenizer) -> CallFormat |
     for name, texts in _texts(template).items():
         if all(text in template for text in texts):
             return FORMATS[name]
-    if MISTRAL_CALLS in template or marker_token_id(tokenizer, MISTRAL_CALLS) is not None:
+    if MISTRAL_CALLS in template or tokenizer.single_token_id(MISTRAL_CALLS) is not None:
         return FORMATS["mistral_named" if MISTRAL_ARGUMENTS in template else "mistral"]
     is_llama = any(text in template for text in _LLAMA_PROMPTS)
-    has_tag = marker_token_id(tokenizer, LLAMA_TAG) is not None
+    has_tag = tokenizer.single_token_id(LLAMA_TAG) is not None
     return FORMATS["llama3"] if is_llama or has_tag else None
 
 
@@ -93,5 +92,5 @@ def _texts(template: str) -> dict[str, tuple[str, ...]]:
         "functools": ("functools[",),
         "seed": SEED.opens,
         "qwen_coder": (FUNCTION, PARAMETER),
-        "hermes": HermesFormat.openings,
+        "hermes": HERMES.openings,
     }

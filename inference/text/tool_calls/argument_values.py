@@ -183,7 +183,7 @@ def _converted(text: str, types: Collection[str]) -> str | None:
     if len(text) <= MAX_SCALAR_LENGTH and NUMBER.fullmatch(text):
         whole = _INTEGER.fullmatch(text) if "integer" in types else None
         return whole.group(1) if whole else text if "number" in types else None
-    for as_written in (str, python_as_json) if text.startswith(("{", "[")) else ():
+    for as_written in (str, _literal_as_json) if text.startswith(("{", "[")) else ():
         with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
             value = read_json(as_written(text))
             if _TYPES[type(value)] in types:
@@ -235,14 +235,21 @@ _PYTHON_TOKEN = re.compile(
 _CLOSERS = {"(": ")", "[": "]", "{": "}"}
 
 
-def python_as_json(text: str, *, is_call: bool = False) -> str:
-    """JSON of Python's or JSON's literals, or of a call's named arguments. Raises ``ValueError`` or
-    ``SyntaxError``, also for comments, adjacent strings, numbers in another base."""
+def _literal_as_json(text: str) -> str:
+    found, end = python_as_json(text, 0)
+    if end < len(text):
+        raise ValueError("text behind the literal")
+    return found
+
+
+def python_as_json(text: str, position: int, *, is_call: bool = False) -> tuple[str, int]:
+    """JSON of the list, object or call's named arguments at ``position``, which Python or JSON has
+    written, and its end. Raises ``ValueError`` or ``SyntaxError``, also for comments, adjacent
+    strings, numbers in another base."""
     read: list[str] = []
     opened: list[tuple[str, str, int]] = []
     with_commas: set[int] = set()
-    position = 0
-    while position < len(text):
+    while opened or not read:
         found = _PYTHON_TOKEN.match(text, position)
         if found is None:
             raise ValueError("no plain literal")
@@ -265,19 +272,19 @@ def python_as_json(text: str, *, is_call: bool = False) -> str:
                     raise ValueError("too many brackets in one another")
                 piece = "{" if is_object else "["
             case "closes":
-                closer, written, start = opened.pop() if opened else ("", "", 0)
+                closer, written, start = opened.pop()
                 is_tuple = start in with_commas or len(read) == start + 1
                 if piece != closer or not (is_tuple or (piece, written) != (")", "]")):
                     raise ValueError("a bracket that closes nothing, or a value in parentheses")
                 piece = written
-            case "mark" if opened and piece == ",":
+            case "mark" if piece == ",":
                 with_commas.add(opened[-1][2])
-            case "mark" if is_argument or not opened:
+            case "mark" if is_argument:
                 raise ValueError("no named argument")
         if not piece.isspace():
             read.append(piece)
     read_json(" ".join(read))
-    return "".join(read)
+    return "".join(read), position
 
 
 def _python_escape(escape: re.Match[str]) -> str:

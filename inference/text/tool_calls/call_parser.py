@@ -28,7 +28,6 @@ from inference.text.tool_calls.argument_values import (
 from inference.text.tool_calls.grammar_rules import (
     WantedCalls,
     callable_tools,
-    marker_token_id,
 )
 
 _CALL_CHARACTERS = frozenset('"{}[]:<>=')
@@ -131,7 +130,7 @@ class CallFormat(ABC):
         return tokenizer.special_token_ids.intersection(self.marker_ids(tokenizer).values())
 
     def marker_ids(self, tokenizer: Tokenizer) -> dict[str, int]:
-        found = {marker: marker_token_id(tokenizer, marker) for marker in self.markers}
+        found = {marker: tokenizer.single_token_id(marker) for marker in self.markers}
         return {marker: one for marker, one in found.items() if one is not None}
 
     def parser(self, tools: Sequence[ToolDefinition]) -> CallParser:

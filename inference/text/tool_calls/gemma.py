@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from inference.protocol.generation import ToolDefinition
 from inference.text.errors import UnsupportedSchemaError
+from inference.text.grammars import literal
 from inference.text.tool_calls.argument_values import (
     LITERALS,
     MAX_DEPTH,
@@ -33,7 +34,7 @@ from inference.text.tool_calls.grammar_rules import (
     arguments_schema,
     head_rules,
     in_order,
-    literal,
+    members_of,
 )
 from inference.text.tool_calls.json_calls import CLOSERS, WrittenObject, repaired_string
 from inference.text.tool_calls.json_formats import NAME, headed_notation
@@ -83,12 +84,7 @@ class _Values:
 
     def of_object(self, schema: Mapping[str, Any], steps: tuple[str, ...]) -> str:
         self._check(schema, steps)
-        properties, required = schema.get("properties", {}), schema.get("required", [])
-        is_list = isinstance(required, list) and all(isinstance(key, str) for key in required)
-        if not isinstance(properties, dict) or not is_list:
-            message = "required is a list and properties an object"
-            raise UnsupportedSchemaError(self._tool, (), message)
-        known = dict.fromkeys(required, True) | properties
+        known, required = members_of(self._tool, schema)
         if not known and schema.get("additionalProperties") is not False:
             return "any_object"
         members = []

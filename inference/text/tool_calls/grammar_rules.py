@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 
 from inference.protocol.generation import ToolChoice, ToolDefinition
 from inference.text.errors import UnsupportedSchemaError
-from inference.text.grammars import OPTIONS, OUR_OPTIONS, rerooted
-from inference.text.tokenizer import Tokenizer
+from inference.text.grammars import OPTIONS, OUR_OPTIONS, literal, rerooted
 
 TEXT_TERMINAL = r"TEXT: /(.|\n)*/"
 
@@ -33,11 +32,6 @@ def callable_tools(
         assert named, "a call is required of a tool that is not there"
         return named
     return tools if not parallel or any(tool.strict for tool in tools) else ()
-
-
-def literal(text: str) -> str:
-    # Lark's strings are JSON's, but for the one control character that JSON lets stand.
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,17 +157,22 @@ def json_call_rules(wanted: WantedCalls, keys: CallKeys) -> list[str]:
     return rules
 
 
-def marker_token_id(tokenizer: Tokenizer, marker: str) -> int | None:
-    token_ids = tokenizer.encode(marker, add_special_tokens=False)
-    if len(token_ids) != 1 or tokenizer.bytes_of(token_ids[0]) != marker.encode():
-        return None
-    return token_ids[0]
-
-
 ROOT_KEYWORDS = {
     *("type", "properties", "required", "additionalProperties", "$defs", "definitions"),
     *("$schema", "$id", "$comment", "title", "description", "default", "examples"),
 }
+
+
+def members_of(
+    tool: ToolDefinition, schema: Mapping[str, Any]
+) -> tuple[dict[str, Any], Sequence[str]]:
+    """The properties, those that are only required among them, and the required ones. Raises
+    ``UnsupportedSchemaError``."""
+    required, declared = schema.get("required", []), schema.get("properties", {})
+    is_list = isinstance(required, list) and all(isinstance(key, str) for key in required)
+    if not is_list or not isinstance(declared, dict):
+        raise UnsupportedSchemaError(tool, (), "required is a list and properties an object")
+    return dict.fromkeys(required, True) | declared, required
 
 
 class DeclaredArguments(NamedTuple):
@@ -192,11 +191,7 @@ def declared_arguments(
     root = arguments_schema(tool, choice)
     if unknown := sorted(root.keys() - ROOT_KEYWORDS - {OUR_OPTIONS}):
         raise unsupported(tool, (unknown[0],))
-    required, declared = root.get("required", []), root.get("properties", {})
-    is_list = isinstance(required, list) and all(isinstance(key, str) for key in required)
-    if not is_list or not isinstance(declared, dict):
-        raise UnsupportedSchemaError(tool, (), "required is a list and properties an object")
-    properties = dict.fromkeys(required, True) | declared
+    properties, required = members_of(tool, root)
     if tool.strict and (unfit := [key for key in properties if not fits(key)]):
         raise unsupported(tool, ("properties", unfit[0]))
     kept = {key: one for key, one in properties.items() if one is not False and fits(key)}

@@ -35,6 +35,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from inference.text.grammars import literal
 from inference.text.reasoning import (
     CALL_HEAD,
     CALL_HEAD_END,
@@ -55,7 +56,6 @@ from inference.text.tool_calls.grammar_rules import (
     WantedCalls,
     any_of,
     json_call_rules,
-    literal,
 )
 from inference.text.tool_calls.json_calls import (
     MAX_EXTRA_BRACES,
@@ -65,26 +65,6 @@ from inference.text.tool_calls.json_calls import (
     json_notation,
     read_object,
 )
-
-
-class HermesFormat(CallFormat):
-    """Several calls follow one another, each in markers of its own or in one pair."""
-
-    name = "hermes"
-    openings = ("<tool_call>",)
-    closings = ("</tool_call>",)
-    markers = (*openings, *closings)
-
-    def notations(self, marker: str, tools: KnownTools, *, is_held: bool) -> Sequence[Notation]:
-        return (json_notation(tools),)
-
-    def _rules(self, wanted: WantedCalls) -> list[str]:
-        line, (opens, closes) = literal("\n"), self.markers
-        return [
-            *wanted.answer_rules(opens, between="\n"),
-            f"rest: {line} object {line} {wanted.marker(closes)}",
-            *json_call_rules(wanted, CallKeys()),
-        ]
 
 
 class ListMarkers(NamedTuple):
@@ -98,8 +78,13 @@ class ListMarkers(NamedTuple):
     """Maps the model's keys to a call's."""
     margins: tuple[str, str, str] = ("", ", ", "")
     """Texts before, between and behind the list's objects."""
+    brackets: str = "[]"
+    """Empty: several calls follow one another, each in markers of its own or in one pair."""
 
 
+HERMES = ListMarkers(
+    "hermes", ("<tool_call>",), ("</tool_call>",), margins=("\n", "\n", "\n"), brackets=""
+)
 GRANITE = ListMarkers(
     "granite", ("<|tool_call|>", "<function_call>"), ("<|/tool_call|>",), ends_list=False
 )
@@ -128,12 +113,13 @@ class JsonListFormat(CallFormat):
         return (json_notation(tools, JsonStyle(synonyms=self._list.synonyms)),)
 
     def _rules(self, wanted: WantedCalls) -> list[str]:
-        before, between, behind = self._list.margins
+        (before, between, behind), brackets = self._list.margins, self._list.brackets
         ends = f" {wanted.marker(self.closings[0])}" if self._list.ends_list else ""
-        opened, closed = literal(f"[{before}"), literal(f"{behind}]")
+        opened, closed = literal(brackets[:1] + before), literal(behind + brackets[1:])
+        more = wanted.more("object", between) if brackets else ""
         return [
-            *wanted.answer_rules(self.openings[0], is_section=True),
-            f"rest: {opened} object{wanted.more('object', between)} {closed}{ends}",
+            *wanted.answer_rules(self.openings[0], between=between, is_section=bool(brackets)),
+            f"rest: {opened} object{more} {closed}{ends}",
             *json_call_rules(wanted, self._list.keys),
         ]
 

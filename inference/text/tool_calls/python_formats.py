@@ -17,7 +17,7 @@ import re
 from collections.abc import Sequence
 
 from inference.protocol.generation import ToolChoice, ToolDefinition
-from inference.text.grammars import OPTIONS, OUR_OPTIONS
+from inference.text.grammars import OPTIONS, OUR_OPTIONS, literal
 from inference.text.tool_calls.argument_values import (
     KnownTools,
     python_as_json,
@@ -31,7 +31,6 @@ from inference.text.tool_calls.grammar_rules import (
     in_order,
     json_call_rules,
     json_rule,
-    literal,
     value_schema,
 )
 from inference.text.tool_calls.json_calls import JsonStyle, json_notation
@@ -39,7 +38,6 @@ from inference.text.tool_calls.json_calls import JsonStyle, json_notation
 _START = re.compile(r"\s*(?:\[\s*(?:[A-Za-z0-9_.-]+(?P<begun>\()?)?)?")
 _HEAD = re.compile(r"\s*(?P<name>[A-Za-z0-9_.-]+)\(")
 _AFTER = re.compile(r"\s*(?P<mark>[\],])?")
-_MARK = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|['"()\[\]{}]""", re.DOTALL)
 
 
 def python_notation() -> Notation:
@@ -51,9 +49,8 @@ def parse_python_calls(text: str) -> Parsed | None:
     calls: list[ReadCall] = []
     position = text.index("[") + 1
     while (head := _HEAD.match(text, position)) is not None:
-        stop = _closing(text, head.end() - 1)
         try:
-            arguments = python_as_json(text[head.end() - 1 : stop], is_call=True)
+            arguments, stop = python_as_json(text, head.end() - 1, is_call=True)
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             return None
         calls.append(ReadCall(head["name"], arguments))
@@ -63,19 +60,6 @@ def parse_python_calls(text: str) -> Parsed | None:
             return Parsed(calls, after.end() if after["mark"] else stop)
         position = after.end()
     return None
-
-
-def _closing(text: str, start: int) -> int:
-    """Finds the end of the parenthesis at ``start``, or the text's."""
-    depth = 0
-    for found in _MARK.finditer(text, start):
-        mark = found.group()
-        if mark in ("'", '"'):
-            break
-        depth += (mark in "([{") - (mark in ")]}")
-        if depth == 0:
-            return found.end()
-    return len(text)
 
 
 LFM2_OPEN = "<|tool_call_start|>"

@@ -26,6 +26,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from inference.protocol.generation import ToolDefinition
+from inference.text.grammars import literal
 from inference.text.tool_calls.argument_values import (
     WHITESPACE,
     KnownTools,
@@ -44,7 +45,6 @@ from inference.text.tool_calls.grammar_rules import (
     declared_arguments,
     head_rules,
     json_rule,
-    literal,
     unsupported,
     value_schema,
 )
@@ -89,10 +89,10 @@ class Tags(NamedTuple):
     """Stands around a value and is none of it."""
     needs_known_name: bool = False
     """A name without outer tags must be a tool's."""
-    holds_several: bool = False
     has_json: bool = False
     """Calls in JSON, as relatives write them, are read between the outer tags."""
     is_quoted: bool = False
+    """Names and keys are; and the outer tags hold several calls."""
     marks_values: bool = False
 
 
@@ -104,7 +104,7 @@ class TagFormat(CallFormat):
         self.markers = tags.special
         self._tags = tags
         self._ends = [tags.call_end] if tags.call_end else []
-        if not tags.holds_several:
+        if not tags.is_quoted:
             self._ends += tags.closes
 
     def notations(self, marker: str, tools: KnownTools, *, is_held: bool) -> Sequence[Notation]:
@@ -189,7 +189,7 @@ class TagFormat(CallFormat):
         tags = self._tags
         line = literal("\n") if tags.function else ""
         has_bare = tags.needs_known_name and wanted.choice.mode == "auto"
-        several = wanted.more("one", "\n") if tags.holds_several else ""
+        several = wanted.more("one", "\n") if tags.is_quoted else ""
         key = r'/[^<>"\n]+/' if tags.is_quoted else r"/[^<>\n]+/"
         any_mark = f'{literal(_MARK)} ("true" | "false") {literal(_MARKED)}'
         key_end = any_mark if tags.marks_values else wanted.marker(tags.key_end)
@@ -198,7 +198,7 @@ class TagFormat(CallFormat):
                 tags.opens[0],
                 between="\n",
                 also="bare any_one" if has_bare else "",
-                is_section=tags.holds_several,
+                is_section=tags.is_quoted,
             ),
             *(head_rules("bare", tags.function, wanted) if has_bare else ()),
             # Each newline by itself: the lexer does not go back behind one.
@@ -354,7 +354,6 @@ DSML_V32 = Tags(
     value_end=_DSML_END,
     doubts=f'(?<!</){DSML}|{DSML}(?!parameter>)| string="|{_DSML_END}(?! )',
     special=(DSML,),
-    holds_several=True,
     is_quoted=True,
     marks_values=True,
 )

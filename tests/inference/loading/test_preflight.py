@@ -31,7 +31,6 @@ CONFIG = replace(TINY, vocab_size=8, intermediate_size=64)
 
 
 CARD: dict[str, Any] = {"is_card": True, "packs_projections": True}
-LOOKS_UP = CARD | {"looks_up_codes": True}
 NATIVE, TORCH = {"dense_bytes": 4, "is_native": True}, {"dense_bytes": 4}
 MIXED = [("Q4_K", 25600), ("Q6_K", 25600), ("F32", 10)]
 
@@ -56,9 +55,9 @@ def test_a_weight_takes_what_its_role_has_kernels_for() -> None:
         # What only experts are packed in is dense elsewhere.
         ("column", [("F8_E4M3", 3200)], CARD, (6400, 0)),
         # A table's rows are looked up: they are not packed, but for the head that is tied to them.
-        ("embedding", [("Q4_K", 3200)], LOOKS_UP, (3600, 0)),
-        ("tied embedding", [("Q4_K", 3200)], LOOKS_UP, (5600, 6400)),
-        ("embedding", [("BF16", 3200)], LOOKS_UP, (6400, 0)),
+        ("embedding", [("Q4_K", 3200)], CARD, (3600, 0)),
+        ("tied embedding", [("Q4_K", 3200)], CARD, (5600, 6400)),
+        ("embedding", [("BF16", 3200)], CARD, (6400, 0)),
         ("embedding", [("Q4_K", 3200)], {}, (2000, 6400)),
         ("experts", [("F8_E4M3", 3200)], CARD | {"packs_experts": True}, (3400, 0)),
         ("experts", [("Q4_K", 3200)], CARD, (6400, 0)),
@@ -280,7 +279,7 @@ TABLE = 1000 * 64
 
 def costs_of(hub: dict[str, Any], quantization: str = "auto", **options: Any) -> ModelCosts:
     config = parse_config(hub, {})
-    return model_costs(config, config_tensors(config, hub, quantization), **options)
+    return model_costs(config, config_tensors(config, hub, quantization), spec(**options))
 
 
 def test_every_weight_is_counted_once() -> None:
@@ -293,6 +292,9 @@ def test_every_weight_is_counted_once() -> None:
     tied = costs_of(COSTED | {"tie_word_embeddings": True})
     assert tied.outer_bytes.cuda == 2 * (TABLE + 64)
     assert tied.head_bytes == costs.head_bytes
+    packed = costs_of(COSTED | {"tie_word_embeddings": True}, "q4")
+    assert packed.head_bytes.cuda == 9 / 8 * TABLE
+    assert packed.outer_bytes.cuda == 2 * 9 / 8 * TABLE + 2 * 64, "rows are looked up beside it"
     held = sum(one.kv_token_bytes.cuda for one in costs_of(COSTED, kv_dtype="int8").layers)
     assert held == kv_bytes_per_token(parse_config(COSTED, {}), "int8")
     assert costs.context_tokens == 4096

@@ -114,7 +114,7 @@ def test_packed_weights_are_cut_between_their_groups(
     if name != "qwen3_next":
         part = rank_files(files, rank_cuts(config, rank_share(config, 1, 2, {"inner": 32})))
         output = "model.layers.0.self_attn.o_proj.weight"
-        assert part.stored(output).shape == (64, 32) == part.shape_of(output)
+        assert part[output].stored().shape == (64, 32) == part[output].shape
     check(ranks, config, files)
 
 

@@ -3,7 +3,9 @@ choice's text is taken apart into."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from typing import Any
 
 from inference.text.choice_text import ChoiceText, Piece, merged
 from inference.text.tool_calls.argument_values import KnownTools
@@ -23,6 +25,12 @@ class MarkedCalls(CallFormat):
 
     def _rules(self, wanted: WantedCalls) -> list[str]:
         return []
+
+
+def split(whole: Any, cuts: list[int]) -> list[Any]:
+    """The parts of a text or a list between ``cuts``, which may lie beyond it."""
+    borders = sorted({0, len(whole), *(cut % (len(whole) + 1) for cut in cuts)})
+    return [whole[start:end] for start, end in itertools.pairwise(borders)]
 
 
 def pieces_of(choice: ChoiceText, text: str) -> list[Piece]:

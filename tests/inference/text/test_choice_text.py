@@ -14,7 +14,7 @@ from inference.protocol.engine import ThinkingLimit
 from inference.protocol.generation import ToolChoice, ToolDefinition
 from inference.text import reasoning
 from inference.text.choice_text import ChoiceText, Piece, ThoughtPart
-from inference.text.grammars import Thinking, answer_grammar, calls_part, json_part
+from inference.text.grammars import Thinking, answer_grammar, json_part
 from inference.text.reasoning import TokenKind
 from inference.text.tokenizer import Tokenizer
 from inference.text.tool_calls.call_parser import CallArguments, CallStarted, TextPart
@@ -225,7 +225,7 @@ def test_grammars_of_channels(
     assert lark is not None
     theirs = LLTokenizer(definition, n_vocab=harmony.vocab_size, eos_token=[2])
     grammar = answer_grammar(
-        [calls_part(lark), json_part({"type": "integer"})],
+        [{"lark_grammar": lark}, json_part({"type": "integer"})],
         thinking=Thinking.POSSIBLE,
         markers=channels,
         end_token_ids=[2],

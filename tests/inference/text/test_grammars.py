@@ -17,7 +17,6 @@ from inference.text.grammars import (
     Thinking,
     answer_grammar,
     bare_call_part,
-    calls_part,
     json_part,
     text_part,
 )
@@ -66,11 +65,11 @@ def accepts(theirs: LLTokenizer, tokenizer: Tokenizer) -> Accepts:
 
 def _calls(tokenizer: Tokenizer, *, parallel: bool = True) -> dict[str, Any]:
     opens, closes = MarkedCalls().marker_ids(tokenizer).values()
-    return calls_part(
-        f"start: call{'+' if parallel else ''}\n"
+    return {
+        "lark_grammar": f"start: call{'+' if parallel else ''}\n"
         f'call: <[{opens}]> ("f" | "g") " " arguments <[{closes}]>\n'
         'arguments: %json {"type": "object"}\n'
-    )
+    }
 
 
 POINT = {"type": "object", "properties": {"id": {"$ref": "#/$defs/n"}}, "required": ["id"]}
@@ -82,7 +81,7 @@ NODE = {"type": "object", "properties": {"next": {"$ref": "#"}}, "additionalProp
 def test_json_and_bare_calls(accepts: Accepts) -> None:
     objects = ("{}", '{"a": [1, {"b": null}]}', '{\n  "a": 1\n}', '{"a":"🙂"}')
     others = ("", "[1]", '"a"', "{", '{"a": 1} so', '{\n\n\n"a": 1}', "yes")
-    bare = [*(bare_call_part(tool, "parameters") for tool in (STRICT, TOOLS[1])), json_part(SCHEMA)]
+    bare = [*(bare_call_part(tool) for tool in (STRICT, TOOLS[1])), json_part(SCHEMA)]
     calls = ('{"name": "f", "parameters": {"id": 1}}', '{"name": "g", "parameters": {"any": []}}')
     bad = ('{"name": "f", "parameters": {"id": "1"}}', '{"name": "h", "parameters": {}}')
     for parts, allowed, not_allowed in (

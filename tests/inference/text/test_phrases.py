@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ from inference.text.phrases import (
 from inference.text.reasoning import Run, TokenKind
 from inference.text.tokenizer import Tokenizer
 from inference.text.tool_calls.call_parser import TextPart
-from tests.inference.text.marked_calls import pieces_of
+from tests.inference.text.marked_calls import pieces_of, split
 
 OPENS, CLOSES = SPOKEN.opens[0], SPOKEN.closes[0]
 GRANITE_32 = (
@@ -100,10 +99,8 @@ def test_any_cut_is_the_same(
     words: list[str], cuts: list[int], phrases: PhraseMarkers, is_open: bool
 ) -> None:
     text = "".join(words)
-    borders = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
-    pieces = [text[start:end] for start, end in itertools.pairwise(borders)]
     whole = _read(phrases, [text], is_open=is_open)
-    for cut in (pieces, list(text)):
+    for cut in (split(text, cuts), list(text)):
         assert _read(phrases, cut, is_open=is_open) == whole
     rejoined = "".join(run for _, run in whole)
     assert rejoined == text or rejoined == text.lstrip() or phrases is TAGS
@@ -163,9 +160,7 @@ def _reference(stops: list[str], text: str) -> tuple[str, str | None]:
 
 @given(stops=STOPS, text=TEXTS, cuts=st.lists(st.integers(0, 40)))
 def test_any_split_gives_the_naive_answer(stops: list[str], text: str, cuts: list[int]) -> None:
-    borders = sorted({0, len(text), *(min(cut, len(text)) for cut in cuts)})
-    chunks = [text[start:end] for start, end in itertools.pairwise(borders)]
-    assert _emitted(stops, chunks) == _reference(stops, text)
+    assert _emitted(stops, split(text, cuts)) == _reference(stops, text)
 
 
 def test_stop_strings_that_begin_alike_and_an_empty_one() -> None:

@@ -3,7 +3,6 @@ stream, whose text is the tokenizer's own decode of the whole."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import shutil
 from pathlib import Path
@@ -16,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from inference.text.errors import TokenizerFilesError, TooManyTokensError
 from inference.text.tokenizer import MAX_BYTES_PER_TOKEN, Detokenizer, Tokenizer
+from tests.inference.text.marked_calls import split
 
 
 @pytest.fixture(scope="module")
@@ -115,11 +115,6 @@ def _decode(directory: Path, ids: list[int]) -> str:
     return tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json")).decode(ids)
 
 
-def _split(items: list[int], cuts: list[int]) -> list[list[int]]:
-    borders = sorted({0, len(items), *(cut % (len(items) + 1) for cut in cuts)})
-    return [items[start:end] for start, end in itertools.pairwise(borders)]
-
-
 def _detokenize(tokenizer: Tokenizer, chunks: list[list[int]]) -> str:
     detokenizer = Detokenizer(tokenizer)
     return "".join(detokenizer.feed(chunk) for chunk in chunks) + detokenizer.flush()
@@ -130,28 +125,20 @@ def test_byte_level_equals_decode_for_any_ids(
     byte_level: Tokenizer, byte_level_dir: Path, ids: list[int], cuts: list[int]
 ) -> None:
     """The ids may make no valid UTF-8, be special ones, or lie past the vocabulary."""
-    assert _detokenize(byte_level, _split(ids, cuts)) == _decode(byte_level_dir, ids)
+    assert _detokenize(byte_level, split(ids, cuts)) == _decode(byte_level_dir, ids)
 
 
 @given(text=st.text(), ids=st.lists(st.integers(0, 300)), cuts=st.lists(st.integers(0, 1000)))
-def test_sentencepiece_equals_decode_for_any_text_and_split(
+def test_sentencepiece_equals_decode_for_any_text_andsplit(
     sentencepiece: Tokenizer, sentencepiece_dir: Path, text: str, ids: list[int], cuts: list[int]
 ) -> None:
     encoded = sentencepiece.encode(text, add_special_tokens=True)
     expected = _decode(sentencepiece_dir, encoded)
-    assert _detokenize(sentencepiece, _split(encoded, cuts)) == expected
-    assert _detokenize(sentencepiece, _split(ids, cuts)) == _detokenize(sentencepiece, [ids])
+    assert _detokenize(sentencepiece, split(encoded, cuts)) == expected
+    assert _detokenize(sentencepiece, split(ids, cuts)) == _detokenize(sentencepiece, [ids])
 
 
-def test_a_character_is_never_split_and_a_continuation_keeps_its_first_space(
-    byte_level: Tokenizer, sentencepiece: Tokenizer
-) -> None:
-    detokenizer = Detokenizer(byte_level)
-    bytes_to_id = {byte_level.bytes_of(i): i for i in range(byte_level.vocab_size)}
-    pieces = [detokenizer.feed([bytes_to_id[bytes([byte])]]) for byte in "🙂".encode()]
-    assert pieces == ["", "", "", "🙂"]
-    assert detokenizer.feed([bytes_to_id[b"\xf0"]]) == ""
-    assert detokenizer.flush() == "�", "a broken one shows at the end"
+def test_a_continuation_keeps_its_first_space(sentencepiece: Tokenizer) -> None:
     ids = sentencepiece.encode("Paris", add_special_tokens=False)
     assert Detokenizer(sentencepiece).feed(ids) == "Paris"
     assert Detokenizer(sentencepiece, continues_text=True).feed(ids) == " Paris"

@@ -150,7 +150,7 @@ def test_a_warning_about_the_vocabulary_stays_with_its_directory(tmp_path: Path)
     kinds = {"tokenizer.ggml.token_type": [1] * 64}
     header = replace(header, metadata=dict(header.metadata) | kinds)
     for _ in range(2):
-        (words,) = tokenizer_warnings(tokenizer_directory(header, tmp_path))
+        (words,) = tokenizer_warnings(tokenizer_directory(header, tmp_path, Path))
         assert "<s>" in words and "</s>" in words
     assert tokenizer_warnings(tmp_path) == []
 
@@ -203,9 +203,9 @@ def test_sentencepiece_merges_the_best_score_first_and_spells_the_rest_in_bytes(
 def test_the_directory_is_written_once_and_transformers_reads_it(
     default_gguf: Path, tmp_path: Path
 ) -> None:
-    directory = tokenizer_directory(read_header(default_gguf), tmp_path)
+    directory = tokenizer_directory(read_header(default_gguf), tmp_path, Path)
     before = (directory / "tokenizer.json").stat().st_mtime_ns
-    assert tokenizer_directory(read_header(default_gguf), tmp_path) == directory
+    assert tokenizer_directory(read_header(default_gguf), tmp_path, Path) == directory
     assert (directory / "tokenizer.json").stat().st_mtime_ns == before
     config = config_of(directory)
     assert config["eos_token"] == "<|im_end|>" and config["add_bos_token"] is False

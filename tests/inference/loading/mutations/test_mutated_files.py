@@ -118,10 +118,6 @@ def test_mutated_headers_are_read_or_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_many_mutated_files(tmp_path: Path, native_cache_dir: Path) -> None:
     check(sorted(SUBJECTS.keys() - SLOW), MANY or 400, tmp_path, native_cache_dir)
-
-
-@pytest.mark.slow
-def test_mutated_files_of_transformers_modules(tmp_path: Path, native_cache_dir: Path) -> None:
     check(sorted(SLOW), max(1, (MANY or 400) // 10), tmp_path, native_cache_dir)
 
 

@@ -178,20 +178,20 @@ def test_a_matrix_comes_out_as_the_format_defines_it(case: str, tmp_path: Path) 
     torch.manual_seed(3)
     format = CASES[case][1]
     files, tensors, expected = opened_packed(case, tmp_path)
-    assert set(files.names) == {NAME}
-    assert files.shape_of(NAME) == (64, 96)
-    assert files.format_of(NAME) == format
+    assert set(files) == {NAME}
+    assert files[NAME].shape == (64, 96)
+    assert files[NAME].format == format
     # What a zero point takes away is kept in float16, where it is below 2.
-    torch.testing.assert_close(files.dense(NAME).float(), expected, rtol=0, atol=2**-11)
+    torch.testing.assert_close(files[NAME].dense().float(), expected, rtol=0, atol=2**-11)
     rows = files[NAME].stored_rows(8, 24)
     assert rows.shape == (16, 96)
     found = rows.weight if isinstance(rows, DenseWeight) else rows.dequantize()
-    assert torch.equal(found.float(), files.dense(NAME)[8:24].float())
-    kept = files.stored(NAME)
+    assert torch.equal(found.float(), files[NAME].dense()[8:24].float())
+    kept = files[NAME].stored()
     if format in ("INT4", "INT8"):
         assert isinstance(kept, GroupedWeight) and kept.bits == (4 if format == "INT4" else 8)
     read = {name: tensor for name, tensor in tensors.items() if name != "activation_scale"}
-    assert files.bytes_of(NAME) == sum(tensor.nbytes for tensor in read.values())
+    assert files[NAME].num_bytes == sum(tensor.nbytes for tensor in read.values())
 
 
 QUANTISED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -297,4 +297,4 @@ def test_parts_of_a_matrix_that_do_not_fit_each_other_are_named(
     case: str, change: Change, words: str, tmp_path: Path
 ) -> None:
     with pytest.raises(BadFileError, match=words):
-        opened_packed(case, tmp_path, change)[0].stored(NAME)
+        opened_packed(case, tmp_path, change)[0][NAME].stored()

@@ -140,11 +140,11 @@ def test_fp8_counts_a_byte_a_weight_and_leaves_tables_dense(tmp_path: Path) -> N
     dense = SafetensorsFiles([directory / "model.safetensors"])
     files = quantized_files.QuantizedFiles(dense, read_directory_config(directory), "fp8", 1)
     layer = "model.layers.0"
-    assert files.bytes_of(f"{layer}.self_attn.q_proj.weight") == 64 * 64
-    assert files.format_of(f"{layer}.self_attn.q_proj.weight") == "fp8"
+    assert files[f"{layer}.self_attn.q_proj.weight"].num_bytes == 64 * 64
+    assert files[f"{layer}.self_attn.q_proj.weight"].format == "fp8"
     for dense in ("lm_head.weight", "model.embed_tokens.weight", f"{layer}.mlp.down_proj.weight"):
-        assert files.format_of(dense) == "F32"
-    assert isinstance(files.stored(f"{layer}.self_attn.q_proj.weight"), DenseWeight)
+        assert files[dense].format == "F32"
+    assert isinstance(files[f"{layer}.self_attn.q_proj.weight"].stored(), DenseWeight)
     files.close()
 
 

@@ -62,15 +62,15 @@ def test_stacks_are_cut_where_they_lie(tmp_path: Path) -> None:
     stacked = {f"{experts}.gate_up_proj": gate_up, f"{experts}.down_proj": down}
     stacked |= {f"{LAYER}.mlp.gate.weight": torch.randn(3, 64)}
     files = by_expert(saved(tmp_path, stacked))
-    assert torch.equal(files.dense(f"{experts}.2.gate_proj.weight"), gate_up[2, :32])
-    assert torch.equal(files.dense(f"{experts}.2.up_proj.weight"), gate_up[2, 32:])
-    assert torch.equal(files.dense(f"{experts}.2.down_proj.weight"), down[2])
-    assert files.shape_of(f"{experts}.2.down_proj.weight") == (64, 32)
-    assert len(files.names) == 1 + 3 * 3
-    num_bytes = sum(files.bytes_of(name) for name in files.names)
+    assert torch.equal(files[f"{experts}.2.gate_proj.weight"].dense(), gate_up[2, :32])
+    assert torch.equal(files[f"{experts}.2.up_proj.weight"].dense(), gate_up[2, 32:])
+    assert torch.equal(files[f"{experts}.2.down_proj.weight"].dense(), down[2])
+    assert files[f"{experts}.2.down_proj.weight"].shape == (64, 32)
+    assert len(files) == 1 + 3 * 3
+    num_bytes = sum(files[name].num_bytes for name in files)
     assert num_bytes == sum(tensor.nbytes for tensor in stacked.values())
     with pytest.raises(MissingTensorError):
-        files.dense(f"{experts}.3.down_proj.weight")
+        files[f"{experts}.3.down_proj.weight"].dense()
     files.close()
     dense = saved(tmp_path, {f"{experts}.0.up_proj.weight": torch.randn(32, 64)})
     assert by_expert(dense) is dense

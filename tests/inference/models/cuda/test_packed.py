@@ -13,8 +13,9 @@ import torch
 from gguf.constants import GGMLQuantizationType
 
 from benchmarks.gguf_files import random_blocks
-from inference.loading.formats import FORMATS, GGUF_FORMATS
+from inference.loading.formats import FORMATS
 from inference.loading.gguf import quants
+from inference.loading.gguf.codebooks import CODEBOOK_UNPACKERS
 from inference.models.cuda import packed_batch
 from inference.models.cuda.packed import PackedLinear
 from inference.models.cuda.packed_batch import BATCH_TILES, BatchTile, num_splits
@@ -50,7 +51,7 @@ def random_weight(kind: str) -> PackedWeight:
 
 
 FLOAT = torch.float32
-TABLE_TYPES = [type.name for type in GGUF_FORMATS if type.is_table]
+TABLE_TYPES = [type.name for type in CODEBOOK_UNPACKERS]
 GROUPED_KINDS = ("Q4", "Q5", "Q5 with minimums", "Q6", "Q8")
 WEIGHTS = {kind: random_weight(kind) for kind in (*GROUPED_KINDS, *K_KINDS, *TABLE_KINDS)}
 

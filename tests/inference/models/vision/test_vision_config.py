@@ -212,10 +212,10 @@ def test_a_file_beside_the_model_is_found_unless_there_are_to_be_no_images(
     assert vision is not None and vision.image_mean == vision.image_std == (0.5, 0.5, 0.5)
     assert (vision.min_pixels, vision.max_pixels) == (16, 400)
     assert vision.image_token_id == IMAGE_TOKEN
-    assert "model.visual.patch_embed.proj.weight" in found.files.names
+    assert "model.visual.patch_embed.proj.weight" in found.files
     found = described(saved, "none")
     assert found.config.vision is None and found.projector is None
-    assert not any(name.startswith("model.visual.") for name in found.files.names)
+    assert not any(name.startswith("model.visual.") for name in found.files)
     (tmp_path / "alone.gguf").symlink_to(saved)
     assert described(tmp_path / "alone.gguf").config.vision is None
     assert described(tmp_path / "alone.gguf", str(mmproj)).config.vision is not None
@@ -249,8 +249,8 @@ def test_plans_estimates_and_checks_of_downloaded_files_count_it(
     )
     opened = tiny_hybrid.opened(saved, tmp_path)
     opened.close()
-    names = [name for name in opened.files.names if name.startswith("model.visual.")]
-    num_weights = sum(math.prod(opened.files.shape_of(name)) for name in names)
+    names = [name for name in opened.files if name.startswith("model.visual.")]
+    num_weights = sum(math.prod(opened.files[name].shape) for name in names)
     assert with_it.cpu - without.cpu == 4 * num_weights + KEPT_ROWS_BYTES
     assert with_it.cuda - without.cuda == 2 * num_weights + KEPT_ROWS_BYTES
     assert opened.need.image_bytes == KEPT_ROWS_BYTES
@@ -262,8 +262,8 @@ def test_a_tower_in_8_bits_becomes_dense(saved: Path, tmp_path: Path) -> None:
     QWEN3_VL.save_mmproj(tmp_path / "mmproj-Q8_0.gguf", is_rounded=True)
     opened = conftest.opened(tmp_path / "model-F32.gguf", tmp_path, quantization="q8")
     name = "model.visual.merger.linear_fc1.weight"
-    assert opened.files.format_of(name) == "Q8_0"
-    assert opened.files.format_of("model.layers.0.self_attn.q_proj.weight") == "q8"
+    assert opened.files[name].format == "Q8_0"
+    assert opened.files["model.layers.0.self_attn.q_proj.weight"].format == "q8"
     wanted = QWEN3_VL.make().state_dict()[name]
     torch.testing.assert_close(opened.weights.tensor(name), wanted, rtol=0.02, atol=0.02)
     opened.close()

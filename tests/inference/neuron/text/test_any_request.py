@@ -15,7 +15,8 @@ from inference.neuron.text.model_text import ModelText
 from inference.neuron.text.prompts import prepare
 from inference.protocol import generation as parts
 from inference.protocol.generation import SamplingOptions
-from inference.text.tool_calls.json_formats import HermesFormat, MistralFormat
+from inference.text.tool_calls import FORMATS
+from inference.text.tool_calls.json_formats import MistralFormat
 from inference.text.tool_calls.python_formats import Llama3Format
 from inference.text.tool_calls.tag_formats import QWEN_CODER, TagFormat
 from inference.wire.failures import FAILURES
@@ -23,7 +24,7 @@ from tests.inference.neuron.model_texts import CHAT_TEMPLATE, model_text
 from tests.inference.text.family_templates import LLAMA, MISTRAL, QWEN
 
 FORMATS = {
-    QWEN: HermesFormat(),
+    QWEN: FORMATS["hermes"],
     CHAT_TEMPLATE: TagFormat(QWEN_CODER),
     LLAMA: Llama3Format(),
     MISTRAL: MistralFormat(writes_lists=True),

@@ -19,7 +19,7 @@ from inference.protocol.events import MAX_TRACE_BYTES, Cancelled, Finished, Trac
 from inference.protocol.generation import TextInput, ToolDefinition
 from inference.settings.neuron import ACCOUNTS
 from inference.text.phrases import SPOKEN
-from inference.text.tool_calls.json_formats import HermesFormat
+from inference.text.tool_calls import FORMATS
 from tests.cases import each_case
 from tests.inference.neuron.model_texts import (
     OPENS,
@@ -129,7 +129,7 @@ THOUGHT = "<think>\nHm, the cat.\n</think>\nYes."
 @pytest.fixture
 def text(thinking_dir: Path) -> ModelText:
     found = model_text(thinking_dir, chat_template=QWEN, context_tokens=2000)
-    return replace(found, tool_format=HermesFormat())
+    return replace(found, tool_format=FORMATS["hermes"])
 
 
 def started(

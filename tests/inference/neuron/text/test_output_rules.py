@@ -26,8 +26,8 @@ from inference.sandbox.build import keep_tokenizer
 from inference.sandbox.fork_server import perform
 from inference.sandbox.jobs import Job, Result, decode_job, decode_result, encode_job, encode_result
 from inference.sandbox.pool import WorkerPool
+from inference.text.tool_calls import FORMATS
 from inference.text.tool_calls.call_parser import CallArguments, CallStarted
-from inference.text.tool_calls.json_formats import HermesFormat
 from inference.text.tool_calls.python_formats import Llama3Format
 from inference.text.tool_calls.tag_formats import QWEN_CODER, TagFormat
 from tests.cases import each_case
@@ -49,7 +49,7 @@ def text(thinking_dir: Path) -> ModelText:
     loaded = model_text(thinking_dir, chat_template=CHAT_TEMPLATE)
     assert loaded.facts is not None
     keep_tokenizer(loaded.facts)
-    return dataclasses.replace(loaded, tool_format=HermesFormat(), pool=NoWorkers())
+    return dataclasses.replace(loaded, tool_format=FORMATS["hermes"], pool=NoWorkers())
 
 
 def _request(output_format: OutputFormat | None = None, **chat: Any) -> GenerationRequest:

@@ -1,16 +1,10 @@
-"""Answers as models write them, whole and cut anywhere; no text or schema makes a parser fail. The
-format of a model, inferred from its template; and text to the value that a schema asks for."""
+"""Answers as models write them, whole and in pieces; the format of a model, inferred from its
+template; and text to the value that a schema asks for."""
 
 from __future__ import annotations
 
-import itertools
 import json
 from typing import Any
-
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from inference.text.tool_calls import find_tool_format
 from inference.text.tool_calls.argument_values import as_json, is_text
@@ -83,56 +77,6 @@ def test_an_example_is_read_whole_and_in_pieces(name: str, text: str, expected: 
         assert merged(parts_of(FORMATS[name], chunks)) == expected, size
     if name == "mistral":
         assert read(FORMATS["mistral_named"], text) == expected
-
-
-JSON_FRAGMENTS = [
-    *('{"name": "bash", "arguments": {"command": "', '{"name": "now"', '"arguments": {', "{}"),
-    *('{"arguments": {"name": "bash", "command": "ls"}}', '{"arguments": "{\\"command\\": 1}"'),
-    *('{"parameters": {"city": "P"}, "name": "get_weather"}', '"name"', "\\u00e", "nul", "2.5e"),
-    *("}}", "}}}", "}}}}", "é🙂", *'{}[]:,"\\1-\n \x01'),
-]
-
-
-SCHEMA_WORDS = st.sampled_from(
-    [
-        *("type", "properties", "required", "enum", "const", "anyOf", "oneOf", "allOf", "$ref"),
-        *("items", "nullable", "string", "integer", "object", "null", "#", "#/properties/a"),
-        *("command", "city", "bash"),
-    ]
-)
-INNER = st.recursive(
-    st.none() | st.booleans() | st.integers(-2, 2) | SCHEMA_WORDS,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(SCHEMA_WORDS, inner, max_size=3),
-    max_leaves=10,
-)
-SCHEMAS = st.dictionaries(SCHEMA_WORDS, INNER, max_size=4)
-
-
-def _answers(name: str) -> st.SearchStrategy[str]:
-    texts = [text for owner, text, _ in EXAMPLES if owner == name] + [written(name, LS)]
-    cut = st.tuples(st.sampled_from(texts), st.integers(0, 80), st.integers(1, 40))
-    piece = cut.map(lambda one: one[0][one[1] : one[1] + one[2]])
-    fragments = piece | st.sampled_from([*texts, *JSON_FRAGMENTS]) | st.text(max_size=4)
-    return st.lists(fragments, max_size=10).map("".join)
-
-
-@pytest.mark.parametrize("name", FORMATS)
-@given(data=st.data(), schema=st.none() | SCHEMAS)
-def test_any_answer_is_the_same_however_it_is_cut(
-    name: str, data: st.DataObject, schema: dict[str, object] | None
-) -> None:
-    """With the tools of the examples, and with one of any schema."""
-    tools = TOOLS if schema is None else [replace(TOOLS[1], parameters=schema)]
-    text = data.draw(_answers(name))
-    cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=12))
-    borders = sorted({0, len(text), *cuts})
-    chunks = [text[start:end] for start, end in itertools.pairwise(borders)]
-    whole = read(FORMATS[name], text, tools)
-    assert merged(parts_of(FORMATS[name], chunks, tools)) == whole
-    if all(isinstance(part, str) for part in whole):
-        assert "".join(map(str, whole)) == text
-    named = read(FORMATS[name], written(name, ("bash", {"command": "1", "city": "a"})), tools)
-    assert [called for called, _ in named] == ["bash"]
 
 
 WRITTEN = {

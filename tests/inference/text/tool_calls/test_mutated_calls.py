@@ -1,6 +1,7 @@
 """A call is the model's call, whole, or text: nothing that the model wrote is dropped.
 
-Each format's valid calls are changed by a few characters: cut, doubled, swapped, moved, replaced.
+Each format's valid calls are changed by a few characters: cut, doubled, swapped, moved, replaced;
+and cut anywhere they are the same, whatever the schema of the tool.
 ``HELEXA_MUTATED_CALLS`` changes are tried over all formats, by ``HELEXA_FUZZ_SEED``.
 """
 
@@ -12,7 +13,9 @@ import re
 
 import pytest
 
+from inference.protocol.generation import ToolDefinition
 from tests.cases import each_case
+from tests.inference.text.marked_calls import split
 from tests.inference.text.tool_calls import calls
 from tests.time_limit import LIMIT_S
 
@@ -28,6 +31,13 @@ CALLS: list[calls.Call] = [
     ("run", {"command": "make", "env": {"A": "1", "B": {"c": [1, 2.5]}}, "tags": ["x", "y, z"]}),
     ("note", {"name": "run", "id": 7}),
 ]
+LOOP = {"a": {"anyOf": [{"$ref": "#"}, {"$ref": "#/properties/a"}, {"type": ["null", 7]}]}}
+ODD = [
+    *({"properties": LOOP, "required": [["a"], 1, None]}, {"$ref": "#", "allOf": [{"$ref": 1}, 2]}),
+    *({"properties": {"command": {"enum": {}, "const": [None]}}}, {"properties": ["command"]}),
+    {"properties": {"command": {"items": 3, "nullable": True, "oneOf": [{"type": "odd"}, "#"]}}},
+]
+"""Schemas that make no sense, as the client's may."""
 MANY = int(os.environ.get("HELEXA_MUTATED_CALLS", "").strip() or 480)
 SEED = os.environ.get("HELEXA_FUZZ_SEED", "")
 PIECES = [*"{}[]\"',:<>/=()_ \n#a1", "}}", '"}', "},", '",', '": ', "null", "</", "`"]
@@ -73,10 +83,11 @@ def test_a_changed_call_loses_nothing(name: str) -> None:
         whole = calls.written(name, call)
         text = mutated(whole, chooser)
         answer = calls.read(tool_format, text, TOOLS)
-        cut = chooser.randrange(len(text) + 1)
-        assert (
-            calls.merged(calls.parts_of(tool_format, [text[:cut], text[cut:]], TOOLS)) == answer
-        ), text
+        odd = [ToolDefinition(name=call[0], path="t", parameters=chooser.choice(ODD))]
+        chunks = split(text, [chooser.randrange(len(text) + 1) for _ in range(4)])
+        for tools in (TOOLS, odd):
+            found = calls.read(tool_format, text, tools)
+            assert calls.merged(calls.parts_of(tool_format, chunks, tools)) == found, text
         if all(isinstance(one, str) for one in answer):
             assert "".join(map(str, answer)) == text
         else:
