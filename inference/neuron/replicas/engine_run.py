@@ -79,7 +79,7 @@ class EngineRuns(ReplicaRecord):
                 silent_s = SLEEP_WAKE_TIMEOUT_S
             if silent_s:
                 engine.silence = self._turns_by_s = None
-                self._fault = errors.engine_hung(self.spec.model)
+                self._fault = errors.of_model("engine_hung", self.spec.model)
             is_overdue = drain_by_s is not None and now_s > drain_by_s
             is_done = (
                 drain_by_s is not None
@@ -232,10 +232,10 @@ class EngineRuns(ReplicaRecord):
         if self._fault is not None:
             return self._fault
         if is_wanted:
-            return errors.model_unloaded(self.spec.model)
+            return errors.of_model("draining", self.spec.model)
         submits = self._context.table.submits_of(engine)
         if len(submits) != 1 or not engine.ended_by_itself:
-            return errors.engine_crashed(self.spec.model)
+            return errors.of_model("engine_crashed", self.spec.model)
         submit = submits[0]
         log.error(
             "request %s (account %s, key %s) ended the engine of %s, which %s; it is not run again",
@@ -256,7 +256,7 @@ class EngineRuns(ReplicaRecord):
             case messages.LoadProgressed(progress=progress):
                 self.progressed(progress)
             case messages.EngineFaulted(code=code, message=text):
-                self._fault = errors.engine_faulted(self.spec.model, code, text)
+                self._fault = errors.retryable(code, f"model {self.spec.model!r}: {text}")
             case messages.LoadFailedMessage(failure=failure):
                 self._load_failure = failure
             case messages.Loaded(report=report):

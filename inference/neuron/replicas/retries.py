@@ -224,38 +224,33 @@ class _Found:
 LETHAL = "the neuron ended while it read this model's tokenizer, and does not load it again"
 
 
-class SpecStore:
-    def __init__(self, client: redis.Redis, *, neuron: str) -> None:
-        self._client = client
-        self._key = specs_key(neuron)
+def read_specs(client: redis.Redis, neuron: str) -> list[LoadSpec]:
+    """Raises ``redis.RedisError``."""
+    specs = []
+    for model, data in client.hgetall(specs_key(neuron)).items():
+        try:
+            specs.append(msgspec.json.decode(data, type=LoadSpec))
+        except msgspec.MsgspecError as error:
+            log.error("the stored load spec of %s is not understood: %s", model, error)
+    return specs
 
-    def read(self) -> list[LoadSpec]:
-        """Raises ``redis.RedisError``."""
-        specs = []
-        for model, data in self._client.hgetall(self._key).items():
-            try:
-                specs.append(msgspec.json.decode(data, type=LoadSpec))
-            except msgspec.MsgspecError as error:
-                log.error("the stored load spec of %s is not understood: %s", model, error)
-        return specs
 
-    def write(self, specs: list[LoadSpec]) -> None:
-        """Raises ``redis.RedisError``."""
-        with self._client.pipeline(transaction=True) as pipeline:
-            self.queue(pipeline, specs)
-            pipeline.execute()
-
-    def queue(self, pipeline: Pipeline, specs: list[LoadSpec]) -> None:
-        pipeline.delete(self._key)
-        if specs:
-            pipeline.hset(
-                self._key, mapping={spec.model: msgspec.json.encode(spec) for spec in specs}
-            )
+def queue_specs(pipeline: Pipeline, neuron: str, specs: Sequence[LoadSpec]) -> None:
+    key = specs_key(neuron)
+    pipeline.delete(key)
+    if specs:
+        pipeline.hset(key, mapping={spec.model: msgspec.json.encode(spec) for spec in specs})
 
 
 class PersistedSpecs:
-    def __init__(self, store: SpecStore, replicas: Replicas, context: ReplicaContext) -> None:
-        self._store = store
+    """Each heartbeat writes them in its transaction, so that a reader of a failed load no longer
+    finds its spec."""
+
+    def __init__(
+        self, client: redis.Redis, neuron: str, replicas: Replicas, context: ReplicaContext
+    ) -> None:
+        self._client = client
+        self._neuron = neuron
         self._replicas = replicas
         self._context = context
         self._is_restored = False
@@ -267,7 +262,7 @@ class PersistedSpecs:
         ``redis.RedisError``."""
         if self._is_restored:
             return
-        specs = self._store.read()
+        specs = read_specs(self._client, self._neuron)
         marks = self._context.marks.earlier
         for spec in sorted(specs, key=lambda one: (-(one.last_used_unix_s or 0.0), one.model)):
             if not spec.order:
@@ -288,19 +283,6 @@ class PersistedSpecs:
         self._is_restored = True
 
     def queue(self, pipeline: Pipeline) -> None:
-        """In a heartbeat's transaction, so that a reader of a failed load no longer finds its
-        spec."""
-        self._store.queue(pipeline, self._specs())
-
-    def save(self) -> None:
-        """Does nothing before ``restore`` has read the old specs."""
-        if not self._is_restored:
-            return
-        try:
-            self._store.write(self._specs())
-        except redis.RedisError as error:
-            log.warning("load specs are not saved yet: %s", error)  # the next heartbeat does
-
-    def _specs(self) -> list[LoadSpec]:
+        """Call after ``restore``."""
         specs = (replica.persisted_spec for replica in self._replicas.all())
-        return [spec for spec in specs if spec is not None]
+        queue_specs(pipeline, self._neuron, [spec for spec in specs if spec is not None])

@@ -19,7 +19,7 @@ from typing import Any
 
 import redis
 
-from inference.neuron.errors import RequestRefusedError, neuron_stopping
+from inference.neuron.errors import NEURON_STOPPING, refused
 from inference.neuron.heartbeat import GatewayWatch
 from inference.neuron.replicas.engine_process import EngineProcess
 from inference.neuron.requests.intake import Intake
@@ -34,7 +34,6 @@ from inference.protocol.delivery import (
     held_requests,
     image_field_names,
 )
-from inference.protocol.events import Failure
 from inference.protocol.generation import Cancel, InboxFrame, Submit, decode_inbox_frame
 from inference.protocol.images import ImageRef
 from inference.protocol.keys import KEPT_AFTER_LIMIT_S, images_key, inbox_key
@@ -149,8 +148,7 @@ class RedisImageReader:
                     if time.monotonic() >= give_up_s or self._stopped.wait(READ_AGAIN_S):
                         log.warning("request %s: its images cannot be read: %s", request_id, error)
                         message = "Redis does not answer; try again shortly."
-                        failure = Failure(code="redis_unavailable", message=message)
-                        raise RequestRefusedError(failure) from error
+                        raise refused("redis_unavailable", message, param=None) from error
             if None not in pieces:
                 held[digest] = b"".join(filter(None, pieces))
         return held
@@ -238,5 +236,5 @@ class Requests:
         """Waits shortly until the last events have reached Redis."""
         self._images.stop()
         self.intake.stop()
-        self.publish(self.table.fail_all(neuron_stopping()))
+        self.publish(self.table.fail_all(NEURON_STOPPING))
         self._publisher.flush(FAREWELL_S)

@@ -10,7 +10,7 @@ import psutil
 import pytest
 import redis
 
-from inference.neuron.replicas.retries import SpecStore
+from inference.neuron.replicas.retries import queue_specs, read_specs
 from inference.protocol import keys
 from inference.protocol.delivery import NO_GATEWAY, HeldRequests, decode_held_requests, load_mark
 from inference.protocol.events import Accepted, Cancelled, Delta, Failed, Finished
@@ -168,8 +168,7 @@ def test_a_model_that_ended_the_neuron_is_not_loaded_again(
 ) -> None:
     """It used to end each instance after the other, and with it every other model. Where a request
     may have done it, the model is tried once more."""
-    store = SpecStore(redis_db, neuron="n1")
-    store.write([neuron.spec(), neuron.spec("good")])
+    queue_specs(redis_db, "n1", [neuron.spec(), neuron.spec("good")])
     for mark in [load_mark("m")] + ["r"] * (not is_alone):
         redis_db.hset(keys.preparing_key("n1"), mark, "before")
     assert neuron.service
@@ -177,7 +176,9 @@ def test_a_model_that_ended_the_neuron_is_not_loaded_again(
     if is_alone:
         failure = gateway.wait_status("failed").failure
         assert (failure.code, failure.is_permanent) == ("bad_file", True)
-        assert [spec.model for spec in store.read()] == ["good"], "nor by the instance after this"
+        assert [spec.model for spec in read_specs(redis_db, "n1")] == ["good"], (
+            "nor by the instance after this"
+        )
     else:
         gateway.wait_status("ready")
 

@@ -21,7 +21,7 @@ from inference.neuron.replicas.engine_process import EngineProcess
 from inference.neuron.requests import starter
 from inference.neuron.requests.publisher import EventPublisher
 from inference.neuron.requests.request_table import AddressedEvent
-from inference.neuron.text.answers import Answer
+from inference.neuron.text.answers import TextAnswer
 from inference.protocol.events import Delta, Event, Failed, Finished
 from inference.protocol.generation import (
     ChatInput,
@@ -67,14 +67,14 @@ def test_a_request_that_breaks_ends_alone(
         assert failure_of(gateway.wait_end(request_id)).code == "engine_error"
     assert all(loaded.answers() for _ in range(3))
     neighbour, broken = loaded.running(), loaded.running()
-    real_feed = Answer.feed
+    real_feed = TextAnswer.feed
 
-    def feed(answer: Answer, index: int, result: Any) -> list[Event]:
+    def feed(answer: TextAnswer, index: int, result: Any) -> list[Event]:
         if result.sequence_id == f"{broken}/0":
             raise PanicError
         return real_feed(answer, index, result)
 
-    monkeypatch.setattr(Answer, "feed", feed)
+    monkeypatch.setattr(TextAnswer, "feed", feed)
     assert failure_of(gateway.wait_end(broken)).code == "engine_error"
     num_before = len(gateway.events(neighbour))
     gateway.wait_events(neighbour, lambda events: len(events) > num_before + 5)
