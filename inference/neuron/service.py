@@ -141,6 +141,7 @@ class NeuronService:
             clock=clock,
         )
         self._stages = HeldStages(self._context)
+        self.release_stages = self._stages.release
         self._failed_loads = FailedLoads(
             self._replicas.all,
             free_bytes=self._loads.free_bytes,
@@ -182,9 +183,6 @@ class NeuronService:
         log.info("unloading %s%s", model, " at once" if at_once else "")
         replica.drain(at_once=at_once)
         self._heart.beat_now()
-
-    def release_stages(self, model: str, job_id: str) -> None:
-        self._stages.release(model, job_id)
 
     def sleep_model(self, model: str, job_id: str) -> None:
         """Returns at once; running requests finish first."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 import time
 
 import msgspec
@@ -21,7 +20,12 @@ from inference.loading.sources.sources import local_identity
 from inference.neuron import errors
 from inference.neuron.loads.watch import SilenceTimer
 from inference.neuron.replicas.engine_process import EngineProcess
-from inference.neuron.replicas.record import ReplicaContext, ReplicaRecord, spans_neurons
+from inference.neuron.replicas.record import (
+    EngineOwner,
+    ReplicaContext,
+    ReplicaRecord,
+    spans_neurons,
+)
 from inference.neuron.replicas.retries import RestartPolicy
 from inference.neuron.text.model_text import load_text
 from inference.protocol import engine as messages
@@ -49,7 +53,7 @@ READING_TOKENIZER = LoadProgress(
 )
 
 
-class EngineRuns(ReplicaRecord):
+class EngineRuns(EngineOwner, ReplicaRecord):
     def __init__(
         self,
         spec: LoadSpec,
@@ -60,10 +64,9 @@ class EngineRuns(ReplicaRecord):
     ) -> None:
         """``predecessor`` must be gone before this one's engine starts."""
         failed = 0 if predecessor is None else predecessor.num_failed_loads_by(spec)
-        super().__init__(spec, recovering=recovering, num_failed_loads=failed)
-        self._context = context
+        ReplicaRecord.__init__(self, spec, recovering=recovering, num_failed_loads=failed)
+        EngineOwner.__init__(self, context)
         self._predecessor = predecessor
-        self._end_asked = threading.Event()
         name = f"replica-{spec.model}"
         self.start = SupervisedThread(self._supervise, name=name, restarts=False).start
 

@@ -78,6 +78,26 @@ class ReplicaContext:
     """``None``: no limit."""
 
 
+class EngineOwner:
+    """Starts engines in a thread of its own, one after the other."""
+
+    def __init__(self, context: ReplicaContext) -> None:
+        self._context = context
+        self._engine: EngineProcess | None = None
+        self._end_asked = threading.Event()
+
+    def stop(self) -> None:
+        """Returns at once."""
+        self._end_asked.set()
+        self._context.loads.wake()
+        if (engine := self._engine) is not None:
+            engine.stop()
+
+    def kill(self) -> None:
+        if (engine := self._engine) is not None:
+            engine.kill()
+
+
 class ReplicaRecord:
     def __init__(
         self, spec: LoadSpec, *, recovering: bool = False, num_failed_loads: int = 0

@@ -161,13 +161,8 @@ class FailedLoads:
         self._clock = clock
         self._found: dict[Load, _Found] = {}
         self._stopping = threading.Event()
-        self._thread = SupervisedThread(self._check_for_ever, name="failed-loads")
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stopping.set()
+        self.start = SupervisedThread(self._check_for_ever, name="failed-loads").start
+        self.stop = self._stopping.set
 
     def check(self) -> None:
         """Blocks while the hub is asked."""

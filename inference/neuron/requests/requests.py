@@ -129,6 +129,7 @@ class RedisImageReader:
         self._client = client
         self._neuron = neuron
         self._stopped = threading.Event()
+        self.stop = self._stopped.set
 
     def read(self, request_id: str, images: Iterable[ImageRef]) -> dict[str, bytes]:
         """Bytes by digest; incomplete images are left out. Raises ``RequestRefusedError`` where
@@ -152,9 +153,6 @@ class RedisImageReader:
             if None not in pieces:
                 held[digest] = b"".join(filter(None, pieces))
         return held
-
-    def stop(self) -> None:
-        self._stopped.set()
 
 
 FAREWELL_S = 0.5
@@ -198,6 +196,7 @@ class Requests:
         )
         self._inbox = Inbox(client, neuron=neuron, handle=self._handle)
         self._gateways = GatewayWatch(client)
+        self.beat_failed = self._gateways.interrupted
 
     def drain_inbox(self) -> int:
         # The marks show which of the frames a dead instance was preparing.
@@ -216,9 +215,6 @@ class Requests:
         # Read first: a request that ends in between is in neither, and its events are not late yet.
         behind = self._publisher.behind()
         return held_requests(self._epoch, self._num_beats, self.table.ids_by_gateway(), behind)
-
-    def beat_failed(self) -> None:
-        self._gateways.interrupted()
 
     def cancel_of_dead_gateways(self) -> None:
         """Call once per beat. Raises ``redis.RedisError``."""
