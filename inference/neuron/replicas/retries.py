@@ -20,7 +20,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -91,13 +91,6 @@ _DEPENDENCIES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conditions:
-    device_free_bytes: Mapping[str, int] = field(default_factory=dict)
-    """By device name (``cuda:1``); empty: unknown."""
-    disk_free_bytes: int | None = None
-
-
 def dependencies(failure: LoadFailure) -> set[Dependency]:
     """Empty: files and settings alone. A load that reported its need depends on nothing here:
     placement compares the need with free memory."""
@@ -114,27 +107,12 @@ def waits_for_time(failure: LoadFailure, num_failures: int) -> bool:
     return Dependency.TIME in found or (Dependency.CHANCE in found and num_failures <= MAX_CHANCES)
 
 
-def has_improved(
-    failure: LoadFailure, devices: Sequence[str], then: Conditions, now: Conditions
-) -> bool:
-    """``then``: when the load began, or failed."""
-    found = dependencies(failure)
-    if Dependency.MEMORY in found and _has_more_memory(devices, then, now):
-        return True
-    if Dependency.DISK not in found or None in (then.disk_free_bytes, now.disk_free_bytes):
-        return False
-    return (now.disk_free_bytes or 0) >= (then.disk_free_bytes or 0) + MORE_DISK_BYTES
-
-
-def _has_more_memory(devices: Sequence[str], then: Conditions, now: Conditions) -> bool:
-    """Whether as many devices of that kind have more free than the fullest one had."""
-    before = [then.device_free_bytes[name] for name in devices if name in then.device_free_bytes]
-    kinds = {name.partition(":")[0] for name in devices}
-    free = sorted(
-        num_bytes
-        for name, num_bytes in now.device_free_bytes.items()
-        if name.partition(":")[0] in kinds
-    )
+def _has_more_memory(load: Load, now: Mapping[str, int]) -> bool:
+    """Whether as many devices of that kind have more free than the fullest one had when the load
+    began. ``now``: free bytes by device (``cuda:1``)."""
+    before = [load.free_before[name] for name in load.devices if name in load.free_before]
+    kinds = {name.partition(":")[0] for name in load.devices}
+    free = sorted(bytes_ for name, bytes_ in now.items() if name.partition(":")[0] in kinds)
     if not before or len(free) < len(before):
         return False
     return free[-len(before)] >= min(before) + MORE_MEMORY_BYTES
@@ -166,8 +144,7 @@ class FailedLoads:
 
     def check(self) -> None:
         """Blocks while the hub is asked."""
-        disk_free = free_disk_bytes(self._directory)
-        now = Conditions(device_free_bytes=self._free_bytes(), disk_free_bytes=disk_free)
+        disk_free, free = free_disk_bytes(self._directory), self._free_bytes()
         before, self._found = self._found, {}
         for replica in self._replicas():
             load, failure = replica.load, replica.unchanged_failure
@@ -175,13 +152,13 @@ class FailedLoads:
                 continue
             cached = weights_identity(load.weights)
             found = self._found[load] = before.get(load) or _Found(disk_free, cached)
-            then = Conditions(
-                device_free_bytes=load.free_before, disk_free_bytes=found.disk_free_bytes
-            )
+            waits_for, enough = dependencies(failure), found.disk_free_bytes + MORE_DISK_BYTES
+            has_memory = Dependency.MEMORY in waits_for and _has_more_memory(load, free)
+            has_disk = Dependency.DISK in waits_for and disk_free >= enough
             if self._is_mended(replica, failure, found, cached):
                 log.info("%s may be loaded again: its files have changed", replica.spec.model)
                 replica.drain()
-            elif has_improved(failure, load.devices, then, now):
+            elif has_memory or has_disk:
                 log.info("%s may be loaded again: more is free now", replica.spec.model)
                 replica.improve()
 
@@ -210,7 +187,7 @@ class FailedLoads:
 
 @dataclass(slots=True)
 class _Found:
-    disk_free_bytes: int | None
+    disk_free_bytes: int
     cached_weights: str | None
     hub: str | None = None
     asked_s: float | None = None
