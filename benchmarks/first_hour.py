@@ -191,11 +191,9 @@ def summary_of(output: str, errors: str, *, has_passed: bool) -> str:
     if output.startswith("{"):
         with contextlib.suppress(ValueError):
             return _bench_in_words(json.loads(output))
-    for line in reversed(output.splitlines()):
-        if line.startswith(FACTS):
-            facts = json.loads(line.removeprefix(FACTS))
-            return ", ".join(f"{name} {_value(value)}" for name, value in facts.items())
     said, complaint = _last_line(output), _last_line(errors)
+    if said.startswith(FACTS):
+        return said.removeprefix(FACTS)
     # pytest reports failures on its standard output.
     found = said if has_passed or " failed" in said else complaint
     return found or said or complaint or "no output: see the log"
@@ -203,14 +201,6 @@ def summary_of(output: str, errors: str, *, has_passed: bool) -> str:
 
 def _last_line(text: str) -> str:
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
-
-
-def _value(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _bench_in_words(report: Mapping[str, Any]) -> str:

@@ -11,7 +11,6 @@ card's memory comes back and a new process answers the same.
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import subprocess
 import sys
 import time
@@ -137,7 +136,17 @@ def main() -> int:
 
 
 def print_facts(**facts: object) -> None:
-    print(FACTS + json.dumps(facts), flush=True)
+    """The last line of a check is its part's summary."""
+    words = (f"{name} {_in_words(value)}" for name, value in facts.items())
+    print(FACTS + ", ".join(words), flush=True)
+
+
+def _in_words(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def check_host(device: str) -> bool:

@@ -109,7 +109,7 @@ class FreeExecutor:
 def bookkeeping_ms_per_step(num_sequences: int = 256, num_steps: int = 200) -> float:
     num_blocks = num_sequences * 16
     engine = Engine(
-        FreeExecutor(),
+        FreeExecutor(),  # type: ignore[arg-type]
         Scheduler(
             KVCache(num_blocks),
             SchedulerLimits(max_running=num_sequences, max_queue_depth=num_sequences),

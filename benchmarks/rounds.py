@@ -10,15 +10,15 @@ import platform
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.subject import INTERPRETER_MEMORY, MEMORY, SubjectError
+from benchmarks.subject import INTERPRETER_MEMORY, MEMORY, SubjectError, SubjectProcess
 from benchmarks.subjects import DECODE_CONCURRENCIES, PREFILL_LENGTHS, PREFIX_TOKENS
+from inference.neuron.discovery import cpu_device
 
 MEMORY_ROW = "memory, resident"
 INTERPRETER_ROW = "memory, interpreter"
@@ -74,17 +74,8 @@ class Results:
         return statistics.median(ratios) if ratios else None
 
 
-class Process(Protocol):
-    kind: str
-    description: str
-
-    def ask(self, **question: Any) -> Any: ...
-
-    def close(self) -> None: ...
-
-
 def run(
-    subjects: Sequence[Process],
+    subjects: Sequence[SubjectProcess],
     results: Results,
     *,
     measurements: Sequence[Measurement],
@@ -127,16 +118,7 @@ LESS_IS_BETTER = ("s", "MiB")
 def machine() -> str:
     gib = psutil.virtual_memory().total / 2**30
     cores = psutil.cpu_count(logical=False) or psutil.cpu_count()
-    return f"{_cpu_name()}, {cores} cores, {gib:.0f} GiB, Python {platform.python_version()}"
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+    return f"{cpu_device().name}, {cores} cores, {gib:.0f} GiB, Python {platform.python_version()}"
 
 
 def as_json(results: Results) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import os
 import signal
 import stat
 import sys
+import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -30,7 +31,6 @@ from helexa_acp.sessions import (
     Session,
     SessionStore,
     new_session,
-    new_session_id,
     stored_session,
 )
 from helexa_acp.transports import LineTransport
@@ -44,8 +44,8 @@ INVALID_PARAMS, INTERNAL_ERROR = -32602, -32603
 Opener = Callable[[Home, Editor, str, Sequence[ServerSpec]], Awaitable[Session]]
 BUFFER_BYTES = 64 * 1024 * 1024
 """Images are sent in lines."""
-OLD_METHODS = {"session/set_model": "_session/set_model"}
-"""Methods that ACP had and clients still use, as extensions."""
+SET_MODEL = "session/set_model"
+"""ACP had it before config options, and clients still send it."""
 log = logging.getLogger(__name__)
 
 
@@ -98,7 +98,7 @@ class HelexaAgent:
     async def new_session(
         self, cwd: str, mcp_servers: Sequence[Any] | None = None, **_: Any
     ) -> dict[str, Any]:
-        session = await self._open(new_session, new_session_id(), cwd, mcp_servers)
+        session = await self._open(new_session, f"hxa-{uuid.uuid4()}", cwd, mcp_servers)
         return {"sessionId": session.record.session_id, **updates.opened(session)}
 
     async def load_session(
@@ -159,18 +159,14 @@ class HelexaAgent:
         return {"configOptions": updates.config_options(session)}
 
     async def ext_method(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
-        """ACP had ``session/set_model`` before config options."""
         session_id, model_id = params.get("sessionId"), params.get("modelId")
-        if method != "session/set_model":
+        if method != SET_MODEL:
             raise RequestError.method_not_found(method)
         if not isinstance(session_id, str) or not isinstance(model_id, str):
             raise RequestError(INVALID_PARAMS, "sessionId and modelId are strings")
         with _rpc_errors():
             await self._choose_model(self._session(session_id), model_id)
         return {}
-
-    async def ext_notification(self, method: str, params: dict[str, Any]) -> None:
-        log.info("an unknown notification: %s", method[:100])
 
     async def prompt(self, session_id: str, prompt: Sequence[Any], **_: Any) -> PromptResponse:
         with _rpc_errors():
@@ -230,20 +226,18 @@ class HelexaAgent:
 def _rpc_errors() -> Iterator[None]:
     try:
         yield
-    except ConfigError as error:
-        raise RequestError(INVALID_PARAMS, str(error)) from error
-    except EndpointError as error:
-        data = {"status": error.status, "code": error.code}
-        raise RequestError(INTERNAL_ERROR, str(error), data) from error
     except BridgeError as error:
-        raise RequestError(INTERNAL_ERROR, str(error)) from error
+        code = INVALID_PARAMS if isinstance(error, ConfigError) else INTERNAL_ERROR
+        is_endpoints = isinstance(error, EndpointError)
+        data = {"status": error.status, "code": error.code} if is_endpoints else None
+        raise RequestError(code, str(error), data) from error
 
 
 class EditorTransport(LineTransport):
     async def receive(self) -> dict[str, Any] | None:
         message = await super().receive()
-        if message is not None and message.get("method") in OLD_METHODS:
-            message["method"] = OLD_METHODS[message["method"]]
+        if message is not None and message.get("method") == SET_MODEL:
+            message["method"] = f"_{SET_MODEL}"  # as an extension
         return message
 
 
@@ -273,7 +267,8 @@ async def serve_over(transport: LineTransport, agent: HelexaAgent) -> None:
 async def _open_transport() -> EditorTransport:
     """Reserves standard output for the protocol: other output goes to standard error."""
     for stream in (sys.stdin, sys.stdout):
-        if not _can_be_waited_for(stream.fileno()):
+        mode, is_terminal = os.fstat(stream.fileno()).st_mode, stream.isatty()
+        if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or is_terminal):
             raise ConfigError(
                 "an editor starts this and speaks ACP over its standard input and output, which "
                 "have to be pipes; see helexa-acp --help."
@@ -287,8 +282,3 @@ async def _open_transport() -> EditorTransport:
         lambda: asyncio.streams.FlowControlMixin(loop=loop), output
     )
     return EditorTransport(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
-
-
-def _can_be_waited_for(descriptor: int) -> bool:
-    mode = os.fstat(descriptor).st_mode
-    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(descriptor)

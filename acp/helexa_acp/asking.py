@@ -11,7 +11,6 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from acp import update_agent_thought_text
@@ -179,13 +178,7 @@ async def _request(session: Session, tools: dict[str, Tool]) -> tuple[Projection
     has_api_tools = endpoints.has_api_tools(selector)
     specs = tuple(tool.spec for tool in tools.values())
     written = _tools_prompt(specs) if specs else ""
-    system = _system_prompt(
-        configured=session.home.config.system_prompt,
-        cwd=session.cwd,
-        mode=session.record.mode,
-        plans_dir=session.plans_dir,
-        tools_prompt="" if has_api_tools else written,
-    )
+    system = _system_prompt(session, "" if has_api_tools else written)
     bare = ModelRequest(
         model=selector.model,
         system=system,
@@ -256,16 +249,13 @@ async def _take(session: Session, event: WireEvent, draft: Draft) -> None:
             draft.reason, draft.usage = reason, usage
 
 
-def _system_prompt(
-    *, configured: str | None, cwd: Path, mode: Mode, plans_dir: Path, tools_prompt: str = ""
-) -> str:
+def _system_prompt(session: Session, tools_prompt: str) -> str:
     """``tools_prompt`` is set where the endpoint's API has no tools."""
-    sections = [(configured or USUAL).strip(), f"The working directory is {cwd}."]
-    if mode is Mode.PLAN:
-        sections.append(PLAN_MODE.format(plans_dir=plans_dir))
-    if tools_prompt:
-        sections.append(tools_prompt)
-    return "\n\n".join(sections)
+    own = (session.home.config.system_prompt or USUAL).strip()
+    in_plan = session.record.mode is Mode.PLAN
+    plan = PLAN_MODE.format(plans_dir=session.plans_dir) if in_plan else ""
+    where = f"The working directory is {session.cwd}."
+    return "\n\n".join(filter(None, (own, where, plan, tools_prompt)))
 
 
 def _tools_prompt(tools: Sequence[ToolSpec]) -> str:

@@ -34,18 +34,6 @@ class Editor:
             return None
         return getattr(response.outcome, "option_id", None)
 
-    @property
-    def reads_files(self) -> bool:
-        return bool(self.capabilities.fs and self.capabilities.fs.read_text_file)
-
-    @property
-    def writes_files(self) -> bool:
-        return bool(self.capabilities.fs and self.capabilities.fs.write_text_file)
-
-    @property
-    def has_terminals(self) -> bool:
-        return bool(self.capabilities.terminal)
-
 
 async def expect(answer: Awaitable[Answer], otherwise: str) -> Answer:
     """A refusal or an invalid answer is a ToolError that begins with ``otherwise``."""

@@ -42,7 +42,3 @@ class EndpointError(BridgeError):
     def refuses(self, *words: str) -> bool:
         text = f"{self.code} {self}".lower()
         return self.status in (400, 404, 422, 501) and any(word in text for word in words)
-
-    @property
-    def refuses_content(self) -> bool:
-        return self.status in (400, 413, 422)

@@ -185,8 +185,8 @@ def project(
 ) -> Projection:
     """``fixed_tokens``: the estimate of system prompt and tools. ``scale``: the endpoint's tokens
     per estimated one. Turns before ``elided_before`` are shortened for any budget."""
-    prompts = [index for index, turn in enumerate(turns) if isinstance(turn, UserTurn)]
-    protected = max([len(turns) - NUM_PROTECTED_LAST, *prompts[-1:], 0])
+    prompts = {index: turn for index, turn in enumerate(turns) if isinstance(turn, UserTurn)}
+    protected = max(len(turns) - NUM_PROTECTED_LAST, *prompts, 0)
     projected = list(turns)
     estimate = fixed_tokens + sum(map(turn_tokens, turns))
 
@@ -201,12 +201,13 @@ def project(
     shorten(0, protected, _without_result)
     shorten(0, protected, _without_prose)
     begin = 0
-    for prompt in prompts[1:]:
+    for prompt, turn in [*prompts.items()][1:]:
         if estimate * scale <= budget:
             break
-        first = _with_mark(turns[prompt], prompt)
+        mark = Text(f"[{prompt} earlier turns were left out]")
+        first = UserTurn((mark, *turn.parts))
         left_out = sum(map(turn_tokens, projected[begin:prompt]))
-        estimate += turn_tokens(first) - turn_tokens(turns[prompt]) - left_out
+        estimate += turn_tokens(first) - turn_tokens(turn) - left_out
         projected[prompt], begin = first, prompt
     shorten(max(begin, protected), len(turns), _without_result)
     return Projection(tuple(projected[begin:]), estimate)
@@ -225,11 +226,6 @@ def without_images(turns: Sequence[Turn]) -> tuple[Turn, ...]:
         else turn
         for index, turn in enumerate(turns)
     )
-
-
-def _with_mark(turn: Turn, num_left_out: int) -> Turn:
-    assert isinstance(turn, UserTurn)
-    return UserTurn((Text(f"[{num_left_out} earlier turns were left out]"), *turn.parts))
 
 
 def _without_result(turn: Turn) -> Turn:

@@ -77,16 +77,14 @@ class StdioTransport:
         self._reading = asyncio.create_task(self._read())
 
     @classmethod
-    async def open(
-        cls, command: str, arguments: list[str], environment: Mapping[str, str], cwd: Path
-    ) -> StdioTransport:
+    async def open(cls, spec: McpServerStdio, cwd: Path) -> StdioTransport:
         """Raises McpError. The process inherits our standard error."""
         try:
             process = await asyncio.create_subprocess_exec(
-                command,
-                *arguments,
+                spec.command,
+                *spec.args,
                 cwd=cwd,
-                env={**os.environ, **environment},
+                env={**os.environ, **{variable.name: variable.value for variable in spec.env}},
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 limit=BUFFER_BYTES,
@@ -271,18 +269,16 @@ class McpPool:
     async def _connect(self, spec: ServerSpec) -> list[Tool]:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                transport = await _open(spec, self._cwd)
+                transport: Transport
+                if isinstance(spec, HttpMcpServer):
+                    headers = {header.name: header.value for header in spec.headers}
+                    transport = HttpTransport(spec.url, headers)
+                else:
+                    transport = await StdioTransport.open(spec, self._cwd)
                 self._transports.append(transport)
                 return await _greeted(spec.name, transport)
         except TimeoutError:
             raise McpError(f"it was not ready within {CONNECT_TIMEOUT_S:g} s") from None
-
-
-async def _open(spec: ServerSpec, cwd: Path) -> Transport:
-    if isinstance(spec, HttpMcpServer):
-        return HttpTransport(spec.url, {header.name: header.value for header in spec.headers})
-    environment = {variable.name: variable.value for variable in spec.env}
-    return await StdioTransport.open(spec.command, spec.args, environment, cwd)
 
 
 async def _greeted(server: str, transport: Transport) -> list[Tool]:

@@ -165,7 +165,7 @@ async def _asked(session: Session, tools: dict[str, Tool], number: int) -> Draft
 
 def _withdraw_refused(session: Session, error: EndpointError) -> None:
     """Else later prompts would be refused for it."""
-    if error.refuses_content:
+    if error.status in (400, 413, 422):
         session.record.history.pop()
         session.save()
         message = f"{error} (The prompt is not kept in the conversation.)"

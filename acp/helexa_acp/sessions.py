@@ -12,7 +12,6 @@ import fcntl
 import json
 import os
 import re
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -59,10 +58,6 @@ class Record(Struct, kw_only=True):
         if text is None or len(text) <= TITLE_CHARACTERS:
             return text
         return text[: TITLE_CHARACTERS - 1] + "…"
-
-
-def new_session_id() -> str:
-    return f"hxa-{uuid.uuid4()}"
 
 
 class SessionStore:

@@ -92,7 +92,8 @@ class Processes:
         port: int = 0,
         folder: Path = REPOSITORY_DIR,
     ) -> RunningProcess:
-        """``folder``: the working directory."""
+        """``folder``: the working directory. With a ``port``, returns it listening. Raises
+        ``ProcessFailedError``."""
         log = self.folder / f"{name}.log"
         with log.open("ab") as output:
             process = subprocess.Popen(
@@ -107,20 +108,8 @@ class Processes:
         self._guardian.watch(process.pid)
         running = RunningProcess(name, process, log, port)
         self._running.append(running)
-        return running
-
-    def start_server(
-        self,
-        name: str,
-        command: Sequence[str],
-        env: Mapping[str, str],
-        *,
-        port: int,
-        folder: Path = REPOSITORY_DIR,
-    ) -> RunningProcess:
-        """Returns it listening. Raises ``ProcessFailedError``."""
-        running = self.start(name, command, env, port=port, folder=folder)
-        running.wait_until_listening()
+        if port:
+            running.wait_until_listening()
         return running
 
     def __enter__(self) -> Self:
@@ -176,7 +165,7 @@ class Stage:
         env = self._env | {"HELEXA_METRICS_LISTEN": f"{HOST}:{free_port()}"}
         name = kind if checkout == REPOSITORY_DIR else f"{kind} of {checkout.name}"
         command = _command(kind, port, checkout)
-        return self.processes.start_server(name, command, env, port=port, folder=checkout)
+        return self.processes.start(name, command, env, port=port, folder=checkout)
 
 
 @contextmanager

@@ -33,7 +33,7 @@ def start(processes: Processes) -> RunningProcess:
     """Returns it listening. Raises ``ProcessFailedError``."""
     port = free_port()
     command = [sys.executable, "-m", "benchmarks.gateway.upstream", str(port)]
-    return processes.start_server("upstream", command, os.environ, port=port)
+    return processes.start("upstream", command, os.environ, port=port)
 
 
 def start_litellm(
@@ -59,7 +59,7 @@ def start_litellm(
         "LITELLM_LOG": "ERROR",
         "LITELLM_MASTER_KEY": LITELLM_KEY,
     }
-    return processes.start_server("litellm", command, env, port=port)
+    return processes.start("litellm", command, env, port=port)
 
 
 async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

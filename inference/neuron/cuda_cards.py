@@ -89,29 +89,25 @@ def _own_memory(nvml: Any, handle: Any) -> HostMemory | None:
 
 def _card(nvml: Any, handle: Any, index: int, driver: str) -> CudaCard:
     major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+    return _measured(nvml, handle, index, f"{major}.{minor}", driver)
+
+
+def _measured(
+    nvml: Any, handle: Any, index: int, capability: str | None, driver: str | None
+) -> CudaCard:
+    own = _own_memory(nvml, handle)
+    memory = own or host_memory()
     info = DeviceInfo(
         index=index,
         kind="cuda",
-        name="",
-        total_memory_bytes=0,
-        free_memory_bytes=0,
-        compute_capability=f"{major}.{minor}",
-        driver=driver,
-    )
-    return _measured(nvml, handle, info)
-
-
-def _measured(nvml: Any, handle: Any, info: DeviceInfo) -> CudaCard:
-    own = _own_memory(nvml, handle)
-    memory = own or host_memory()
-    named = msgspec.structs.replace(
-        info,
         name=_text(nvml.nvmlDeviceGetName(handle)),
         total_memory_bytes=memory.total_bytes,
         free_memory_bytes=memory.free_bytes,
+        compute_capability=capability,
+        driver=driver,
         has_host_memory=own is None,
     )
-    return CudaCard(handle, named)
+    return CudaCard(handle, info)
 
 
 def _card_named(word: str, cards: list[CudaCard], nvml: Any) -> CudaCard | None:
@@ -137,7 +133,8 @@ def _parts(card: CudaCard, nvml: Any) -> Iterator[CudaCard]:
             handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(card.handle, index)
         except nvml.NVMLError:  # no part has this number
             continue
-        yield _measured(nvml, handle, card.info)
+        whole = card.info
+        yield _measured(nvml, handle, whole.index, whole.compute_capability, whole.driver)
 
 
 def _reported(nvml: Any, read: Callable[[], int]) -> int | None:

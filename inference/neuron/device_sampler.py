@@ -52,6 +52,8 @@ class Devices(Protocol):
 
 
 class DeviceSampler:
+    held_bytes = staticmethod(held_bytes)
+
     def __init__(
         self,
         discover: Callable[[], Discovery] = Discovery.run,
@@ -101,9 +103,6 @@ class DeviceSampler:
         if self._cuda:
             self._ask(self._fresh_answer_s)
         return self.devices()
-
-    def held_bytes(self, pid: int) -> int:
-        return held_bytes(pid)
 
     def _ask(self, timeout_s: float) -> None:
         """Waits for an answer that was asked for after this call."""

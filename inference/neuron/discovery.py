@@ -162,9 +162,6 @@ class Discovery:
     def has_cards(self) -> bool:
         return bool(self._cuda)
 
-    def devices(self) -> list[DeviceInfo]:
-        return [*self.cuda_devices(), cpu_device()]
-
     def cuda_devices(self) -> list[DeviceInfo]:
         """Sampled now. Sets ``cuda_unavailable`` while no card answers."""
         lost: list[str] = []
@@ -172,11 +169,6 @@ class Discovery:
         if self._cuda:
             self.cuda_unavailable = lost[0] if len(lost) == len(devices) else ""
         return devices
-
-    measure = devices
-
-    def held_bytes(self, pid: int) -> int:
-        return held_bytes(pid)
 
     def _now(self, card: CudaCard, index: int, lost: list[str]) -> DeviceInfo:
         try:
@@ -292,7 +284,7 @@ class HostCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 def host_check() -> HostCheck:
     discovery = Discovery.run()
-    cards = [device for device in discovery.devices() if device.kind == "cuda"]
+    cards = discovery.cuda_devices()
     problems = list(discovery.problems)
     torch = installed_torch()
     if cards and torch.version and (problem := torch_problem()):

@@ -45,65 +45,31 @@ def refused(code: str, message: str, *, param: str | None = "messages") -> Reque
     return RequestRefusedError(Failure(code=code, message=message, param=param))
 
 
-def _retryable(code: str, message: str, after_s: float = RETRY_AFTER_S) -> Failure:
+def retryable(code: str, message: str, after_s: float = RETRY_AFTER_S) -> Failure:
     return Failure(code=code, message=message, retry_after_s=after_s)
 
 
-def model_not_loaded(model: str) -> Failure:
-    return _retryable("model_not_loaded", f"model {model!r} is not loaded on this neuron")
+OF_A_MODEL = {
+    "model_not_loaded": "model {model!r} is not loaded on this neuron",
+    "draining": "model {model!r} was unloaded from its neuron before this request was done",
+    "model_loading": "model {model!r} is still loading",
+    "recovering": "model {model!r} is restarting after its engine process ended",
+    "engine_crashed": "the engine process of model {model!r} ended while it worked on this request",
+    "engine_hung": "the engine process of model {model!r} hung while it worked on this request",
+}
+NEURON_STOPPING = retryable(
+    "neuron_stopping", "the neuron that worked on this request is shutting down"
+)
+INTERNAL_ERROR = Failure(code="engine_error", message="the neuron could not handle this request")
 
 
-def model_unloaded(model: str) -> Failure:
-    message = f"model {model!r} was unloaded from its neuron before this request was done"
-    return _retryable("draining", message)
-
-
-def model_loading(model: str) -> Failure:
-    return _retryable("model_loading", f"model {model!r} is still loading")
-
-
-def model_recovering(model: str) -> Failure:
-    message = f"model {model!r} is restarting after its engine process ended"
-    return _retryable("recovering", message)
-
-
-def model_load_failed(model: str, reason: str) -> Failure:
-    return Failure(
-        code="model_load_failed", message=f"model {model!r} could not be loaded: {reason}"
-    )
-
-
-def engine_crashed(model: str) -> Failure:
-    message = f"the engine process of model {model!r} ended while it worked on this request"
-    return _retryable("engine_crashed", message)
-
-
-def engine_faulted(model: str, code: str, message: str) -> Failure:
-    return _retryable(code, f"model {model!r}: {message}")
-
-
-def engine_hung(model: str) -> Failure:
-    message = f"the engine process of model {model!r} hung while it worked on this request"
-    return _retryable("engine_hung", message)
-
-
-def neuron_stopping() -> Failure:
-    message = "the neuron that worked on this request is shutting down"
-    return _retryable("neuron_stopping", message)
-
-
-def preparing_instance_died() -> Failure:
-    message = "the neuron ended while it prepared this request beside others"
-    return _retryable("neuron_lost", message)
-
-
-def deadline_passed() -> Failure:
-    return _retryable("queue_timeout", "the request reached its neuron after its deadline")
+def of_model(code: str, model: str) -> Failure:
+    return retryable(code, OF_A_MODEL[code].format(model=model))
 
 
 def intake_full(waiting: str, limit: str) -> Failure:
     message = f"{waiting} are waiting to be prepared on this neuron, which takes {limit} at once"
-    return _retryable("queue_full", message, BUSY_RETRY_AFTER_S)
+    return retryable("queue_full", message, BUSY_RETRY_AFTER_S)
 
 
 def account_waits_too_much(waiting: str, limit: str) -> Failure:
@@ -111,12 +77,7 @@ def account_waits_too_much(waiting: str, limit: str) -> Failure:
         f"{waiting} of this account are waiting to be prepared on this neuron, which takes {limit} "
         "of one account at once"
     )
-    return _retryable("rate_limit_exceeded", message, BUSY_RETRY_AFTER_S)
-
-
-def no_worker(why: str) -> Failure:
-    message = f"this neuron has no worker for templates and grammars: {why}"
-    return _retryable("queue_timeout", message, BUSY_RETRY_AFTER_S)
+    return retryable("rate_limit_exceeded", message, BUSY_RETRY_AFTER_S)
 
 
 def context_length_exceeded(
@@ -144,49 +105,12 @@ def prompt_too_long(num_tokens: int, limit: ModelLimit, param: str, words: str =
     )
 
 
-def arguments_too_long(num_characters: int, limit: int) -> Failure:
-    message = (
-        f"the arguments of a tool call are {num_characters} characters long; at most {limit} are "
-        "read"
-    )
-    return Failure(code="invalid_value", message=message, param="messages")
-
-
 def over_budget(num_prompt_tokens: int, max_prompt_tokens: int) -> Failure:
     message = (
         f"the prompt has {num_prompt_tokens} tokens, and what is left of the budget buys "
         f"{max_prompt_tokens}"
     )
     return Failure(code="insufficient_quota", message=message, num_prompt_tokens=num_prompt_tokens)
-
-
-def no_budget_for_answer() -> Failure:
-    message = "what is left of the budget buys the prompt and not one token of an answer"
-    return Failure(code="insufficient_quota", message=message)
-
-
-def max_output_exceeded(asked: int, limit: int) -> Failure:
-    message = f"this model answers with at most {limit} tokens and you asked for {asked}"
-    return Failure(code="invalid_value", message=message, param="max_tokens")
-
-
-def invalid_grammar(message: str, path: str | None) -> Failure:
-    located = message if path is None else f"{path}: {message}"
-    return Failure(code="invalid_grammar", message=located, param=path)
-
-
-def template_limit_exceeded(how: str) -> Failure:
-    """``how`` completes "the template …"."""
-    return Failure(
-        code="template_limit_exceeded",
-        message=f"this model's chat template {how} for this conversation",
-        param="messages",
-    )
-
-
-def cancelled() -> Failure:
-    """Never sent: the request has ended."""
-    return Failure(code="cancelled", message="the request was cancelled while it was prepared")
 
 
 def bad_token_id(token_id: int, vocab_size: int) -> Failure:
@@ -205,12 +129,3 @@ def wrong_kind(model: str, kind: str) -> Failure:
     }
     message = f"model {model!r} {does[kind]}"
     return Failure(code="invalid_value", message=message, param="model")
-
-
-def no_adapters(model: str) -> Failure:
-    message = f"model {model!r} takes no adapters: those that generate text do"
-    return Failure(code="invalid_value", message=message, param="model")
-
-
-def internal_error() -> Failure:
-    return Failure(code="engine_error", message="the neuron could not handle this request")

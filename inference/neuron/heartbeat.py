@@ -60,9 +60,7 @@ class GatewayWatch:
         self._clock = clock
         self._continuity = Continuity()
         self._num_misses: dict[str, int] = {}
-
-    def interrupted(self) -> None:
-        self._continuity.interrupted()
+        self.interrupted = self._continuity.interrupted
 
     def dead(self, gateway_ids: set[str]) -> list[str]:
         """Call once per beat. Raises ``redis.RedisError``."""
@@ -95,12 +93,8 @@ class Heart:
         self._is_reaching = True
         self._access = AccessRefusal()
         self.thread = SupervisedThread(self._run, name="heartbeat")
-
-    def start(self) -> None:
-        self.thread.start()
-
-    def beat_now(self) -> None:
-        self._wake.set()
+        self.start = self.thread.start
+        self.beat_now = self._wake.set
 
     def stop(self, timeout_s: float) -> None:
         self._stopping = True

@@ -22,7 +22,7 @@ import redis
 from redis.client import Pipeline
 
 from inference.neuron.device_sampler import Devices
-from inference.neuron.errors import RequestRefusedError, model_not_loaded, neuron_stopping
+from inference.neuron.errors import NEURON_STOPPING, RequestRefusedError, of_model
 from inference.neuron.heartbeat import Heart, queue_heartbeat
 from inference.neuron.loads.admission import LoadAdmission
 from inference.neuron.loads.downloads import Downloads
@@ -34,7 +34,7 @@ from inference.neuron.replicas.engine_process import EngineLogs, EngineProcess, 
 from inference.neuron.replicas.held_stages import HeldStages, StageHolder
 from inference.neuron.replicas.record import ReplicaContext
 from inference.neuron.replicas.replica import Replica, Replicas
-from inference.neuron.replicas.retries import FailedLoads, PersistedSpecs, RestartPolicy, SpecStore
+from inference.neuron.replicas.retries import FailedLoads, PersistedSpecs, RestartPolicy
 from inference.neuron.requests.requests import Requests
 from inference.neuron.text.model_text import ModelText
 from inference.protocol.heartbeat import (
@@ -141,14 +141,13 @@ class NeuronService:
             clock=clock,
         )
         self._stages = HeldStages(self._context)
+        self.release_stages = self._stages.release
         self._failed_loads = FailedLoads(
             self._replicas.all,
             free_bytes=self._loads.free_bytes,
             cache_dir=self._fetcher.cache_dir,
         )
-        self._persisted_specs = PersistedSpecs(
-            SpecStore(client, neuron=name), self._replicas, self._context
-        )
+        self._persisted_specs = PersistedSpecs(client, name, self._replicas, self._context)
 
     def start(self) -> None:
         """Returns at once; models are restored once Redis answers."""
@@ -173,7 +172,6 @@ class NeuronService:
             replica.start()
         elif current is not None:
             current.wake(spec)
-        self._persisted_specs.save()
         self._heart.beat_now()
 
     def unload_model(self, model: str, at_once: bool = False) -> None:
@@ -184,10 +182,7 @@ class NeuronService:
             return
         log.info("unloading %s%s", model, " at once" if at_once else "")
         replica.drain(at_once=at_once)
-        self._persisted_specs.save()
-
-    def release_stages(self, model: str, job_id: str) -> None:
-        self._stages.release(model, job_id)
+        self._heart.beat_now()
 
     def sleep_model(self, model: str, job_id: str) -> None:
         """Returns at once; running requests finish first."""
@@ -196,7 +191,6 @@ class NeuronService:
             log.info("sleep of %s: it is not loaded", model)
             return
         replica.sleep(job_id)
-        self._persisted_specs.save()
 
     def drop_adapter(self, model: str, adapter: str) -> None:
         """The engine frees it once no sequence uses it."""
@@ -286,9 +280,9 @@ class NeuronService:
     def _take(self, model: str) -> tuple[EngineProcess, ModelText]:
         replica = self._replicas.find(model)
         if self._replicas.is_closed or self._is_leaving:
-            raise RequestRefusedError(neuron_stopping())
+            raise RequestRefusedError(NEURON_STOPPING)
         if replica is None:
-            raise RequestRefusedError(model_not_loaded(model))
+            raise RequestRefusedError(of_model("model_not_loaded", model))
         return replica.take_request()
 
     def _discard(self, load: Load) -> None:

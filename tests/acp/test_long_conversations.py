@@ -54,18 +54,6 @@ async def test_by_the_rule_where_nobody_counts_else_by_the_endpoints_count(
         assert len(json.dumps(endpoint.prompts[-1])) < 16_000 * 2
 
 
-async def test_a_refusal_teaches_the_window(tmp_path: Path, endpoint: FakeEndpoint) -> None:
-    endpoint.models = [{"id": "fake-model"}]
-    async with bridge_here(tmp_path, endpoint_table(endpoint.url)) as bridge:
-        await bridge.open()
-        assert await fill(bridge, endpoint, 6) == 0
-        too_long = Refuse(400, "This model's limit is 9000 tokens.", "context_length_exceeded")
-        endpoint.will(too_long, too_long, Reply("Shorter."))
-        assert (await bridge.ask("And now?")).stop_reason == "end_turn"
-        sizes = [len(json.dumps(body)) for body in endpoint.prompts[-3:]]
-        assert sizes[0] > sizes[1] > sizes[2]
-
-
 TOO_LONG = "x" * 100_000
 
 

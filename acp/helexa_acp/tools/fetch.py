@@ -6,7 +6,6 @@ import asyncio
 import ipaddress
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
 from html.parser import HTMLParser
 from typing import Annotated
 
@@ -106,13 +105,6 @@ class _Reader(HTMLParser):
             self.pieces.append(data)
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
-    status: int
-    text: str = ""
-    moved_to: str | None = None
-
-
 class Parameters(Struct):
     """Gets a page of the web as text."""
 
@@ -127,10 +119,13 @@ async def prepare(context: ToolContext, given: Parameters) -> Prepared:
         """Each redirect is checked the same way."""
         url = first
         for _ in range(MAX_REDIRECTS + 1):
-            page = await _get(url, allowed)
-            if page.moved_to is None:
-                return text_outcome(_described(url, page), is_error=page.status >= 400)
-            url = _url(str(url.join(page.moved_to)))
+            response, text = await _get(url, allowed)
+            if text is None:
+                url = _url(str(url.join(response.headers["location"])))
+                continue
+            cut = "\n[the rest was left out]" if len(text) > MAX_CHARACTERS else ""
+            described = f"{url} ({response.status_code}):\n{text[:MAX_CHARACTERS]}{cut}"
+            return text_outcome(described, is_error=response.status_code >= 400)
         raise ToolError(f"more than {MAX_REDIRECTS} redirects")
 
     return Prepared(
@@ -141,9 +136,9 @@ async def prepare(context: ToolContext, given: Parameters) -> Prepared:
     )
 
 
-async def _get(url: httpx2.URL, allowed: tuple[str, ...]) -> Page:
-    """Connects to the checked address, whatever the name resolves to a moment later. A proxy is not
-    used: it would resolve the name itself."""
+async def _get(url: httpx2.URL, allowed: tuple[str, ...]) -> tuple[httpx2.Response, str | None]:
+    """``None``: it has moved. Connects to the checked address, whatever the name resolves to a
+    moment later. A proxy is not used: it would resolve the name itself."""
     port = url.port or (443 if url.scheme == "https" else 80)
     address = await checked_address(url.host, port, allowed)
     headers = {
@@ -161,14 +156,14 @@ async def _get(url: httpx2.URL, allowed: tuple[str, ...]) -> Page:
                 extensions={"sni_hostname": url.host},
             ) as response,
         ):
-            return await _page(response)
+            return response, await _text(response)
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         raise ToolError(f"{url}: {error or type(error).__name__}") from None
 
 
-async def _page(response: httpx2.Response) -> Page:
+async def _text(response: httpx2.Response) -> str | None:
     if response.is_redirect and "location" in response.headers:
-        return Page(response.status_code, moved_to=response.headers["location"])
+        return None
     media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type and not media_type.startswith("text/") and not media_type.endswith(TEXT_ENDINGS):
         raise ToolError(f"{media_type} is not text")
@@ -178,13 +173,7 @@ async def _page(response: httpx2.Response) -> Page:
         if len(data) > MAX_BYTES:
             break
     text = data[:MAX_BYTES].decode(response.charset_encoding or "utf-8", "replace")
-    return Page(response.status_code, page_text(text) if "html" in media_type else text)
-
-
-def _described(url: httpx2.URL, page: Page) -> str:
-    text = page.text[:MAX_CHARACTERS]
-    cut = "\n[the rest was left out]" if len(page.text) > MAX_CHARACTERS else ""
-    return f"{url} ({page.status}):\n{text}{cut}"
+    return page_text(text) if "html" in media_type else text
 
 
 def _url(written: str) -> httpx2.URL:

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import os
 import stat
-import tempfile
+import uuid
 from pathlib import Path
 from typing import Annotated
 
@@ -46,7 +46,8 @@ EVERY_LINE = 2**53
 async def read_text(editor: Editor, path: Path) -> str:
     """Unsaved changes in the editor are included. Raises ToolError."""
     refusal = ""
-    if editor.reads_files and not await asyncio.to_thread(path.is_dir):
+    fs = editor.capabilities.fs
+    if fs and fs.read_text_file and not await asyncio.to_thread(path.is_dir):
         reading = editor.client.read_text_file(session_id=editor.session_id, path=str(path))
         try:
             return (await expect(reading, "the editor")).content
@@ -78,7 +79,7 @@ def read_bytes(path: Path) -> bytes:
 
 async def write_text(editor: Editor, path: Path, content: str) -> None:
     """Raises ToolError."""
-    if editor.writes_files:
+    if (fs := editor.capabilities.fs) and fs.write_text_file:
         writing = editor.client.write_text_file(
             session_id=editor.session_id, path=str(path), content=content
         )
@@ -94,24 +95,22 @@ def _write_on_disk(path: Path, content: str) -> None:
         if real.exists() and not real.is_file():
             raise ToolError(f"{path} is not a regular file")
         real.parent.mkdir(parents=True, exist_ok=True)
-        mode = stat.S_IMODE(real.stat().st_mode) if real.exists() else 0o666 & ~_umask()
-        descriptor, name = tempfile.mkstemp(dir=real.parent, prefix=f".{real.name[:100]}.")
+        mode = stat.S_IMODE(real.stat().st_mode) if real.exists() else None
+        partial = real.with_name(f".{real.name[:100]}.{uuid.uuid4().hex}")
         try:
-            with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as file:
+            opened = os.open(
+                partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if mode is None else mode
+            )
+            with os.fdopen(opened, "w", encoding="utf-8", newline="") as file:
                 file.write(content)
-            Path(name).chmod(mode)
-            Path(name).replace(real)
+            if mode is not None:
+                partial.chmod(mode)
+            partial.replace(real)
         except BaseException:
-            Path(name).unlink(missing_ok=True)
+            partial.unlink(missing_ok=True)
             raise
     except (OSError, RuntimeError) as error:
         raise ToolError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
-
-
-def _umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
 
 
 class ReadFile(Struct):

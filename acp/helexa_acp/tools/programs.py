@@ -126,7 +126,7 @@ async def bash(context: ToolContext, given: Bash) -> Prepared:
         raise ToolError("the command is empty or holds a NUL character")
 
     async def run() -> Outcome:
-        if context.editor.has_terminals:
+        if context.editor.capabilities.terminal:
             return await _in_terminal(context, command, cwd)
         timeout_s = context.config.bash_timeout_s
         output, is_late = await run_locally(["sh", "-c", command], cwd, timeout_s)

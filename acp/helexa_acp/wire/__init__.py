@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from helexa_acp.history import Image, Part, ToolResult, Turn, Usage, UserTurn
@@ -27,11 +27,7 @@ class ToolSpec:
     """A JSON schema of type object."""
 
     def function(self) -> Json:
-        return {
-            "name": self.name,
-            "description": self.description,
-            "parameters": self.parameters,
-        }
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from helexa_acp import history, wire
@@ -31,7 +30,10 @@ def request_body(request: wire.ModelRequest) -> wire.Json:
         "stream": True,
     }
     if request.tools:
-        body["tools"] = tools(request.tools)
+        body["tools"] = [
+            {"name": tool.name, "description": tool.description, "input_schema": tool.parameters}
+            for tool in request.tools
+        ]
     if request.asks_for_thinking:
         body["thinking"] = {"type": "adaptive"}
     return body
@@ -39,19 +41,8 @@ def request_body(request: wire.ModelRequest) -> wire.Json:
 
 def count_body(request: wire.ModelRequest) -> wire.Json:
     """For ``/messages/count_tokens``."""
-    body = {
-        "model": request.model,
-        "system": request.system,
-        "messages": messages(request.turns),
-    }
-    return body | ({"tools": tools(request.tools)} if request.tools else {})
-
-
-def tools(specs: Sequence[wire.ToolSpec]) -> list[wire.Json]:
-    return [
-        {"name": tool.name, "description": tool.description, "input_schema": tool.parameters}
-        for tool in specs
-    ]
+    body = request_body(request)
+    return {name: body[name] for name in ("model", "system", "messages", "tools") if name in body}
 
 
 def messages(turns: tuple[history.Turn, ...]) -> list[wire.Json]:

@@ -56,7 +56,8 @@ def _content(parts: tuple[history.Part, ...]) -> list[wire.Json]:
 
 def _assistant_items(turn: history.AssistantTurn) -> list[wire.Json]:
     """Reasoning goes back where its item can be read without having been stored."""
-    items = [thought.sealed for thought in turn.thoughts if _is_item(thought.sealed)]
+    sealed = [thought.sealed for thought in turn.thoughts if isinstance(thought.sealed, dict)]
+    items = [item for item in sealed if item.get("type") == "reasoning"]
     if turn.text:
         items.append({"type": "message", "role": "assistant", "content": turn.text})
     items += [
@@ -69,10 +70,6 @@ def _assistant_items(turn: history.AssistantTurn) -> list[wire.Json]:
         for call in turn.calls
     ]
     return items
-
-
-def _is_item(sealed: Any) -> bool:
-    return isinstance(sealed, dict) and sealed.get("type") == "reasoning"
 
 
 @dataclass(slots=True)
@@ -95,10 +92,14 @@ class Answer(wire.AnswerState):
                 return [wire.ThoughtDelta(event.delta)]
             case "response.function_call_arguments.delta" if event.item_id in self.by_item:
                 self.by_item[event.item_id].arguments += event.delta
-            case "response.output_item.added" if event.item.type == "function_call":
+            case "response.output_item.added" | "response.output_item.done" if (
+                event.item.type == "function_call"
+            ):
                 self._add_call(event.item)
-            case "response.output_item.done":
-                return self._item_done(event.item)
+            case "response.output_item.done" if (
+                event.item.type == "reasoning" and event.item.encrypted_content
+            ):
+                return [wire.ThoughtSealed(event.item.without_nulls())]
             case "response.completed" | "response.incomplete":
                 return self._ended(event.response)
             case "response.failed":
@@ -117,14 +118,6 @@ class Answer(wire.AnswerState):
         self.by_item[item.id or call_id] = call
         call.name = item.name or call.name
         call.arguments = item.arguments or call.arguments
-
-    def _item_done(self, item: wire.JsonObject) -> list[wire.WireEvent]:
-        match item.type:
-            case "function_call":
-                self._add_call(item)
-            case "reasoning" if item.encrypted_content:
-                return [wire.ThoughtSealed(item.without_nulls())]
-        return []
 
     def _ended(self, response: wire.JsonObject) -> list[wire.WireEvent]:
         """Some servers send calls and texts only here."""

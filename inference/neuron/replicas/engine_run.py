@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 import time
 
 import msgspec
@@ -21,7 +20,12 @@ from inference.loading.sources.sources import local_identity
 from inference.neuron import errors
 from inference.neuron.loads.watch import SilenceTimer
 from inference.neuron.replicas.engine_process import EngineProcess
-from inference.neuron.replicas.record import ReplicaContext, ReplicaRecord, spans_neurons
+from inference.neuron.replicas.record import (
+    EngineOwner,
+    ReplicaContext,
+    ReplicaRecord,
+    spans_neurons,
+)
 from inference.neuron.replicas.retries import RestartPolicy
 from inference.neuron.text.model_text import load_text
 from inference.protocol import engine as messages
@@ -49,7 +53,7 @@ READING_TOKENIZER = LoadProgress(
 )
 
 
-class EngineRuns(ReplicaRecord):
+class EngineRuns(EngineOwner, ReplicaRecord):
     def __init__(
         self,
         spec: LoadSpec,
@@ -60,10 +64,9 @@ class EngineRuns(ReplicaRecord):
     ) -> None:
         """``predecessor`` must be gone before this one's engine starts."""
         failed = 0 if predecessor is None else predecessor.num_failed_loads_by(spec)
-        super().__init__(spec, recovering=recovering, num_failed_loads=failed)
-        self._context = context
+        ReplicaRecord.__init__(self, spec, recovering=recovering, num_failed_loads=failed)
+        EngineOwner.__init__(self, context)
         self._predecessor = predecessor
-        self._end_asked = threading.Event()
         name = f"replica-{spec.model}"
         self.start = SupervisedThread(self._supervise, name=name, restarts=False).start
 
@@ -79,7 +82,7 @@ class EngineRuns(ReplicaRecord):
                 silent_s = SLEEP_WAKE_TIMEOUT_S
             if silent_s:
                 engine.silence = self._turns_by_s = None
-                self._fault = errors.engine_hung(self.spec.model)
+                self._fault = errors.of_model("engine_hung", self.spec.model)
             is_overdue = drain_by_s is not None and now_s > drain_by_s
             is_done = (
                 drain_by_s is not None
@@ -232,10 +235,10 @@ class EngineRuns(ReplicaRecord):
         if self._fault is not None:
             return self._fault
         if is_wanted:
-            return errors.model_unloaded(self.spec.model)
+            return errors.of_model("draining", self.spec.model)
         submits = self._context.table.submits_of(engine)
         if len(submits) != 1 or not engine.ended_by_itself:
-            return errors.engine_crashed(self.spec.model)
+            return errors.of_model("engine_crashed", self.spec.model)
         submit = submits[0]
         log.error(
             "request %s (account %s, key %s) ended the engine of %s, which %s; it is not run again",
@@ -256,7 +259,7 @@ class EngineRuns(ReplicaRecord):
             case messages.LoadProgressed(progress=progress):
                 self.progressed(progress)
             case messages.EngineFaulted(code=code, message=text):
-                self._fault = errors.engine_faulted(self.spec.model, code, text)
+                self._fault = errors.retryable(code, f"model {self.spec.model!r}: {text}")
             case messages.LoadFailedMessage(failure=failure):
                 self._load_failure = failure
             case messages.Loaded(report=report):

@@ -17,7 +17,7 @@ from inference.neuron.errors import IllegalTransitionError, LoadRefusedError
 from inference.neuron.loads.load import Load
 from inference.neuron.loads.watch import LoadWatch, SilenceTimer
 from inference.neuron.replicas.engine_process import EngineProcess
-from inference.neuron.replicas.record import ReplicaContext
+from inference.neuron.replicas.record import EngineOwner, ReplicaContext
 from inference.protocol import engine as messages
 from inference.protocol.heartbeat import HELD_STAGE_TRANSITIONS, HeldStage, HeldStageStatus
 from inference.protocol.load import LoadSpec, StageOf, own_stages, spec_digest
@@ -27,7 +27,7 @@ from inference.supervised_threads import SupervisedThread
 log = logging.getLogger(__name__)
 
 
-class StageHolder:
+class StageHolder(EngineOwner):
     """``_lock`` guards what ``state`` reports; the queue of loads is called without it."""
 
     def __init__(
@@ -38,11 +38,11 @@ class StageHolder:
         predecessors: Sequence[StageHolder],
     ) -> None:
         """``predecessors`` must be gone before this one begins."""
+        super().__init__(context)
         self.spec = spec
         self.of = of
         self.load = Load(spec)
         self._name = f"stage {of.index} of {spec.model}"
-        self._context = context
         self._predecessors = predecessors
         self._lock = threading.Lock()
         self._status = HeldStageStatus.LOADING
@@ -51,8 +51,6 @@ class StageHolder:
         self._failure: LoadFailure | None = None
         self._address = ""
         self._watch = LoadWatch()
-        self._engine: EngineProcess | None = None
-        self._release_asked = threading.Event()
         self._gone = threading.Event()
         self.wait_gone = self._gone.wait
         name = f"stage-{of.index}-{spec.model}"
@@ -89,17 +87,6 @@ class StageHolder:
                 failure=self._failure,
             )
 
-    def stop(self) -> None:
-        """Returns at once."""
-        self._release_asked.set()
-        self._context.loads.wake()
-        if (engine := self._engine) is not None:
-            engine.stop()
-
-    def kill(self) -> None:
-        if (engine := self._engine) is not None:
-            engine.kill()
-
     def tick(self) -> None:
         """Call once a second."""
         limit_s = self._context.load_stall_limit_s
@@ -107,12 +94,12 @@ class StageHolder:
             stalled_s = self._watch.check(self._context.clock())
             if limit_s is not None and stalled_s > limit_s and self._failure is None:
                 self._failure = self._watch.failure(stalled_s)
-                self._release_asked.set()
+                self._end_asked.set()
         if (engine := self._engine) is None:
             return
         if engine.check(self._context.silence_limit_s):
             engine.abandon()
-        elif self._release_asked.is_set() and not engine.is_stopping:
+        elif self._end_asked.is_set() and not engine.is_stopping:
             self.stop()
 
     # The supervising thread.
@@ -138,7 +125,7 @@ class StageHolder:
             self._context.on_change()
 
     def _hold(self) -> None:
-        is_released = self._release_asked.is_set
+        is_released = self._end_asked.is_set
         spec = self._context.admission.admit(self.load, is_released, self._progressed)
         if spec is None:
             self._ended("was not started")
@@ -177,7 +164,7 @@ class StageHolder:
                     self._context.loads.stage_took(self.load, memory)
             case messages.StageReleased(reason=reason):
                 log.info("%s: %s", self._name, reason)
-                self._release_asked.set()
+                self._end_asked.set()
             case messages.LoadFailedMessage(failure=failure):
                 self._failure = failure
             case messages.EngineFaulted(code=code, message=text):
@@ -186,7 +173,7 @@ class StageHolder:
     def _ended(self, how: str) -> None:
         self._context.loads.engine_ended(self.load)
         crashed = LoadFailure(code="engine_crashed", message=f"the process of the stage {how}")
-        is_released = self._release_asked.is_set()
+        is_released = self._end_asked.is_set()
         log.log(
             logging.INFO if is_released else logging.ERROR, "%s: its process %s", self._name, how
         )

@@ -47,11 +47,11 @@ from inference.sandbox.pool import WorkerPool
 from inference.supervised_threads import SupervisedThread
 
 REFUSALS = {
-    ReplicaStatus.LOADING: errors.model_loading,
-    ReplicaStatus.DRAINING: errors.model_not_loaded,
-    ReplicaStatus.ASLEEP: errors.model_not_loaded,
-    ReplicaStatus.RECOVERING: errors.model_recovering,
-    ReplicaStatus.READY: errors.model_recovering,
+    ReplicaStatus.LOADING: "model_loading",
+    ReplicaStatus.DRAINING: "model_not_loaded",
+    ReplicaStatus.ASLEEP: "model_not_loaded",
+    ReplicaStatus.RECOVERING: "recovering",
+    ReplicaStatus.READY: "recovering",
 }
 """READY: its engine has just ended with the neuron."""
 
@@ -76,6 +76,26 @@ class ReplicaContext:
     clock: Callable[[], float] = time.monotonic
     silence_limit_s: float | None = None
     """``None``: no limit."""
+
+
+class EngineOwner:
+    """Starts engines in a thread of its own, one after the other."""
+
+    def __init__(self, context: ReplicaContext) -> None:
+        self._context = context
+        self._engine: EngineProcess | None = None
+        self._end_asked = threading.Event()
+
+    def stop(self) -> None:
+        """Returns at once."""
+        self._end_asked.set()
+        self._context.loads.wake()
+        if (engine := self._engine) is not None:
+            engine.stop()
+
+    def kill(self) -> None:
+        if (engine := self._engine) is not None:
+            engine.kill()
 
 
 class ReplicaRecord:
@@ -218,8 +238,10 @@ class ReplicaRecord:
                 return self._engine, self._text
             if self.status is ReplicaStatus.FAILED:
                 reason = self._failure.message if self._failure else "the reason is not known"
-                raise errors.RequestRefusedError(errors.model_load_failed(self.spec.model, reason))
-            raise errors.RequestRefusedError(REFUSALS[self.status](self.spec.model))
+                message = f"model {self.spec.model!r} could not be loaded: {reason}"
+                raise errors.refused("model_load_failed", message, param=None)
+            failure = errors.of_model(REFUSALS[self.status], self.spec.model)
+            raise errors.RequestRefusedError(failure)
 
     def progressed(self, progress: LoadProgress) -> None:
         with self._changed:

@@ -67,17 +67,6 @@ class Replica(EngineRuns):
             self._load_failure = failure
             engine.abandon()
 
-    def stop(self) -> None:
-        """Returns at once."""
-        self._end_asked.set()
-        self._context.loads.wake()
-        if (engine := self._engine) is not None:
-            engine.stop()
-
-    def kill(self) -> None:
-        if (engine := self._engine) is not None:
-            engine.kill()
-
     def improve(self) -> None:
         with self._changed:
             self._has_improved = True

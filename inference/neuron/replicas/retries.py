@@ -20,7 +20,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -91,13 +91,6 @@ _DEPENDENCIES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conditions:
-    device_free_bytes: Mapping[str, int] = field(default_factory=dict)
-    """By device name (``cuda:1``); empty: unknown."""
-    disk_free_bytes: int | None = None
-
-
 def dependencies(failure: LoadFailure) -> set[Dependency]:
     """Empty: files and settings alone. A load that reported its need depends on nothing here:
     placement compares the need with free memory."""
@@ -114,27 +107,12 @@ def waits_for_time(failure: LoadFailure, num_failures: int) -> bool:
     return Dependency.TIME in found or (Dependency.CHANCE in found and num_failures <= MAX_CHANCES)
 
 
-def has_improved(
-    failure: LoadFailure, devices: Sequence[str], then: Conditions, now: Conditions
-) -> bool:
-    """``then``: when the load began, or failed."""
-    found = dependencies(failure)
-    if Dependency.MEMORY in found and _has_more_memory(devices, then, now):
-        return True
-    if Dependency.DISK not in found or None in (then.disk_free_bytes, now.disk_free_bytes):
-        return False
-    return (now.disk_free_bytes or 0) >= (then.disk_free_bytes or 0) + MORE_DISK_BYTES
-
-
-def _has_more_memory(devices: Sequence[str], then: Conditions, now: Conditions) -> bool:
-    """Whether as many devices of that kind have more free than the fullest one had."""
-    before = [then.device_free_bytes[name] for name in devices if name in then.device_free_bytes]
-    kinds = {name.partition(":")[0] for name in devices}
-    free = sorted(
-        num_bytes
-        for name, num_bytes in now.device_free_bytes.items()
-        if name.partition(":")[0] in kinds
-    )
+def _has_more_memory(load: Load, now: Mapping[str, int]) -> bool:
+    """Whether as many devices of that kind have more free than the fullest one had when the load
+    began. ``now``: free bytes by device (``cuda:1``)."""
+    before = [load.free_before[name] for name in load.devices if name in load.free_before]
+    kinds = {name.partition(":")[0] for name in load.devices}
+    free = sorted(bytes_ for name, bytes_ in now.items() if name.partition(":")[0] in kinds)
     if not before or len(free) < len(before):
         return False
     return free[-len(before)] >= min(before) + MORE_MEMORY_BYTES
@@ -161,18 +139,12 @@ class FailedLoads:
         self._clock = clock
         self._found: dict[Load, _Found] = {}
         self._stopping = threading.Event()
-        self._thread = SupervisedThread(self._check_for_ever, name="failed-loads")
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stopping.set()
+        self.start = SupervisedThread(self._check_for_ever, name="failed-loads").start
+        self.stop = self._stopping.set
 
     def check(self) -> None:
         """Blocks while the hub is asked."""
-        disk_free = free_disk_bytes(self._directory)
-        now = Conditions(device_free_bytes=self._free_bytes(), disk_free_bytes=disk_free)
+        disk_free, free = free_disk_bytes(self._directory), self._free_bytes()
         before, self._found = self._found, {}
         for replica in self._replicas():
             load, failure = replica.load, replica.unchanged_failure
@@ -180,13 +152,13 @@ class FailedLoads:
                 continue
             cached = weights_identity(load.weights)
             found = self._found[load] = before.get(load) or _Found(disk_free, cached)
-            then = Conditions(
-                device_free_bytes=load.free_before, disk_free_bytes=found.disk_free_bytes
-            )
+            waits_for, enough = dependencies(failure), found.disk_free_bytes + MORE_DISK_BYTES
+            has_memory = Dependency.MEMORY in waits_for and _has_more_memory(load, free)
+            has_disk = Dependency.DISK in waits_for and disk_free >= enough
             if self._is_mended(replica, failure, found, cached):
                 log.info("%s may be loaded again: its files have changed", replica.spec.model)
                 replica.drain()
-            elif has_improved(failure, load.devices, then, now):
+            elif has_memory or has_disk:
                 log.info("%s may be loaded again: more is free now", replica.spec.model)
                 replica.improve()
 
@@ -215,7 +187,7 @@ class FailedLoads:
 
 @dataclass(slots=True)
 class _Found:
-    disk_free_bytes: int | None
+    disk_free_bytes: int
     cached_weights: str | None
     hub: str | None = None
     asked_s: float | None = None
@@ -224,38 +196,33 @@ class _Found:
 LETHAL = "the neuron ended while it read this model's tokenizer, and does not load it again"
 
 
-class SpecStore:
-    def __init__(self, client: redis.Redis, *, neuron: str) -> None:
-        self._client = client
-        self._key = specs_key(neuron)
+def read_specs(client: redis.Redis, neuron: str) -> list[LoadSpec]:
+    """Raises ``redis.RedisError``."""
+    specs = []
+    for model, data in client.hgetall(specs_key(neuron)).items():
+        try:
+            specs.append(msgspec.json.decode(data, type=LoadSpec))
+        except msgspec.MsgspecError as error:
+            log.error("the stored load spec of %s is not understood: %s", model, error)
+    return specs
 
-    def read(self) -> list[LoadSpec]:
-        """Raises ``redis.RedisError``."""
-        specs = []
-        for model, data in self._client.hgetall(self._key).items():
-            try:
-                specs.append(msgspec.json.decode(data, type=LoadSpec))
-            except msgspec.MsgspecError as error:
-                log.error("the stored load spec of %s is not understood: %s", model, error)
-        return specs
 
-    def write(self, specs: list[LoadSpec]) -> None:
-        """Raises ``redis.RedisError``."""
-        with self._client.pipeline(transaction=True) as pipeline:
-            self.queue(pipeline, specs)
-            pipeline.execute()
-
-    def queue(self, pipeline: Pipeline, specs: list[LoadSpec]) -> None:
-        pipeline.delete(self._key)
-        if specs:
-            pipeline.hset(
-                self._key, mapping={spec.model: msgspec.json.encode(spec) for spec in specs}
-            )
+def queue_specs(pipeline: Pipeline, neuron: str, specs: Sequence[LoadSpec]) -> None:
+    key = specs_key(neuron)
+    pipeline.delete(key)
+    if specs:
+        pipeline.hset(key, mapping={spec.model: msgspec.json.encode(spec) for spec in specs})
 
 
 class PersistedSpecs:
-    def __init__(self, store: SpecStore, replicas: Replicas, context: ReplicaContext) -> None:
-        self._store = store
+    """Each heartbeat writes them in its transaction, so that a reader of a failed load no longer
+    finds its spec."""
+
+    def __init__(
+        self, client: redis.Redis, neuron: str, replicas: Replicas, context: ReplicaContext
+    ) -> None:
+        self._client = client
+        self._neuron = neuron
         self._replicas = replicas
         self._context = context
         self._is_restored = False
@@ -267,7 +234,7 @@ class PersistedSpecs:
         ``redis.RedisError``."""
         if self._is_restored:
             return
-        specs = self._store.read()
+        specs = read_specs(self._client, self._neuron)
         marks = self._context.marks.earlier
         for spec in sorted(specs, key=lambda one: (-(one.last_used_unix_s or 0.0), one.model)):
             if not spec.order:
@@ -288,19 +255,6 @@ class PersistedSpecs:
         self._is_restored = True
 
     def queue(self, pipeline: Pipeline) -> None:
-        """In a heartbeat's transaction, so that a reader of a failed load no longer finds its
-        spec."""
-        self._store.queue(pipeline, self._specs())
-
-    def save(self) -> None:
-        """Does nothing before ``restore`` has read the old specs."""
-        if not self._is_restored:
-            return
-        try:
-            self._store.write(self._specs())
-        except redis.RedisError as error:
-            log.warning("load specs are not saved yet: %s", error)  # the next heartbeat does
-
-    def _specs(self) -> list[LoadSpec]:
+        """Call after ``restore``."""
         specs = (replica.persisted_spec for replica in self._replicas.all())
-        return [spec for spec in specs if spec is not None]
+        queue_specs(pipeline, self._neuron, [spec for spec in specs if spec is not None])

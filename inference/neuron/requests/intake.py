@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from inference.engine.waiting_queue import FairQueue
-from inference.neuron.errors import account_waits_too_much, intake_full, preparing_instance_died
+from inference.neuron.errors import account_waits_too_much, intake_full, retryable
 from inference.neuron.requests.starter import PreparingMarks, Starter
 from inference.protocol.delivery import blame, broke_worker
 from inference.protocol.events import Failure
@@ -224,7 +224,8 @@ class Intake:
             return None
         found = blame(marks, [submit.request_id], submit.num_worker_deaths)
         if found.may_deliver_again:
-            return preparing_instance_died()
+            message = "the neuron ended while it prepared this request beside others"
+            return retryable("neuron_lost", message)
         log.error(
             "request %s (account %s, key %s) for %s ended the previous instance of this neuron; "
             "it is not run again",

@@ -20,16 +20,15 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from inference.logs import phases
-from inference.neuron.errors import internal_error
+from inference.neuron.errors import INTERNAL_ERROR
 from inference.protocol.engine import (
     SequenceCancelled,
     SequenceFailed,
     SequencesEmbedded,
     SequenceStep,
-    SequenceUsage,
 )
 from inference.protocol.events import (
     TERMINAL_EVENTS,
@@ -45,35 +44,19 @@ from inference.protocol.events import (
 )
 from inference.protocol.generation import GenerationRequest, Submit
 
+if TYPE_CHECKING:
+    from inference.neuron.replicas.engine_process import EngineProcess
+    from inference.neuron.text.answers import EmbeddingAnswer, TextAnswer
+
+    Answer = TextAnswer | EmbeddingAnswer
+
 log = logging.getLogger(__name__)
 
-Result = SequenceStep | SequencesEmbedded
-SequenceOutput = Result | SequenceFailed | SequenceCancelled
+SequenceOutput = SequenceStep | SequencesEmbedded | SequenceFailed | SequenceCancelled
 
 
 def sequence_id(request_id: str, index: int) -> str:
     return f"{request_id}/{index}"
-
-
-class Answer(Protocol):
-    @property
-    def num_sequences(self) -> int: ...
-    @property
-    def has_begun(self) -> bool: ...
-
-    def has_finished(self, index: int) -> bool: ...
-
-    def feed(self, index: int, result: Result) -> list[Event]: ...
-
-    def cut(self, index: int, used: SequenceUsage) -> None: ...
-
-    def usage(self) -> Usage | None: ...
-
-
-class Engine(Protocol):
-    def cancel(self, sequence_id: str) -> None:
-        """Unknown ids and dead engines are ignored."""
-        ...
 
 
 class AddressedEvent(NamedTuple):
@@ -86,7 +69,7 @@ class LiveRequest:
     submit: Submit
     arrived_s: float
     answer: Answer | None = None
-    engine: Engine | None = None
+    engine: EngineProcess | None = None
     trace: Callable[[], Traced] | None = None
     has_started: bool = False
     cancel_asked: bool = False
@@ -181,7 +164,7 @@ class RequestTable:
         self,
         request_id: str,
         answer: Answer,
-        engine: Engine,
+        engine: EngineProcess,
         trace: Callable[[], Traced] | None = None,
     ) -> bool:
         """Call before submitting to the engine. ``False``: the request has ended."""
@@ -223,10 +206,10 @@ class RequestTable:
             live = self._live.get(request_id)
             return [] if live is None else self._end(live, event)
 
-    def fail_engine(self, engine: Engine, failure: Failure) -> list[AddressedEvent]:
+    def fail_engine(self, engine: EngineProcess, failure: Failure) -> list[AddressedEvent]:
         return self._fail_where(lambda live: live.engine is engine, failure)
 
-    def submits_of(self, engine: Engine) -> list[Submit]:
+    def submits_of(self, engine: EngineProcess) -> list[Submit]:
         with self._lock:
             return [live.submit for live in self._live.values() if live.engine is engine]
 
@@ -273,7 +256,7 @@ class RequestTable:
             log.exception("request %s: its answer broke", live.request_id)
             if live.request_id in self._live:
                 applied.ended_early += live.open_sequence_ids()
-                failure = live.failure or internal_error()
+                failure = live.failure or INTERNAL_ERROR
                 applied.events += self._end(
                     live, Failed(request_id=live.request_id, failure=failure)
                 )
@@ -301,7 +284,12 @@ class RequestTable:
             applied.events += self._end(live, live.cut_off())
 
     def _feed(
-        self, live: LiveRequest, answer: Answer, index: int, result: Result, applied: Applied
+        self,
+        live: LiveRequest,
+        answer: Answer,
+        index: int,
+        result: SequenceStep | SequencesEmbedded,
+        applied: Applied,
     ) -> None:
         events = answer.feed(index, result)
         if live.first_token_s is None and answer.has_begun:

@@ -19,7 +19,7 @@ from typing import Any
 
 import redis
 
-from inference.neuron.errors import RequestRefusedError, neuron_stopping
+from inference.neuron.errors import NEURON_STOPPING, refused
 from inference.neuron.heartbeat import GatewayWatch
 from inference.neuron.replicas.engine_process import EngineProcess
 from inference.neuron.requests.intake import Intake
@@ -34,7 +34,6 @@ from inference.protocol.delivery import (
     held_requests,
     image_field_names,
 )
-from inference.protocol.events import Failure
 from inference.protocol.generation import Cancel, InboxFrame, Submit, decode_inbox_frame
 from inference.protocol.images import ImageRef
 from inference.protocol.keys import KEPT_AFTER_LIMIT_S, images_key, inbox_key
@@ -130,6 +129,7 @@ class RedisImageReader:
         self._client = client
         self._neuron = neuron
         self._stopped = threading.Event()
+        self.stop = self._stopped.set
 
     def read(self, request_id: str, images: Iterable[ImageRef]) -> dict[str, bytes]:
         """Bytes by digest; incomplete images are left out. Raises ``RequestRefusedError`` where
@@ -149,14 +149,10 @@ class RedisImageReader:
                     if time.monotonic() >= give_up_s or self._stopped.wait(READ_AGAIN_S):
                         log.warning("request %s: its images cannot be read: %s", request_id, error)
                         message = "Redis does not answer; try again shortly."
-                        failure = Failure(code="redis_unavailable", message=message)
-                        raise RequestRefusedError(failure) from error
+                        raise refused("redis_unavailable", message, param=None) from error
             if None not in pieces:
                 held[digest] = b"".join(filter(None, pieces))
         return held
-
-    def stop(self) -> None:
-        self._stopped.set()
 
 
 FAREWELL_S = 0.5
@@ -200,6 +196,7 @@ class Requests:
         )
         self._inbox = Inbox(client, neuron=neuron, handle=self._handle)
         self._gateways = GatewayWatch(client)
+        self.beat_failed = self._gateways.interrupted
 
     def drain_inbox(self) -> int:
         # The marks show which of the frames a dead instance was preparing.
@@ -219,9 +216,6 @@ class Requests:
         behind = self._publisher.behind()
         return held_requests(self._epoch, self._num_beats, self.table.ids_by_gateway(), behind)
 
-    def beat_failed(self) -> None:
-        self._gateways.interrupted()
-
     def cancel_of_dead_gateways(self) -> None:
         """Call once per beat. Raises ``redis.RedisError``."""
         watched = self.table.gateway_ids() | self._publisher.gateway_ids()
@@ -238,5 +232,5 @@ class Requests:
         """Waits shortly until the last events have reached Redis."""
         self._images.stop()
         self.intake.stop()
-        self.publish(self.table.fail_all(neuron_stopping()))
+        self.publish(self.table.fail_all(NEURON_STOPPING))
         self._publisher.flush(FAREWELL_S)

@@ -19,22 +19,21 @@ import msgspec
 import redis
 
 from inference.neuron.errors import (
+    INTERNAL_ERROR,
     EngineGoneError,
     RequestRefusedError,
-    deadline_passed,
-    internal_error,
-    model_recovering,
-    no_adapters,
+    of_model,
+    refused,
+    retryable,
     wrong_kind,
 )
 from inference.neuron.replicas.engine_process import EngineProcess
 from inference.neuron.requests.request_table import (
     AddressedEvent,
-    Answer,
     RequestTable,
     sequence_id,
 )
-from inference.neuron.text.answers import EmbeddingAnswer, build_answer
+from inference.neuron.text.answers import EmbeddingAnswer, TextAnswer, build_answer
 from inference.neuron.text.inputs import (
     count_tokens,
     prepare_embedding,
@@ -145,6 +144,7 @@ class PreparingMarks:
         self._connection = None
 
 
+Answer = TextAnswer | EmbeddingAnswer
 Work = tuple[
     Accepted, Answer, Iterable[SubmitSequence | EmbedSequences], Callable[[], Traced] | None
 ]
@@ -180,19 +180,21 @@ class Starter:
             self.refuse(submit, refusal.failure)
         except BaseException:  # a panic in Rust too ends this request alone
             log.exception("request %s: intake broke", submit.request_id)
-            self.refuse(submit, internal_error())
+            self.refuse(submit, INTERNAL_ERROR)
 
     def _start(self, submit: Submit) -> None:
         if not self._table.is_live(submit.request_id):
             return  # cancelled while it waited
         if time.time() > submit.deadline_unix_s:
-            raise RequestRefusedError(deadline_passed())
+            message = "the request reached its neuron after its deadline"
+            raise RequestRefusedError(retryable("queue_timeout", message))
         engine, text = self._take(submit.model)
         text = text.of(partial(self._table.is_live, submit.request_id))
         if not _suits(submit.request, text):
             raise RequestRefusedError(wrong_kind(submit.model, text.report.kind))
         if submit.adapter is not None and text.report.kind != "generation":
-            raise RequestRefusedError(no_adapters(submit.model))
+            message = f"model {submit.model!r} takes no adapters: those that generate text do"
+            raise refused("invalid_value", message, param="model")
         event: Event
         match submit.request:
             case TokenCountRequest() as request:
@@ -257,7 +259,7 @@ class Starter:
             for command in commands:
                 engine.send(command)
         except EngineGoneError as error:
-            raise RequestRefusedError(model_recovering(submit.model)) from error
+            raise RequestRefusedError(of_model("recovering", submit.model)) from error
         if self._table.started(request_id):
             for index in range(answer.num_sequences):
                 engine.cancel(sequence_id(request_id, index))

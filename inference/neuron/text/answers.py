@@ -24,7 +24,7 @@ from inference.text.tokenizer import Detokenizer
 from inference.text.tool_calls.call_parser import Decision
 
 
-class Answer:
+class TextAnswer:
     """``choices``: ``n`` in a row for each prompt. ``prompt_lengths``: in tokens."""
 
     def __init__(
@@ -97,7 +97,7 @@ def build_answer(
     prepared: Prepared,
     text: ModelText,
     details: Sequence[RequestDetails] = (),
-) -> Answer:
+) -> TextAnswer:
     """Raises ``RequestRefusedError`` for an empty stop string."""
     if not all(request.stop):
         raise refused("invalid_value", "a stop string is empty", param="stop")
@@ -120,7 +120,7 @@ def build_answer(
         )
         choices.append(choice)
     prompt_lengths = [len(prompt) for prompt in prepared.prompts]
-    return Answer(request_id, choices, prompt_lengths=prompt_lengths, n=request.n)
+    return TextAnswer(request_id, choices, prompt_lengths=prompt_lengths, n=request.n)
 
 
 def echo_of(index: int, request: GenerationRequest, prepared: Prepared, text: ModelText) -> Echo:

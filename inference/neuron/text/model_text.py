@@ -15,14 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from inference.neuron.errors import (
-    RequestRefusedError,
-    cancelled,
-    invalid_grammar,
-    no_worker,
-    refused,
-    template_limit_exceeded,
-)
+from inference.neuron.errors import BUSY_RETRY_AFTER_S, RequestRefusedError, refused, retryable
 from inference.protocol.generation import ChatInput, ChatMessage, ToolCall, ToolDefinition
 from inference.protocol.heartbeat import Capability
 from inference.protocol.load import LoadSpec, spec_digest
@@ -128,7 +121,8 @@ class ModelText:
             rendered = self.rendering(chat)
         except WorkerLostError as lost:
             self._log_once(f"its chat template {lost.reason} for a conversation")
-            raise RequestRefusedError(template_limit_exceeded(str(lost.reason))) from None
+            message = f"this model's chat template {lost.reason} for this conversation"
+            raise refused("template_limit_exceeded", message) from None
         if rendered.loses_system_turns:
             self._log_once(LOSES_SYSTEM_TURNS)
         return rendered.text
@@ -156,7 +150,8 @@ class ModelText:
             message = f"it cannot be compiled: the compiler {lost.reason}"
             is_only_tool = len(job.tools) == 1 and job.output_format is None
             path = job.tools[0].path if is_only_tool else job.path
-            raise RequestRefusedError(invalid_grammar(message, path)) from None
+            message = message if path is None else f"{path}: {message}"
+            raise refused("invalid_grammar", message, param=path) from None
         except RecursionError:
             message = f"{job.path}: it is nested too deeply"
             raise refused("invalid_schema", message, param=job.path) from None
@@ -173,9 +168,12 @@ class ModelText:
         try:
             return self.pool.run(job, self.is_wanted)
         except NoWorkerError as error:
-            raise RequestRefusedError(no_worker(str(error))) from None
-        except NotWantedError:
-            raise RequestRefusedError(cancelled()) from None
+            message = f"this neuron has no worker for templates and grammars: {error}"
+            failure = retryable("queue_timeout", message, BUSY_RETRY_AFTER_S)
+            raise RequestRefusedError(failure) from None
+        except NotWantedError:  # its request has ended: this is never sent
+            message = "the request was cancelled while it was prepared"
+            raise refused("cancelled", message, param=None) from None
 
     def _log_once(self, what: str) -> None:
         if what not in self.logged and len(self.logged) < MAX_LOGGED:

@@ -17,8 +17,6 @@ from inference.neuron.errors import (
     RequestRefusedError,
     bad_token_id,
     context_length_exceeded,
-    max_output_exceeded,
-    no_budget_for_answer,
     over_budget,
     prompt_too_long,
     refused,
@@ -68,12 +66,17 @@ def answer_limit(
     asked = request.sampling.max_tokens
     if asked is None and cap_output_tokens is not None:
         if cap_output_tokens < 1:
-            raise RequestRefusedError(no_budget_for_answer())
+            message = "what is left of the budget buys the prompt and not one token of an answer"
+            raise refused("insufficient_quota", message, param=None)
         max_output_tokens = min(cap_output_tokens, max_output_tokens or cap_output_tokens)
     wanted = max_output_tokens if asked is None else asked
     if asked is not None and max_output_tokens is not None and asked > max_output_tokens:
         if not request.ends_at_context:
-            raise RequestRefusedError(max_output_exceeded(asked, max_output_tokens))
+            message = (
+                f"this model answers with at most {max_output_tokens} tokens and you asked for "
+                f"{asked}"
+            )
+            raise refused("invalid_value", message, param="max_tokens")
         wanted = max_output_tokens
     if wanted is not None and wanted <= left:
         return AnswerLimit(wanted)

@@ -22,7 +22,6 @@ import msgspec
 
 from inference.neuron.errors import (
     RequestRefusedError,
-    arguments_too_long,
     bad_token_id,
     prompt_too_long,
     refused,
@@ -169,12 +168,14 @@ def _check_length(
 
 
 def _render(chat: ChatInput, text: ModelText) -> str:
-    for message in chat.messages:
-        for call in message.tool_calls:
+    for turn in chat.messages:
+        for call in turn.tool_calls:
             if len(call.arguments) > MAX_ARGUMENTS_CHARACTERS:
-                raise RequestRefusedError(
-                    arguments_too_long(len(call.arguments), MAX_ARGUMENTS_CHARACTERS)
+                message = (
+                    f"the arguments of a tool call are {len(call.arguments)} characters long; at "
+                    f"most {MAX_ARGUMENTS_CHARACTERS} are read"
                 )
+                raise refused("invalid_value", message)
     prompt = text.render(chat)
     return written(prompt, chat.images, text.report.vision) if chat.images else prompt
 

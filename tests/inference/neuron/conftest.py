@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from inference.backoff import Backoff
-from inference.neuron.discovery import Discovery
+from inference.neuron.device_sampler import DeviceSampler
 from inference.neuron.name_lease import connect
 from inference.neuron.replicas.retries import RestartPolicy
 from inference.neuron.service import NeuronService
@@ -50,6 +50,8 @@ ENGINE_COMMAND = [sys.executable, str(FAKE_ENGINE)]
 SPEC_FIELDS = frozenset(LoadSpec.__struct_fields__)
 WAIT_S = 120.0
 BACKOFF = Backoff(first_s=0.01, max_s=30.0)
+DEVICES = functools.cache(DeviceSampler)
+"""Of this host."""
 
 
 class PanicError(BaseException):
@@ -199,7 +201,7 @@ class TestNeuron:
             "name": "n1",
             "client": connect(self.url),
             "engine_command": ENGINE_COMMAND,
-            "discovery": Discovery.run(),
+            "discovery": DEVICES(),
             "restart_policy": RestartPolicy(backoff=BACKOFF, max_quick_failures=2),
             "workers": WORKERS,
         }

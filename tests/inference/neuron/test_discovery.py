@@ -21,7 +21,7 @@ from inference.neuron.device_sampler import (
     TorchProblem,
     torch_problem,
 )
-from inference.neuron.discovery import Discovery, held_bytes
+from inference.neuron.discovery import Discovery, cpu_device, held_bytes
 from tests.cases import each_case
 from tests.inference.neuron.conftest import wait_until
 
@@ -107,8 +107,7 @@ def discovered(nvml: FakeNvml, *, has_gpu: bool = True, **environment: str) -> D
 
 def test_cards_and_their_host() -> None:
     discovery = discovered(FakeNvml())
-    first, second, processors = discovery.devices()
-    assert processors.kind == "cpu"
+    first, second = discovery.cuda_devices()
     assert (first.kind, first.name, first.index) == ("cuda", "Card 0", 0)
     assert (first.compute_capability, first.driver) == ("8.6", "580.10")
     assert (second.total_memory_bytes, second.free_memory_bytes) == (24 * GIB, 21 * GIB)
@@ -151,7 +150,8 @@ def test_a_card_without_memory_of_its_own_has_the_hosts_and_a_silent_one_hides_n
     nvml = FakeNvml()
     nvml.memory_errors = {FIRST.name: pynvml.NVML_ERROR_NOT_SUPPORTED}
     discovery = discovered(nvml)
-    unified, neighbour, processors = discovery.devices()
+    unified, neighbour = discovery.cuda_devices()
+    processors = cpu_device()
     assert unified.total_memory_bytes == processors.total_memory_bytes
     assert (unified.has_host_memory, neighbour.has_host_memory) == (True, False)
     assert 0 < unified.free_memory_bytes <= processors.total_memory_bytes
@@ -193,7 +193,7 @@ def test_a_card_without_memory_of_its_own_has_the_hosts_and_a_silent_one_hides_n
 )
 def test_a_broken_driver_is_named(error: int | None, options: Any, problem: str) -> None:
     discovery = discovered(FakeNvml(error), **options)
-    assert [device.kind for device in discovery.devices()] == ["cpu"]
+    assert discovery.cuda_devices() == []
     host = discovery.host()
     assert len(host.problems) == bool(problem) and problem in "".join(host.problems)
     if "CUDA_VISIBLE_DEVICES" not in options:

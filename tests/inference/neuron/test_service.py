@@ -10,11 +10,11 @@ import psutil
 import pytest
 import redis
 
-from inference.neuron.replicas.retries import SpecStore
+from inference.neuron.replicas.retries import queue_specs, read_specs
 from inference.protocol import keys
 from inference.protocol.delivery import NO_GATEWAY, HeldRequests, decode_held_requests, load_mark
 from inference.protocol.events import Accepted, Cancelled, Delta, Failed, Finished
-from inference.protocol.generation import GenerationRequest, OutputFormat, TextInput, TokensInput
+from inference.protocol.generation import GenerationRequest, TextInput
 from tests.inference.neuron.conftest import TestNeuron, failure_of, running_engines, wait_until
 from tests.inference.neuron.fake_engine import POISON_SEED
 from tests.inference.neuron.model_texts import request_for_model
@@ -47,9 +47,6 @@ def test_requests_are_streamed_stopped_and_cancelled(loaded: TestNeuron, gateway
     events = loaded.ask(request=request(top_logprobs=1, echo=True, stop=["France"]))
     assert _text(events) == TEXT + "The capital of "
     assert (events[-2].reason, events[-2].stop_sequence) == ("stop", "France")
-    of_prompt, logprob, *_ = [one for event in events[1:-2] for one in event.logprobs]
-    assert of_prompt.logprob is None and logprob.top == [("The", b"The", -0.5)]
-    assert (logprob.token, logprob.token_bytes, logprob.logprob) == logprob.top[0]
     wait_until(gateway.is_idle)
     assert sum(isinstance(event, Finished) for event in gateway.events(events[0].request_id)) == 1
 
@@ -83,20 +80,15 @@ def test_what_never_stepped_is_cancelled_or_unloaded(neuron: TestNeuron, gateway
 def test_refusals_before_the_engine_and_by_it(loaded: TestNeuron, gateway: Any) -> None:
     gateway.client.xadd(keys.inbox_key("n1"), {keys.INBOX_FRAME_FIELD: b"\xff\xff"})
     gateway.client.xadd(keys.inbox_key("n1"), {b"other": b"field"})
-    bad_format = OutputFormat(path="response_format", schema={"not": {}})
     refused: list[tuple[str, dict[str, Any]]] = [
         ("queue_timeout", {"deadline_s": -1.0}),
         ("model_not_loaded", {"model": "nobody"}),
         ("queue_full", {"seed": 666}),
         ("invalid_value", {"request": request(stop=[""])}),
-        ("bad_token_id", {"request": request(TokensInput(prompts=[[10_000]]))}),
-        ("context_length_exceeded", {"request": request(TokensInput(prompts=[[5] * 1000]))}),
-        ("invalid_schema", {"request": request(output_format=bad_format)}),
     ]
     for code, asked in refused:
         failure = failure_of(loaded.ask(**asked))
         assert failure.code == code
-    assert failure.param == "response_format.not"
     assert loaded.answers(), "nor has garbage in the inbox harmed anybody"
 
 
@@ -168,8 +160,7 @@ def test_a_model_that_ended_the_neuron_is_not_loaded_again(
 ) -> None:
     """It used to end each instance after the other, and with it every other model. Where a request
     may have done it, the model is tried once more."""
-    store = SpecStore(redis_db, neuron="n1")
-    store.write([neuron.spec(), neuron.spec("good")])
+    queue_specs(redis_db, "n1", [neuron.spec(), neuron.spec("good")])
     for mark in [load_mark("m")] + ["r"] * (not is_alone):
         redis_db.hset(keys.preparing_key("n1"), mark, "before")
     assert neuron.service
@@ -177,7 +168,9 @@ def test_a_model_that_ended_the_neuron_is_not_loaded_again(
     if is_alone:
         failure = gateway.wait_status("failed").failure
         assert (failure.code, failure.is_permanent) == ("bad_file", True)
-        assert [spec.model for spec in store.read()] == ["good"], "nor by the instance after this"
+        assert [spec.model for spec in read_specs(redis_db, "n1")] == ["good"], (
+            "nor by the instance after this"
+        )
     else:
         gateway.wait_status("ready")
 

@@ -16,7 +16,7 @@ import pytest
 from inference.neuron.replicas import engine_run
 from inference.neuron.replicas.engine_process import EngineProcess
 from inference.neuron.replicas.replica import Replica
-from inference.neuron.replicas.retries import SpecStore
+from inference.neuron.replicas.retries import queue_specs, read_specs
 from inference.neuron.text.model_text import ModelText
 from inference.protocol.events import Finished
 from inference.protocol.keys import specs_key
@@ -179,19 +179,22 @@ def test_evicted_models_leave_first_unless_one_got_busy(
     cards.there[1] = card(1, 20)
     gateway.wait_status("ready", "new")
     assert len(running_engines()) == 1
-    (stored,) = SpecStore(gateway.client, neuron="n1").read()
+    (stored,) = read_specs(gateway.client, "n1")
     assert (stored.model, stored.evict) == ("new", [])  # the next instance evicts nothing
 
 
 def test_a_restart_loads_what_was_used_last_first(neuron: TestNeuron, gateway: Any) -> None:
     used = {"a": None, "b": 20.0, "c": 30.0, "d": 10.0}
-    store = SpecStore(gateway.client, neuron="n1")
     needs: dict[str, Any] = {"needs_gb": 15, "devices": ["cuda:0"]}
-    store.write([neuron.spec(name, last_used_unix_s=at, **needs) for name, at in used.items()])
+    queue_specs(
+        gateway.client,
+        "n1",
+        [neuron.spec(name, last_used_unix_s=at, **needs) for name, at in used.items()],
+    )
     neuron.start(discovery=Machine(card(0, 20), host(100)))
     assert gateway.wait_status("ready", "c").last_used_unix_s == 30.0
     assert {gateway.replica(name).status for name in ("a", "b", "d")} == {"recovering"}
-    kept = {spec.model: spec.last_used_unix_s for spec in store.read()}
+    kept = {spec.model: spec.last_used_unix_s for spec in read_specs(gateway.client, "n1")}
     assert kept == used, "for the instance after this one"
 
 
@@ -225,7 +228,7 @@ def test_it_sleeps_and_wakes(neuron: TestNeuron, cards: Machine, gateway: Any) -
     cards.there = [card(0, 2), card(1, 5), host(83)]
     assert state.sleep_refusal.job_id == "j-sleep"
     assert (state.memory_bytes, state.host_memory_bytes) == (1 * GB, 17 * GB)
-    assert SpecStore(gateway.client, neuron="n1").read() == []  # the next life does not load it
+    assert read_specs(gateway.client, "n1") == []  # the next life does not load it
     neuron.load(job_id="j3", **SLEEPER, status=None)
     wait_until(lambda: gateway.replica().failure is not None)
     state = gateway.wait_status("asleep", job_id="j3")

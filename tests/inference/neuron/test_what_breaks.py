@@ -4,7 +4,6 @@ whole neuron, are their own request's error."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,10 @@ from inference.neuron.loads.downloads import Downloads
 from inference.neuron.loads.files import Fetcher
 from inference.neuron.name_lease import connect
 from inference.neuron.replicas import engine_run
-from inference.neuron.replicas.engine_process import EngineProcess
 from inference.neuron.requests import starter
 from inference.neuron.requests.publisher import EventPublisher
 from inference.neuron.requests.request_table import AddressedEvent
-from inference.neuron.text.answers import Answer
+from inference.neuron.text.answers import TextAnswer
 from inference.protocol.events import Delta, Event, Failed, Finished
 from inference.protocol.generation import (
     ChatInput,
@@ -34,7 +32,6 @@ from inference.protocol.generation import (
     ToolDefinition,
 )
 from inference.protocol.keys import EVENTS_FIRST_ENTRY_ID, events_key
-from inference.protocol.load import LoadSpec
 from inference.protocol.neuron_tasks import CacheJobStatus, PullSpec
 from inference.sandbox.pool import WorkerPool
 from tests.inference.neuron.conftest import PanicError, TestNeuron, failure_of, wait_until
@@ -67,14 +64,14 @@ def test_a_request_that_breaks_ends_alone(
         assert failure_of(gateway.wait_end(request_id)).code == "engine_error"
     assert all(loaded.answers() for _ in range(3))
     neighbour, broken = loaded.running(), loaded.running()
-    real_feed = Answer.feed
+    real_feed = TextAnswer.feed
 
-    def feed(answer: Answer, index: int, result: Any) -> list[Event]:
+    def feed(answer: TextAnswer, index: int, result: Any) -> list[Event]:
         if result.sequence_id == f"{broken}/0":
             raise PanicError
         return real_feed(answer, index, result)
 
-    monkeypatch.setattr(Answer, "feed", feed)
+    monkeypatch.setattr(TextAnswer, "feed", feed)
     assert failure_of(gateway.wait_end(broken)).code == "engine_error"
     num_before = len(gateway.events(neighbour))
     gateway.wait_events(neighbour, lambda events: len(events) > num_before + 5)
@@ -140,20 +137,6 @@ def test_a_load_or_waking_that_breaks_has_failed_and_others_have_their_turn(
     wait_until(lambda: gateway.wait_status("asleep", "other").failure is not None)
     assert gateway.replica("other").failure.code == "engine_crashed"
     neuron.load("other", takes_gb=1, asleep_gb=1)
-
-
-def test_an_engine_whose_lines_break_their_reader_is_read_on() -> None:
-    """The pipe would fill, and the engine with it stand still."""
-    lines: list[bytes] = []
-    spec = LoadSpec(job_id="j", model="m", source="path:/nowhere")
-    program = "import sys\nfor i in range(50): sys.stderr.write('\\n' * (i > 0) + 'x' * 4000)"
-    engine = EngineProcess(
-        spec, [sys.executable, "-c", program], on_line=Breaks(lines.append, PanicError())
-    )
-    wait_until(lambda: len(lines) == 49)
-    assert list(engine.messages()) == []
-    assert engine.reap() == "exited with code 0"
-    assert lines[-1] == b"x" * 4000, "the last one has no end"
 
 
 LEAST = -(2**63)

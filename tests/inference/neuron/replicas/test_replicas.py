@@ -35,10 +35,6 @@ from tests.inference.neuron.conftest import ENGINE_COMMAND, TestNeuron
 from tests.inference.reports import engine_stats, load_report
 
 GIB = 1024**3
-LITTLE = retries.Conditions(device_free_bytes={"cuda:0": GIB, "cuda:1": GIB}, disk_free_bytes=GIB)
-MUCH = retries.Conditions(
-    device_free_bytes={"cuda:0": 9 * GIB, "cuda:1": 9 * GIB}, disk_free_bytes=9 * GIB
-)
 
 
 def failure(code: str, needed_bytes: int | None = None) -> LoadFailure:
@@ -47,40 +43,26 @@ def failure(code: str, needed_bytes: int | None = None) -> LoadFailure:
 
 BY_CHANCE = ["engine_crashed", "engine_hung", "engine_error", "device_fault"]
 UNSEEN = ["download_failed", "load_stalled", "stage_unreachable", "lost_its_room", "no_device"]
-NO_ROOM = ["does_not_fit", "out_of_memory", "disk_full"]
 
 
 @each_case(
-    ("codes", "most_failures", "by_room"),
+    ("codes", "most_failures"),
     [
-        (UNSEEN, 99, None),
-        (BY_CHANCE, retries.MAX_CHANCES, True),
-        (NO_ROOM, 0, True),
-        (sorted(PERMANENT_FAILURES), 0, False),
+        (UNSEEN, 99),
+        (BY_CHANCE, retries.MAX_CHANCES),
+        (["does_not_fit", "out_of_memory", "disk_full", *sorted(PERMANENT_FAILURES)], 0),
     ],
-    ids=["this host cannot see it", "chance", "room", "files and settings"],
+    ids=["this host cannot see it", "chance", "room, files and settings"],
 )
-def test_what_a_load_waits_for(codes: list[str], most_failures: int, by_room: bool | None) -> None:
+def test_what_a_load_waits_for(codes: list[str], most_failures: int) -> None:
     for code in codes:
         if most_failures:
             assert retries.waits_for_time(failure(code), most_failures)
         if most_failures < 99:
             assert not retries.waits_for_time(failure(code), most_failures + 1)
-        if by_room is not None:
-            assert retries.has_improved(failure(code), ["cuda:0"], LITTLE, MUCH) == by_room
-            assert not retries.has_improved(failure(code), ["cuda:0"], LITTLE, LITTLE)
-            assert not retries.has_improved(failure(code), ["cuda:0"], MUCH, LITTLE)
     assert retries.waits_for_time(failure("does_not_fit", 5 * GIB), 99), (
         "it is placed by what it needs"
     )
-    one = retries.Conditions(device_free_bytes={"cuda:0": 9 * GIB, "cuda:1": GIB})
-    ranks = ["cuda:0", "cuda:1"]
-    assert not retries.has_improved(failure("out_of_memory"), ranks, LITTLE, one)
-    assert retries.has_improved(failure("out_of_memory"), ranks, LITTLE, MUCH)
-    noise = {"cuda:0": GIB + retries.MORE_MEMORY_BYTES - 1, "cuda:1": GIB}
-    now = retries.Conditions(device_free_bytes=noise, disk_free_bytes=GIB + 1)
-    for code in ("out_of_memory", "disk_full"):
-        assert not retries.has_improved(failure(code), ["cuda:0"], LITTLE, now)
     policy = retries.RestartPolicy(backoff=Backoff(first_s=0.5, max_s=1.5), max_quick_failures=5)
     delays = [policy.delay_s(failures) for failures in range(1, 7)]
     assert delays == [0.0, 0.5, 1.0, 1.5, 1.5, None]
@@ -190,11 +172,12 @@ def test_what_the_hub_has_changed(code: str, commits: list[str | None]) -> None:
         ("out_of_memory", "cuda:0", True),
         ("out_of_memory", "cuda:1", True),
         ("out_of_memory", "cpu", False),
-        ("engine_crashed", "cuda:0", True),
+        ("does_not_fit", "cuda:0", True),
+        *((code, "cuda:0", True) for code in BY_CHANCE),
         ("disk_full", "cuda:0", False),
         ("disk_full", "disk", True),
         ("engine_crashed", "disk", False),
-        ("bad_file", "cuda:0", False),
+        *((code, "cuda:0", False) for code in sorted(PERMANENT_FAILURES)),
     ],
 )
 def test_memory_or_disk_that_was_freed(
@@ -207,10 +190,17 @@ def test_memory_or_disk_that_was_freed(
     if device != "disk":  # else it has come to none
         failed.load.devices, failed.load.free_before = ("cuda:0",), dict(free)
     assert not failed.is_changed()
-    free["disk"] += 1 << 20  # as logs come and go
+    free["disk"] += retries.MORE_DISK_BYTES - 1  # as logs come and go
+    free["cuda:0"] += retries.MORE_MEMORY_BYTES - 1
     assert not failed.is_changed()
     free[device] = 5 << 30
     assert failed.is_changed() == is_changed
+    ranks = Failed("pypi:m", "out_of_memory", free_bytes=lambda: free)
+    ranks.load.devices = ("cuda:0", "cuda:1")
+    for number, is_enough in ((9, False), (10, True)):  # each of them needs more
+        ranks.load.free_before = {"cuda:0": 4 << 30, "cuda:1": 4 << 30}
+        free |= {"cuda:0": 9 << 30, "cuda:1": (number << 30) // 2 - retries.MORE_MEMORY_BYTES}
+        assert ranks.is_changed() == is_enough
 
 
 def test_a_neuron_drops_the_failure_of_a_file_that_was_mended(

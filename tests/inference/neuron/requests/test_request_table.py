@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.neuron.errors import engine_crashed
+from inference.neuron.errors import of_model
 from inference.neuron.requests.request_table import AddressedEvent, RequestTable, SequenceOutput
-from inference.neuron.text.answers import Answer, EmbeddingAnswer
+from inference.neuron.text.answers import EmbeddingAnswer, TextAnswer
 from inference.neuron.text.choice_events import Choice
 from inference.protocol.engine import (
     SequenceCancelled,
@@ -34,7 +34,7 @@ from inference.text.tokenizer import Tokenizer
 from tests.cases import each_case
 from tests.inference.neuron.model_texts import RecordingEngine, submit_of
 
-CRASHED = engine_crashed("m")
+CRASHED = of_model("engine_crashed", "m")
 TRACED = submit_of("r", traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
 EMBEDDING = submit_of(
     "r",
@@ -43,16 +43,16 @@ EMBEDDING = submit_of(
 )
 
 
-def answer_of(tokenizer: Tokenizer, num_choices: int = 1, num_prompts: int = 1) -> Answer:
+def answer_of(tokenizer: Tokenizer, num_choices: int = 1, num_prompts: int = 1) -> TextAnswer:
     choices = [
         Choice(request_id="r", index=index, text=ChoiceText(tokenizer))
         for index in range(num_choices * num_prompts)
     ]
-    return Answer("r", choices, prompt_lengths=[7] * num_prompts, n=num_choices)
+    return TextAnswer("r", choices, prompt_lengths=[7] * num_prompts, n=num_choices)
 
 
 def running_request(
-    table: RequestTable, answer: Answer | EmbeddingAnswer, submit: Submit | None = None
+    table: RequestTable, answer: TextAnswer | EmbeddingAnswer, submit: Submit | None = None
 ) -> RecordingEngine:
     engine = RecordingEngine()
     table.admit(submit or submit_of("r"))

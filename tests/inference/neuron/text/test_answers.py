@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.neuron.text.answers import Answer
+from inference.neuron.text.answers import TextAnswer
 from inference.neuron.text.choice_events import Choice, Echo, call_id
 from inference.protocol import events as protocol
 from inference.protocol.engine import SequenceStep, SequenceTiming, TokenLogprob
@@ -76,12 +76,12 @@ def steps_of(ids: list[int], cuts: Sequence[int] = (), reason: Any = "stop") -> 
     return [*steps, step(finish_reason=reason, num_output_tokens=len(ids) + 1)]
 
 
-def answer_of(*choices: Choice, n: int = 1) -> Answer:
-    return Answer("r", choices, prompt_lengths=[5] * (len(choices) // n), n=n)
+def answer_of(*choices: Choice, n: int = 1) -> TextAnswer:
+    return TextAnswer("r", choices, prompt_lengths=[5] * (len(choices) // n), n=n)
 
 
 def events_of_steps(
-    answer: Answer | Choice, steps: list[SequenceStep], index: int = 0
+    answer: TextAnswer | Choice, steps: list[SequenceStep], index: int = 0
 ) -> list[Any]:
     events: list[protocol.Event] = []
     made = answer_of(answer) if isinstance(answer, Choice) else answer
