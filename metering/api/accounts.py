@@ -20,9 +20,9 @@ from metering.api.problems import ProblemError, ensure_one_of, invalid
 from metering.errors import MeteringValueError, ScopeNotHeldError
 from metering.models import Account, ApiKey, Budget, Membership
 from metering.nouns import ACCOUNTS, BUDGETS, KEYS, MEMBERS
-from metering.principal import RateLimits, Scope
+from metering.principal import LIMIT_FIELDS, Scope
 from metering.selectors import budget_status, key_status
-from metering.services import DEFAULT_SCOPES, Cap
+from metering.services import DEFAULT_SCOPES
 
 AMOUNT = "In the unit."
 
@@ -193,12 +193,12 @@ class Budgets(RowsView, AccountingView):
     def add(self, values: dict[str, Any]) -> Budget:
         """Adds a budget to an account or to a key."""
         account, key = values.pop("account", None), values.pop("key", None)
-        return services.budget_create(
-            actor=self.actor,
-            cap=Cap(**values),
+        budget = Budget(
             account=None if account is None else selectors.account_find(account),
             key=None if key is None else selectors.key_find(key),
+            **values,
         )
+        return services.budget_create(actor=self.actor, budget=budget)
 
     def change(self, budget: Budget, values: dict[str, Any]) -> None:
         """The cap and its window. A higher cap tops up a balance."""
@@ -213,7 +213,7 @@ STATUSES = ("active", "expired", "disabled", "revoked")
 COLUMNS = {"models": "model_names"}
 AS_GIVEN = (
     *("name", "scopes", "models", "names_end_user", "may_leave_network"),
-    *("expires_at", "capture_until"),
+    *("expires_at", "capture_until", *LIMIT_FIELDS),
 )
 CAP_FIELDS = ("unit", "cap", "window", "window_s")
 
@@ -258,7 +258,6 @@ class Keys(RowsView, AccountingView):
         created = services.key_create(
             actor=self.actor,
             account=selectors.account_find(body["account"]),
-            limits=RateLimits.of(body),
             caps=_caps(body.get("budgets", [])),
             imported=imported,
             **given,
@@ -295,11 +294,11 @@ def _has_status(words: str) -> Q:
     return found
 
 
-def _caps(given: object) -> list[Cap]:
+def _caps(given: object) -> list[Budget]:
     if not isinstance(given, list) or not all(isinstance(one, dict) for one in given):
         raise invalid("budgets", "A list of budgets is wanted.")
     fields = tuple(field for field in BUDGETS.fields if field.name in CAP_FIELDS)
     for name in {name for one in given for name in one} - set(CAP_FIELDS):
         detail = f"There is no field {name!r} here: {', '.join(CAP_FIELDS)}."
         raise ProblemError(400, "unknown_parameter", detail, param="budgets")
-    return [Cap(**values_of_body(one, fields)) for one in given]
+    return [Budget(**values_of_body(one, fields)) for one in given]

@@ -18,12 +18,11 @@ from helexa_site.pages import SHOWN_ONCE, render_page
 from inference.gateway.request.identify import allows_anonymous
 from metering import selectors, services
 from metering.errors import MeteringValueError
-from metering.models import Account, ApiKey
+from metering.models import Account, ApiKey, Budget
 from metering.money import cap_of
 from metering.pages import Reader, for_members
-from metering.principal import LIMIT_FIELDS, RateLimits
+from metering.principal import LIMIT_FIELDS
 from metering.selectors import key_status
-from metering.services import Cap
 
 
 class KeyForm(forms.Form):
@@ -82,11 +81,11 @@ class KeyForm(forms.Form):
             return None
         return datetime(day.year, day.month, day.day, 23, 59, 59, tzinfo=UTC)
 
-    def caps(self) -> list[Cap]:
+    def caps(self) -> list[Budget]:
         word, unit = self.cleaned_data["cap"], self.cleaned_data["unit"]
         if not word:
             return []
-        return [Cap(unit=unit, cap=cap_of(unit, word), window=self.cleaned_data["window"])]
+        return [Budget(unit=unit, cap=cap_of(unit, word), window=self.cleaned_data["window"])]
 
     def _field(self, name: str) -> Any:
         return self.fields[name]
@@ -178,7 +177,7 @@ def _create(reader: Reader, form: KeyForm) -> services.CreatedKey:
         name=form.cleaned_data["name"],
         model_names=form.cleaned_data["model_names"],
         expires_at=form.expires_at(),
-        limits=RateLimits.of(form.cleaned_data),
+        **{name: form.cleaned_data[name] for name in LIMIT_FIELDS},
         caps=form.caps(),
     )
 

@@ -30,7 +30,7 @@ from metering import services as of_metering
 from metering.audit import COMMAND, user_actor
 from metering.bench.models import BenchTarget, SweepPlan
 from metering.bench.services import row_save
-from metering.models import Account, LedgerEntry, UsageHour
+from metering.models import Account, Budget, LedgerEntry, UsageHour
 from tests.browser.pages import PASSWORD, REQUEST_ID, Who
 from tests.fleet.conftest import device, heartbeat, replica, report
 from tests.fleet.ordered import ordered
@@ -47,8 +47,8 @@ def main() -> None:
     member = User.objects.create_user(Who.MEMBER, password=PASSWORD)
     account = of_metering.account_create(actor=COMMAND, name="research")
     of_metering.membership_set(actor=COMMAND, account=account, user=member, role="member")
-    cap = of_metering.Cap(unit="micro_usd", cap=10_000_000, window="month")
-    of_metering.budget_create(actor=COMMAND, account=account, cap=cap)
+    budget = Budget(account=account, unit="micro_usd", cap=10_000_000, window="month")
+    of_metering.budget_create(actor=COMMAND, budget=budget)
     _fleet()
     _operations()
     _people(account)
