@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from django import forms
 from django.conf import settings
@@ -23,6 +24,8 @@ from metering.money import cap_of
 from metering.pages import Reader, for_members
 from metering.principal import LIMIT_FIELDS
 from metering.selectors import key_status
+
+Written = TypeVar("Written")
 
 
 class KeyForm(forms.Form):
@@ -75,6 +78,15 @@ class KeyForm(forms.Form):
                 raise forms.ValidationError(str(error)) from None
         return word
 
+    def written(self, write: Callable[[], Written]) -> Written | None:
+        """``None``: it is refused, with the reasons at its fields."""
+        if self.is_valid():
+            try:
+                return write()
+            except MeteringValueError as error:
+                self.add_error(error.field if error.field in self.fields else None, str(error))
+        return None
+
     def expires_at(self) -> datetime | None:
         day = self.cleaned_data["expires"]
         if day is None:
@@ -107,19 +119,14 @@ TRAIL = [("usage-keys", "My keys")]
 @require_http_methods(["GET", "POST"])
 def keys_page(request: HttpRequest, reader: Reader) -> HttpResponse:
     form = KeyForm(request.POST or None, reader=reader)
-    if request.method == "POST" and form.is_valid():
-        try:
-            made = _create(reader, form)
-        except MeteringValueError as error:
-            form.add_error(error.field if error.field in form.fields else None, str(error))
-        else:
-            return render_page(
-                request,
-                "metering/key_created.html",
-                title="A new API key",
-                context={"trail": TRAIL, "key": made.row, "shown_once": made.key},
-                headers=SHOWN_ONCE,
-            )
+    if request.method == "POST" and (made := form.written(lambda: _create(reader, form))):
+        return render_page(
+            request,
+            "metering/key_created.html",
+            title="A new API key",
+            context={"trail": TRAIL, "key": made.row, "shown_once": made.key},
+            headers=SHOWN_ONCE,
+        )
     keys = reader.own_keys()
     budgets = selectors.budgets_by_key(keys=[key.prefix for key in keys], now_unix_s=time.time())
     context = {
@@ -139,14 +146,10 @@ def keys_page(request: HttpRequest, reader: Reader) -> HttpResponse:
 def key_page(request: HttpRequest, reader: Reader, prefix: str) -> HttpResponse:
     key = _key(reader, prefix)
     form = KeyForm(request.POST or None, reader=reader, key=key)
-    if request.method == "POST" and key.revoked_at is None and form.is_valid():
-        try:
-            _change(reader, key, form)
-        except MeteringValueError as error:
-            form.add_error(error.field if error.field in form.fields else None, str(error))
-        else:
-            messages.success(request, f"Changed {key}")
-            return redirect("usage-keys")
+    is_change = request.method == "POST" and key.revoked_at is None
+    if is_change and form.written(lambda: _change(reader, key, form)):
+        messages.success(request, f"Changed {key}")
+        return redirect("usage-keys")
     context = {"trail": TRAIL, "key": key, "status": key_status(key), "form": form}
     return render_page(request, "metering/my_key.html", title=str(key), context=context)
 
@@ -182,9 +185,10 @@ def _create(reader: Reader, form: KeyForm) -> services.CreatedKey:
     )
 
 
-def _change(reader: Reader, key: ApiKey, form: KeyForm) -> None:
+def _change(reader: Reader, key: ApiKey, form: KeyForm) -> ApiKey:
     changed = ["expires_at" if name == "expires" else name for name in form.changed_data]
     values = {**form.cleaned_data, "expires_at": form.expires_at()}
     for name in changed:
         setattr(key, name, values[name])
     services.key_update(actor=reader.actor, key=key, changed_fields=changed)
+    return key

@@ -18,7 +18,7 @@ from django.db import DataError, OperationalError, connection, connections
 from django.utils import timezone
 
 from helexa_site.celery import EVERY_S, TASK_SWEEP_ORPHANS
-from metering import request_records, selectors, tasks
+from metering import request_records, selectors, sql, tasks
 from metering.errors import QuotaExceededError
 from metering.ledger import store
 from metering.ledger.book import Unit
@@ -313,7 +313,7 @@ def kept(monkeypatch: pytest.MonkeyPatch, *, days: int, records: int = 0) -> tup
 
 @pytest.mark.django_db(transaction=True)
 def test_what_is_old_goes_and_records_over_the_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "PAUSE_S", 0.0)
+    monkeypatch.setattr(sql, "PAUSE_S", 0.0)
     bill(0, 399, 401, 1000)
     assert kept(monkeypatch, days=400) == ([399, 0], [])
     assert sum(hour.requests for hour in UsageHour.objects.all()) == 4, "sums stay"
@@ -333,17 +333,19 @@ def test_what_is_old_goes_and_records_over_the_most(monkeypatch: pytest.MonkeyPa
     bill(*[41] * 7)
     with monkeypatch.context() as patch:
         patch.setattr(tasks, "ROWS_PER_BATCH", dict.fromkeys(tasks.ROWS_PER_BATCH, 2))
-        patch.setattr(tasks, "MAX_BATCHES", 2)
+        patch.setattr(sql, "MAX_BATCHES", 2)
         for num_left in (3, 0):  # a call continues where the last one stopped
             assert kept(monkeypatch, days=30) == ([41] * num_left, [40] * num_left)
     record(*[40] * 1_200)  # nothing is locked between two short batches
     seen: list[tuple[int, bool]] = []
-    num_forgotten = tasks.rows_forget(
-        RequestRecord,
-        before=timezone.now() - timedelta(days=30),
-        pause=lambda _: seen.append((RequestRecord.objects.count(), connection.in_atomic_block)),
-    )
-    assert (num_forgotten, seen) == (1_200, [(700, False), (200, False)])
+
+    def pause(_: float) -> None:
+        seen.append((RequestRecord.objects.count(), connection.in_atomic_block))
+
+    monkeypatch.setattr("time.sleep", pause)
+    before = timezone.now() - timedelta(days=30)
+    assert tasks.rows_forget(RequestRecord, before=before) == 1_200
+    assert seen == [(700, False), (200, False), (0, False)]
     assert tasks.ROWS_PER_BATCH[CapturedRequest] == 10, "those are large"
 
 
