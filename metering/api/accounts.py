@@ -131,9 +131,7 @@ class Accounts(RowsView, AccountingView):
     serializer_class = AccountShape
     permission_of = "metering.account"
     queryset = Account.objects.prefetch_related("memberships__user", "budgets").order_by("name")
-
-    def find(self, name: str) -> Account:
-        return selectors.account_find(name)
+    find = staticmethod(selectors.account_find)
 
     def add(self, values: dict[str, Any]) -> Account:
         return services.account_create(actor=self.actor, **values)
@@ -156,9 +154,7 @@ class Members(RowsView, AccountingView):
     permission_of = "metering.membership"
     queryset = Membership.objects.select_related("user").order_by("account", "user__username")
     id_part = "<str:account>/<str:user>"
-
-    def find(self, account: str, user: str) -> Membership:
-        return selectors.member_find(account, user)
+    find = staticmethod(selectors.member_find)
 
     def add(self, values: dict[str, Any]) -> Membership:
         """Adds the person, or changes their role."""
@@ -186,9 +182,7 @@ class Budgets(RowsView, AccountingView):
     permission_of = "metering.budget"
     queryset = Budget.objects.order_by("id")
     id_part = "<int:pk>"
-
-    def find(self, pk: int) -> Budget:
-        return selectors.budget_find(pk)
+    find = staticmethod(selectors.budget_find)
 
     def add(self, values: dict[str, Any]) -> Budget:
         """Adds a budget to an account or to a key."""
@@ -226,6 +220,7 @@ class Keys(RowsView, AccountingView):
     permission_of = "metering.apikey"
     queryset = ApiKey.objects.select_related("account").prefetch_related("budgets")
     id_part = "<str:prefix>"
+    find = staticmethod(selectors.key_find)
     new_shape = NewKeyShape
     new_fields = {
         "budgets": BudgetShape(many=True, required=False),
@@ -245,9 +240,6 @@ class Keys(RowsView, AccountingView):
         found = super().filter_queryset(queryset)
         words = self.request.query_params.get("status")
         return found if words is None else found.filter(_has_status(words))
-
-    def find(self, prefix: str) -> ApiKey:
-        return selectors.key_find(prefix)
 
     def create(self, request: Request) -> Response:
         """Makes a key, or imports the ``key`` that is given. The answer shows it once."""

@@ -146,8 +146,10 @@ def keys_page(request: HttpRequest, reader: Reader) -> HttpResponse:
 def key_page(request: HttpRequest, reader: Reader, prefix: str) -> HttpResponse:
     key = _key(reader, prefix)
     form = KeyForm(request.POST or None, reader=reader, key=key)
-    is_change = request.method == "POST" and key.revoked_at is None
-    if is_change and form.written(lambda: _change(reader, key, form)):
+    changed = None
+    if request.method == "POST" and key.revoked_at is None:
+        changed = form.written(lambda: _change(reader, key, form))
+    if changed is not None:
         messages.success(request, f"Changed {key}")
         return redirect("usage-keys")
     context = {"trail": TRAIL, "key": key, "status": key_status(key), "form": form}
