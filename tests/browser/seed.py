@@ -25,7 +25,6 @@ from inference.protocol.keys import downloads_key
 from inference.protocol.neuron_tasks import CachedModel, CacheReport, encode_cache_report
 from inference.protocol.refusals import Refused, encode_field, refusals_key
 from inference.version import VERSION
-from metering import request_records
 from metering import services as of_metering
 from metering.audit import COMMAND, user_actor
 from metering.bench.models import BenchTarget, SweepPlan
@@ -36,7 +35,7 @@ from tests.fleet.conftest import device, heartbeat, replica, report
 from tests.fleet.ordered import ordered
 from tests.inference.reports import engine_stats
 from tests.metering.bench import results
-from tests.metering.request_records.records import ended
+from tests.metering.request_records.records import ended, insert
 
 GIB = 1024**3
 
@@ -193,17 +192,15 @@ def _usage() -> None:
 def _requests() -> None:
     own = {"account": "research", "key": "hx-0123456789", "end_user": "ann@example.org"}
     now_s = time.time()
-    request_records.insert(
-        [
-            ended(
-                REQUEST_ID,
-                **own,
-                ended_unix_s=now_s - 60,
-                status=503,
-                outcome="neuron_lost",
-                error_message="The neuron beast went away while it worked on this.",
-            ),
-            ended(ended_unix_s=now_s, status=401, outcome="invalid_api_key", account="", key=""),
-            *(ended(**own, ended_unix_s=now_s - 90 * number) for number in range(1, 60)),
-        ]
+    insert(
+        ended(
+            REQUEST_ID,
+            **own,
+            ended_unix_s=now_s - 60,
+            status=503,
+            outcome="neuron_lost",
+            error_message="The neuron beast went away while it worked on this.",
+        ),
+        ended(ended_unix_s=now_s, status=401, outcome="invalid_api_key", account="", key=""),
+        *(ended(**own, ended_unix_s=now_s - 90 * number) for number in range(1, 60)),
     )

@@ -30,7 +30,6 @@ from inference.conversations.services import response_save
 from inference.gateway.request.outcome import Capture
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.quotas import Quota
-from metering import request_records
 from metering.audit import user_actor
 from metering.bench.importing import file_import
 from metering.bench.models import BenchJob
@@ -42,7 +41,7 @@ from metering.playground.conversations import NEW, conversation_save, parse_stat
 from metering.principal import ALL_SCOPES
 from tests.fleet.conftest import SentTasks, heartbeat, replica, report
 from tests.metering.operations import reserve, settle
-from tests.metering.request_records.records import ended
+from tests.metering.request_records.records import ended, insert
 from tests.upgrade.look import ENDED_UNIX_S, Known
 
 ALICE = user_actor("alice")
@@ -152,11 +151,9 @@ def _requests(prefix: str) -> None:
     captured.ask(b'{"model": "gpt-4o"}')
     captured.send(b'{"choices": []}')
     refusal = {"status": 429, "outcome": "quota_exceeded", "ended_unix_s": ENDED_UNIX_S}
-    request_records.insert(
-        [
-            ended(done, captured=captured, end_user="ann", **whose, **used),
-            ended(refused, **whose, **refusal),
-        ]
+    insert(
+        ended(done, captured=captured, end_user="ann", **whose, **used),
+        ended(refused, **whose, **refusal),
     )
 
 

@@ -41,7 +41,7 @@ from metering.request_filters import RequestFilter, matching
 from metering.request_records import RecordQueue
 from tests.metering.databases import LONG_S, amounts, write_all
 from tests.metering.operations import book, make_budget, reserve, settle, state
-from tests.metering.request_records.records import ended
+from tests.metering.request_records.records import ended, insert
 
 
 def test_of_many_at_once_exactly_what_fits_is_granted(using: str) -> None:
@@ -97,12 +97,12 @@ def test_bills_then_their_records_are_written_once_and_alike(
     written: list[str] = []
     refused = billed()
 
-    def insert(settles: list[Settle], *, using: str) -> None:
-        if refused in settles:
+    def write(batch: list[request_records.Ended], *, using: str) -> None:
+        if (refused, None) in batch:
             raise DataError("no")
-        request_records.insert(settles, using=using)
+        request_records.insert(batch, using=using)
 
-    records = RecordQueue(using=using, insert=insert)
+    records = RecordQueue(using=using, insert=write)
     pending = PendingWrites("g1", using=using, records=records, notify=lambda _: None)
 
     def add(*settles: Settle) -> None:
@@ -120,7 +120,7 @@ def test_bills_then_their_records_are_written_once_and_alike(
         write_all(pending)
     assert LedgerEntry.objects.using(using).exists() and written == []
     assert not RequestRecord.objects.using(using).exists()
-    request_records.insert([ended(there.request_id), ended(is_billed=True)], using=using)
+    insert(ended(there.request_id), ended(is_billed=True), using=using)
     again = settle(first.request_id, budgets=(), completion_tokens=1, record=TOLD)
     add(settle("without", budgets=()), there, again, other)
     write_all(pending)
@@ -295,7 +295,7 @@ def bill(*days_ago: float) -> None:
 
 def record(*days_ago: float) -> None:
     now_s = time.time()
-    request_records.insert([ended(ended_unix_s=now_s - days * DAY_S) for days in days_ago])
+    insert(*(ended(ended_unix_s=now_s - days * DAY_S) for days in days_ago))
 
 
 def kept(monkeypatch: pytest.MonkeyPatch, *, days: int, records: int = 0) -> tuple[Any, Any]:
@@ -357,7 +357,7 @@ def test_names_that_never_meet_are_compared_within_an_index(using: str) -> None:
     columns = ", ".join(f'"{name}"' for name in names)
     for account, model, neuron in map(str.split, ("a x one", "a x two", "b y two", "b x two")):
         changes = {"account": account, "model": model, "neuron": neuron}
-        request_records.insert([ended(ended_unix_s=time.time(), **changes)], using=using)
+        insert(ended(ended_unix_s=time.time(), **changes), using=using)
     with connections[using].cursor() as cursor:
         cursor.execute(
             f"INSERT INTO {request_records.TABLE} (request_id, at, {columns}) "
