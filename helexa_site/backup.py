@@ -64,7 +64,8 @@ def back_up(config: Config, target: Path, *, overwrites: bool = False) -> Manife
         raise BackupError(f"{target} is there already: name another file, or add --overwrite")
     if not target.parent.is_dir():
         raise BackupError(f"there is no directory {target.parent}")
-    with _scratch_beside(target) as folder:
+    with _scratch_beside(target) as scratch:
+        folder = Path(scratch)
         migrations = [list(one) for one in MigrationRecorder(connection).applied_migrations()]
         if not migrations:
             raise BackupError("there is no database to back up here yet")
@@ -85,17 +86,15 @@ def back_up(config: Config, target: Path, *, overwrites: bool = False) -> Manife
             columns=columns,
         )
         pack(folder, manifest, target)
-    with _scratch_beside(target) as folder:
-        written = unpack(target, folder)
+    with _scratch_beside(target) as scratch:
+        written = unpack(target, Path(scratch))
         if written.vendor == "sqlite":
-            whole_rows(folder / DATABASE_FILE)
+            whole_rows(Path(scratch) / DATABASE_FILE)
     return written
 
 
-@contextmanager
-def _scratch_beside(target: Path) -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".helexa-backup-") as folder:
-        yield Path(folder)
+def _scratch_beside(target: Path) -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(dir=target.parent, prefix=".helexa-backup-")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

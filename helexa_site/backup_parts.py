@@ -10,7 +10,7 @@ import shlex
 import shutil
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,10 +60,8 @@ class Manifest:
     """SHA-256 by path."""
 
 
-@contextlib.contextmanager
-def _opened(database: Path) -> Iterator[sqlite3.Connection]:
-    with contextlib.closing(sqlite3.connect(database, timeout=BUSY_TIMEOUT_S)) as opened:
-        yield opened
+def _opened(database: Path) -> contextlib.closing[sqlite3.Connection]:
+    return contextlib.closing(sqlite3.connect(database, timeout=BUSY_TIMEOUT_S))
 
 
 def copy_file(database: Path, folder: Path) -> dict[str, int]:

@@ -197,8 +197,85 @@ def api_table(
 ) -> list[Row]:
     generated = {POST: GenerationConsumer.generate}
     ollamas = {POST: ollama.OllamaConsumer.generate}
-    kept = {"store": store, "runs": BackgroundRuns(gateway, store)}
     batches = {"store": batch_store, "worker": worker}
+    options: dict[type[ApiConsumer], Mapping[str, Any]] = {
+        TokenCountConsumer: {"store": store},
+        ResponsesConsumer: {"store": store, "runs": BackgroundRuns(gateway, store)},
+        **dict.fromkeys((FilesConsumer, BatchesConsumer, MessageBatchesConsumer), batches),
+    }
+    answers: dict[type[ApiConsumer], Mapping[str, Mapping[str, Answer]]] = {
+        VectorsConsumer: {
+            "/v1/embeddings": {POST: VectorsConsumer.embeddings},
+            "/v1/score": {POST: VectorsConsumer.score},
+            "/v1/rerank": {POST: VectorsConsumer.rerank},
+            "/v2/rerank": {POST: VectorsConsumer.rerank},
+        },
+        TokenCountConsumer: {
+            "/v1/messages/count_tokens": {POST: TokenCountConsumer.count_messages},
+            "/v1/responses/input_tokens": {POST: TokenCountConsumer.count_response},
+        },
+        ResponsesConsumer: {
+            "/v1/responses": {POST: ResponsesConsumer.generate},
+            "/v1/responses/compact": {POST: ResponsesConsumer.compact},
+            "/v1/responses/{id}/input_items": {GET: ResponsesConsumer.input_items},
+            "/v1/responses/{id}/cancel": {POST: ResponsesConsumer.cancel},
+            "/v1/responses/{id}": {
+                GET: ResponsesConsumer.retrieve,
+                DELETE: ResponsesConsumer.delete,
+            },
+        },
+        ModelsConsumer: {
+            "/v1/models": {GET: ModelsConsumer.models},
+            "/v1/models/{id}": {GET: ModelsConsumer.model},
+        },
+        FilesConsumer: {
+            "/v1/files": {GET: FilesConsumer.list_files, POST: FilesConsumer.add_file},
+            "/v1/files/{id}/content": {GET: FilesConsumer.content},
+            "/v1/files/{id}": {GET: FilesConsumer.file, DELETE: FilesConsumer.delete_file},
+        },
+        BatchesConsumer: {
+            "/v1/batches": {GET: BatchesConsumer.list_batches, POST: BatchesConsumer.create},
+            "/v1/batches/{id}/cancel": {POST: BatchesConsumer.cancel},
+            "/v1/batches/{id}": {GET: BatchesConsumer.batch},
+        },
+        MessageBatchesConsumer: {
+            "/v1/messages/batches": {
+                GET: MessageBatchesConsumer.list_batches,
+                POST: MessageBatchesConsumer.create,
+            },
+            "/v1/messages/batches/{id}/cancel": {POST: MessageBatchesConsumer.cancel},
+            "/v1/messages/batches/{id}/results": {GET: MessageBatchesConsumer.results},
+            "/v1/messages/batches/{id}": {
+                GET: MessageBatchesConsumer.batch,
+                DELETE: MessageBatchesConsumer.delete,
+            },
+        },
+        TokenizeConsumer: {
+            "/tokenize": {POST: TokenizeConsumer.tokenize},
+            "/detokenize": {POST: TokenizeConsumer.detokenize},
+            "/tokenizer_info": {GET: TokenizeConsumer.tokenizer_info},
+        },
+        ollama.OllamaEmbedConsumer: {
+            "/api/embed": {POST: ollama.OllamaEmbedConsumer.embed},
+            "/api/embeddings": {POST: ollama.OllamaEmbedConsumer.embeddings},
+        },
+        ollama.OllamaModelsConsumer: {
+            "/api/tags": {GET: ollama.OllamaModelsConsumer.tags},
+            "/api/ps": {GET: ollama.OllamaModelsConsumer.ps},
+            "/api/show": {POST: ollama.OllamaModelsConsumer.show},
+            "/api/version": {GET: ollama.OllamaModelsConsumer.version},
+            **dict.fromkeys(
+                ollama.OPERATORS,
+                dict.fromkeys((POST, DELETE), ollama.OllamaModelsConsumer.refuse_operators),
+            ),
+        },
+        HealthConsumer: {
+            "/health": {GET: HealthConsumer.health},
+            "/ping": dict.fromkeys((GET, POST), HealthConsumer.health),
+            "/openapi.json": {GET: HealthConsumer.openapi},
+        },
+        ollama.OllamaPullConsumer: {"/api/pull": {POST: ollama.OllamaPullConsumer.pull}},
+    }
     return [
         (GenerationConsumer, {"parse": openai_chat.parse}, {"/v1/chat/completions": generated}),
         (GenerationConsumer, {"parse": openai_completions.parse}, {"/v1/completions": generated}),
@@ -209,119 +286,5 @@ def api_table(
             (PassThroughConsumer, {"passed": one}, {one.path: {POST: PassThroughConsumer.pass_on}})
             for one in ENDPOINTS
         ),
-        (
-            VectorsConsumer,
-            {},
-            {
-                "/v1/embeddings": {POST: VectorsConsumer.embeddings},
-                "/v1/score": {POST: VectorsConsumer.score},
-                "/v1/rerank": {POST: VectorsConsumer.rerank},
-                "/v2/rerank": {POST: VectorsConsumer.rerank},
-            },
-        ),
-        (
-            TokenCountConsumer,
-            {"store": store},
-            {
-                "/v1/messages/count_tokens": {POST: TokenCountConsumer.count_messages},
-                "/v1/responses/input_tokens": {POST: TokenCountConsumer.count_response},
-            },
-        ),
-        (
-            ResponsesConsumer,
-            kept,
-            {
-                "/v1/responses": {POST: ResponsesConsumer.generate},
-                "/v1/responses/compact": {POST: ResponsesConsumer.compact},
-                "/v1/responses/{id}/input_items": {GET: ResponsesConsumer.input_items},
-                "/v1/responses/{id}/cancel": {POST: ResponsesConsumer.cancel},
-                "/v1/responses/{id}": {
-                    GET: ResponsesConsumer.retrieve,
-                    DELETE: ResponsesConsumer.delete,
-                },
-            },
-        ),
-        (
-            ModelsConsumer,
-            {},
-            {
-                "/v1/models": {GET: ModelsConsumer.models},
-                "/v1/models/{id}": {GET: ModelsConsumer.model},
-            },
-        ),
-        (
-            FilesConsumer,
-            batches,
-            {
-                "/v1/files": {GET: FilesConsumer.list_files, POST: FilesConsumer.add_file},
-                "/v1/files/{id}/content": {GET: FilesConsumer.content},
-                "/v1/files/{id}": {GET: FilesConsumer.file, DELETE: FilesConsumer.delete_file},
-            },
-        ),
-        (
-            BatchesConsumer,
-            batches,
-            {
-                "/v1/batches": {GET: BatchesConsumer.list_batches, POST: BatchesConsumer.create},
-                "/v1/batches/{id}/cancel": {POST: BatchesConsumer.cancel},
-                "/v1/batches/{id}": {GET: BatchesConsumer.batch},
-            },
-        ),
-        (
-            MessageBatchesConsumer,
-            batches,
-            {
-                "/v1/messages/batches": {
-                    GET: MessageBatchesConsumer.list_batches,
-                    POST: MessageBatchesConsumer.create,
-                },
-                "/v1/messages/batches/{id}/cancel": {POST: MessageBatchesConsumer.cancel},
-                "/v1/messages/batches/{id}/results": {GET: MessageBatchesConsumer.results},
-                "/v1/messages/batches/{id}": {
-                    GET: MessageBatchesConsumer.batch,
-                    DELETE: MessageBatchesConsumer.delete,
-                },
-            },
-        ),
-        (
-            TokenizeConsumer,
-            {},
-            {
-                "/tokenize": {POST: TokenizeConsumer.tokenize},
-                "/detokenize": {POST: TokenizeConsumer.detokenize},
-                "/tokenizer_info": {GET: TokenizeConsumer.tokenizer_info},
-            },
-        ),
-        (
-            ollama.OllamaEmbedConsumer,
-            {},
-            {
-                "/api/embed": {POST: ollama.OllamaEmbedConsumer.embed},
-                "/api/embeddings": {POST: ollama.OllamaEmbedConsumer.embeddings},
-            },
-        ),
-        (
-            ollama.OllamaModelsConsumer,
-            {},
-            {
-                "/api/tags": {GET: ollama.OllamaModelsConsumer.tags},
-                "/api/ps": {GET: ollama.OllamaModelsConsumer.ps},
-                "/api/show": {POST: ollama.OllamaModelsConsumer.show},
-                "/api/version": {GET: ollama.OllamaModelsConsumer.version},
-                **dict.fromkeys(
-                    ollama.OPERATORS,
-                    dict.fromkeys((POST, DELETE), ollama.OllamaModelsConsumer.refuse_operators),
-                ),
-            },
-        ),
-        (ollama.OllamaPullConsumer, {}, {"/api/pull": {POST: ollama.OllamaPullConsumer.pull}}),
-        (
-            HealthConsumer,
-            {},
-            {
-                "/health": {GET: HealthConsumer.health},
-                "/ping": dict.fromkeys((GET, POST), HealthConsumer.health),
-                "/openapi.json": {GET: HealthConsumer.openapi},
-            },
-        ),
+        *((consumer, options.get(consumer, {}), rows) for consumer, rows in answers.items()),
     ]

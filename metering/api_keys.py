@@ -21,7 +21,7 @@ import re
 import secrets
 import string
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from metering.errors import (
     DisabledAccountError,
@@ -31,6 +31,9 @@ from metering.errors import (
     RevokedKeyError,
 )
 from metering.principal import ANONYMOUS_ACCOUNT, Principal, RateLimits, Scope
+
+if TYPE_CHECKING:
+    from django.contrib.auth.models import AbstractUser
 
 BASE62 = string.digits + string.ascii_letters
 PREFIX_MARK = "hx-"
@@ -102,13 +105,6 @@ ANONYMOUS_SCOPES = frozenset({Scope.INFERENCE})
 SHARED_SCOPES = frozenset({Scope.INFERENCE, Scope.USAGE_READ, Scope.FLEET_READ})
 
 
-class Person(Protocol):
-    @property
-    def is_staff(self) -> bool: ...
-    @property
-    def is_superuser(self) -> bool: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccountRecord:
     name: str
@@ -174,7 +170,7 @@ class MembershipRecord:
 
 
 def person_principal(
-    person: Person, memberships: tuple[MembershipRecord, ...], account: str | None
+    person: AbstractUser, memberships: tuple[MembershipRecord, ...], account: str | None
 ) -> Principal:
     """``account``: one of theirs; ``None``: that with the highest role, the first by name of
     several. Raises ``NoAccountError``, ``DisabledAccountError``."""

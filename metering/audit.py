@@ -6,35 +6,16 @@ import os
 import pwd
 import socket
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import datetime
-from enum import StrEnum
-from typing import Any
+from typing import Any, NewType
 
 from django.db import models, transaction
 from django.db.models import F
 
 from metering.models import AuditEntry, Revision
 
-
-class ActorKind(StrEnum):
-    USER = "user"
-    KEY = "key"
-    COMMAND = "command"
-    GATEWAY = "gateway"
-    CONTROL = "control"
-
-
-@dataclass(frozen=True, slots=True)
-class Actor:
-    """``name``: a user's, a key's prefix, a command's user and host; empty for parts of the
-    system."""
-
-    kind: ActorKind
-    name: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.kind}:{self.name}" if self.name else str(self.kind)
+Actor = NewType("Actor", str)
+"""As in the column: a kind, and who of it where there are several."""
 
 
 def _user_and_host() -> str:
@@ -45,17 +26,16 @@ def _user_and_host() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
-COMMAND = Actor(ActorKind.COMMAND, _user_and_host())
-GATEWAY = Actor(ActorKind.GATEWAY)
-CONTROL = Actor(ActorKind.CONTROL)
+COMMAND = Actor(f"command:{_user_and_host()}")
+GATEWAY, CONTROL = Actor("gateway"), Actor("control")
 
 
 def user_actor(username: str) -> Actor:
-    return Actor(ActorKind.USER, username)
+    return Actor(f"user:{username}")
 
 
 def key_actor(prefix: str) -> Actor:
-    return Actor(ActorKind.KEY, prefix)
+    return Actor(f"key:{prefix}")
 
 
 CHANGED_FIELDS = "changed"
@@ -67,7 +47,7 @@ def audit_entry_create(
     """``action`` as in ``key.create``. Call it in the transaction of the change."""
     assert transaction.get_connection().in_atomic_block, "an audit entry without its change"
     return AuditEntry.objects.create(
-        actor=str(actor)[:200], action=action, object_id=object_id[:200], detail=detail or {}
+        actor=actor[:200], action=action, object_id=object_id[:200], detail=detail or {}
     )
 
 

@@ -128,7 +128,8 @@ class BenchError(MeteringError):
 
 
 class TargetError(BenchError):
-    def __init__(self, message: str, *, status: int | None = None) -> None:
+    def __init__(self, message: str, *, status: int = 0) -> None:
+        """``status``: of the HTTP response; 0: none came."""
         super().__init__(message)
         self.status = status
 

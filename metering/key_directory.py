@@ -209,10 +209,6 @@ class KeyDirectory:
             raise DirectoryUnavailableError("the database does not answer") from error
 
 
-NAMES_A_QUERY = 500
-"""SQLite limits the number of parameters in a query."""
-
-
 class DatabaseKeyStore:
     """The directory's reads. Each method blocks and raises ``django.db.Error``."""
 
@@ -257,10 +253,7 @@ class DatabaseKeyStore:
         """A later use that another gateway has recorded stays."""
         used_at = datetime.fromtimestamp(used_unix_s, UTC)
         earlier = Q(last_used_at__isnull=True) | Q(last_used_at__lt=used_at)
-        used = list(prefixes)
-        for start in range(0, len(used), NAMES_A_QUERY):
-            batch = used[start : start + NAMES_A_QUERY]
-            ApiKey.objects.filter(earlier, prefix__in=batch).update(last_used_at=used_at)
+        ApiKey.objects.filter(earlier, prefix__in=prefixes).update(last_used_at=used_at)
 
     def close(self) -> None:
         connections.close_all()

@@ -21,22 +21,13 @@ ROLES = tuple(Membership.Role.values)
 UNITS = tuple(Budget.Unit.values)
 WINDOWS = tuple(Budget.Window.values)
 ACCOUNT_NAME = Text(max_length=64)
-LIMITS = (
-    Field(
-        "requests_per_minute",
-        Count(),
-        "requests per minute; none: no limit",
-        flag="rpm",
-        placeholder="N",
-    ),
-    Field(
-        "tokens_per_minute",
-        Count(),
-        "tokens per minute; none: no limit",
-        flag="tpm",
-        placeholder="N",
-    ),
-    Field("max_concurrent", Count(), "requests at once; none: no limit", placeholder="N"),
+LIMITS = tuple(
+    Field(name, Count(), f"{counted}; none: no limit", flag=flag, placeholder="N")
+    for name, counted, flag in (
+        ("requests_per_minute", "requests per minute", "rpm"),
+        ("tokens_per_minute", "tokens per minute", "tpm"),
+        ("max_concurrent", "requests at once", ""),
+    )
 )
 CAPTURE = Field(
     "capture_until",

@@ -4,10 +4,9 @@ metrics, the ledger, messages to neurons)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Protocol
 
 
 class Scope(StrEnum):
@@ -40,10 +39,6 @@ class RateLimits:
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     max_concurrent: int | None = None
-
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> RateLimits:
-        return cls(**{name: values.get(name) for name in LIMIT_FIELDS})
 
     @property
     def is_limited(self) -> bool:

@@ -65,8 +65,6 @@ class RateLimiter:
         ``most`` is more, charges up to that: as many as leave half of the rest to others. The
         caller calls ``correct``, then ``release``. Raises ``RateLimitedError`` (then nothing is
         charged) or ``LimitsUnavailableError``."""
-        if not (principal.account_limits.is_limited or principal.key_limits.is_limited):
-            return NO_LIMITS
         if not (subjects := subjects_of(principal)):
             return NO_LIMITS
         refuse_impossible(subjects, tokens)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from django.db import DataError, Error, IntegrityError, connections, transaction
 from django.db.models import Max
+from msgspec.structs import replace
 
 from inference.logs import ThrottledLog
 from inference.redaction import HIDDEN, Redactor, masked, secrets_of
@@ -47,58 +48,43 @@ MAX_CHARS: dict[str, int] = {
 }
 
 
-class Record(NamedTuple):
-    settle: Settle
-    facts: RecordFields | RequestOutcome
+Ended = tuple[Settle, "Capture | None"]
+"""A request with its ``record``, or a bill whose record comes alone; and its captured bodies."""
 
 
-def insert(ended: Sequence[RequestOutcome | Settle], *, using: str = "default") -> None:
-    """All or none: bills, and what has none; of outcomes that are billed only the bodies. The first
-    record of a request stays. Raises the database's error."""
-    captured = [
-        (one.settle, one.captured)
-        for one in ended
-        if not isinstance(one, Settle) and one.captured is not None
-    ]
-    by_id: dict[str, Record] = {}
-    for one in ended:
-        if (record := _record_of(one)) is not None:
-            by_id.setdefault(record.settle.request_id, record)
+def insert(ended: Sequence[Ended], *, using: str = "default") -> None:
+    """All or none of them. The first record of a request stays. Raises the database's error."""
+    captured = [(settle, one) for settle, one in ended if one is not None]
+    by_id: dict[str, tuple[Settle, RecordFields]] = {}
+    for settle, _ in ended:
+        if settle.record is not None:
+            by_id.setdefault(settle.request_id, (settle, settle.record))
     with transaction.atomic(using=using), connections[using].cursor() as cursor:
         if by_id:
-            rows = [row_of(*record) for record in by_id.values()]
+            rows = [row_of(*one) for one in by_id.values()]
             insert_rows(cursor, TABLE, COLUMNS, rows, ONCE)
             new = [by_id[str(request_id).replace("-", "")] for (request_id,) in cursor.fetchall()]
-            figures_add(changes_of([(one.settle, one.facts.kind) for one in new]), using=using)
+            figures_add(changes_of([(settle, record.kind) for settle, record in new]), using=using)
         if captured:
             _insert_captured(captured, using=using)
 
 
-def _record_of(ended: RequestOutcome | Settle) -> Record | None:
-    if not isinstance(ended, Settle):
-        return None if ended.is_billed else Record(ended.settle, ended)
-    return None if ended.record is None else Record(ended, ended.record)
-
-
-def _settle_of(ended: RequestOutcome | Settle) -> Settle:
-    return ended if isinstance(ended, Settle) else ended.settle
-
-
-def record_fields(facts: RequestOutcome) -> RecordFields:
+def with_record(outcome: RequestOutcome) -> Settle:
     """Its texts are ones that both databases can hold."""
-    return RecordFields(
-        status=facts.status,
-        kind=facts.kind,
-        error_message=_text(facts.error_message, "message"),
-        model_asked=_text(facts.model_asked, "model_asked"),
-        end_user=_text(facts.end_user, "end_user"),
-        queue_ms=facts.queue_ms,
-        is_usage_estimated=facts.is_usage_estimated,
-        targets_tried=facts.targets_tried,
+    record = RecordFields(
+        status=outcome.status,
+        kind=outcome.kind,
+        error_message=_text(outcome.error_message, "message"),
+        model_asked=_text(outcome.model_asked, "model_asked"),
+        end_user=_text(outcome.end_user, "end_user"),
+        queue_ms=outcome.queue_ms,
+        is_usage_estimated=outcome.is_usage_estimated,
+        targets_tried=outcome.targets_tried,
     )
+    return replace(outcome.settle, record=record)
 
 
-def row_of(settle: Settle, facts: RecordFields | RequestOutcome) -> Row:
+def row_of(settle: Settle, facts: RecordFields) -> Row:
     is_answered = settle.outcome == FINISHED
     return (
         settle.request_id,
@@ -193,7 +179,7 @@ WAIT_S = 0.25
 
 
 class _Queued(NamedTuple):
-    ended: RequestOutcome | Settle
+    ended: Ended
     queued_s: float
     on_written: Callable[[], object] | None
 
@@ -218,7 +204,10 @@ class RecordQueue:
         self._log = ThrottledLog(logger, logging.ERROR)
 
     def add(
-        self, ended: RequestOutcome | Settle, on_written: Callable[[], object] | None = None
+        self,
+        settle: Settle,
+        captured: Capture | None = None,
+        on_written: Callable[[], object] | None = None,
     ) -> None:
         """From any thread. ``on_written`` is called when the database has it, or will not get
         it."""
@@ -227,15 +216,14 @@ class RecordQueue:
             if on_written is not None:
                 on_written()
             return
-        captured = None if isinstance(ended, Settle) else ended.captured
         if captured is not None and self._captured_bytes + captured.num_bytes > MAX_CAPTURED_BYTES:
             captured.drop()
-        self._queue.append(_Queued(ended, time.monotonic(), on_written))
+        self._queue.append(_Queued((settle, captured), time.monotonic(), on_written))
 
     @property
     def _captured_bytes(self) -> int:
-        queued = [one.ended for one in list(self._queue) if not isinstance(one.ended, Settle)]
-        return sum(one.captured.num_bytes for one in queued if one.captured is not None)
+        queued = [one.ended[1] for one in list(self._queue)]
+        return sum(captured.num_bytes for captured in queued if captured is not None)
 
     @property
     def depth(self) -> int:
@@ -261,7 +249,7 @@ class RecordQueue:
                 one.on_written()
         self._report_dropped()
 
-    def _write(self, batch: Sequence[RequestOutcome | Settle]) -> None:
+    def _write(self, batch: Sequence[Ended]) -> None:
         try:
             contained(self._insert, batch, using=self._using)
         except Exception as error:
@@ -272,7 +260,7 @@ class RecordQueue:
                     self._write([one])
                 return
             self._num_dropped += 1
-            logger.exception("request %s cannot be recorded", _settle_of(batch[0]).request_id)
+            logger.exception("request %s cannot be recorded", batch[0][0].request_id)
 
     def _report_dropped(self) -> None:
         if self._num_dropped > self._num_dropped_logged:

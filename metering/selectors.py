@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from datetime import UTC, date, datetime, time, timedelta
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 from django.contrib.auth.models import User
-from django.db.models import F, Q, QuerySet, Sum
+from django.db.models import F, Model, Q, QuerySet, Sum
 from django.db.models.functions import TruncDate
 from django.utils import timezone
 
@@ -26,28 +26,24 @@ from metering.models import Account, ApiKey, Budget, Membership, Reservation, Us
 from metering.money import amount_text, amount_words
 from metering.principal import Scope
 
+Row = TypeVar("Row", bound=Model)
+
 
 def account_find(name: str) -> Account:
     """Raises ``UnknownNameError``."""
-    account = Account.objects.filter(name=name).first()
-    if account is None:
-        raise UnknownNameError(
-            "account",
-            f"There is no account named {name!r}. Make one: {program()} accounts create NAME",
-        )
-    return account
+    remedy = f"Make one: {program()} accounts create NAME"
+    found = Account.objects.filter(name=name)
+    return _the_one(found, "account", f"There is no account named {name!r}. {remedy}")
 
 
 def key_find(prefix: str) -> ApiKey:
     """``prefix``: or the whole key. Raises ``UnknownNameError``, whose message never holds a whole
     key."""
     wanted = prefix_of(prefix) or prefix
-    key = ApiKey.objects.select_related("account").filter(prefix=wanted).first()
-    if key is None:
-        is_prefix = wanted.startswith((PREFIX_MARK, IMPORTED_MARK))
-        name = f"the prefix {wanted[:16]!r}" if is_prefix else "that prefix"
-        raise UnknownNameError("key", f"There is no API key with {name}")
-    return key
+    is_prefix = wanted.startswith((PREFIX_MARK, IMPORTED_MARK))
+    name = f"the prefix {wanted[:16]!r}" if is_prefix else "that prefix"
+    found = ApiKey.objects.select_related("account").filter(prefix=wanted)
+    return _the_one(found, "key", f"There is no API key with {name}")
 
 
 def names_of_keys(keys: Iterable[str]) -> dict[str, str]:
@@ -76,29 +72,27 @@ def without_playground_keys(keys: QuerySet[ApiKey]) -> QuerySet[ApiKey]:
 
 def user_find(name: str) -> User:
     """Raises ``UnknownNameError``."""
-    user = User.objects.filter(username=name).first()
-    if user is None:
-        raise UnknownNameError(
-            "user", f"Nobody logs in as {name!r}: the admin's Users page adds people"
-        )
-    return user
+    message = f"Nobody logs in as {name!r}: the admin's Users page adds people"
+    return _the_one(User.objects.filter(username=name), "user", message)
 
 
 def member_find(account: str, user: str) -> Membership:
     """Raises ``UnknownNameError``."""
     members = Membership.objects.select_related("user", "account")
-    member = members.filter(account=account, user__username=user).first()
-    if member is None:
-        raise UnknownNameError("member", f"{user!r} is not in the account {account!r}")
-    return member
+    found = members.filter(account=account, user__username=user)
+    return _the_one(found, "member", f"{user!r} is not in the account {account!r}")
 
 
 def budget_find(pk: int) -> Budget:
     """Raises ``UnknownNameError``."""
-    budget = Budget.objects.filter(pk=pk).first()
-    if budget is None:
-        raise UnknownNameError("budget", f"There is no budget {pk}")
-    return budget
+    return _the_one(Budget.objects.filter(pk=pk), "budget", f"There is no budget {pk}")
+
+
+def _the_one(found: QuerySet[Row], noun: str, message: str) -> Row:
+    row = found.first()
+    if row is None:
+        raise UnknownNameError(noun, message)
+    return row
 
 
 NEARLY_SPENT_PART = 10

@@ -4,9 +4,8 @@ writes, in one order of rows."""
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -26,7 +25,7 @@ from metering.series import (
     floor_s,
     moment,
 )
-from metering.sql import bounded, insert_rows, stored_moment, stored_text
+from metering.sql import bounded, in_batches, insert_rows, stored_moment, stored_text
 
 MAX_NAME_CHARS = 128
 TABLE = SeriesRow._meta.db_table
@@ -77,26 +76,11 @@ def _stored(key: SeriesKey) -> SeriesKey:
 
 
 ROWS_PER_MOVE = 200
-MAX_BATCHES = 500
-"""Batches of one call; the next call continues."""
-PAUSE_S = 0.02
-"""Between two batches, for SQLite's other writers."""
 
 
-def series_roll_up(
-    *,
-    now_unix_s: float,
-    using: str = "default",
-    pause: Callable[[float], object] = time.sleep,
-) -> int:
-    num_moved = 0
-    for _ in range(MAX_BATCHES):
-        moved = sum(_move(tier, now_unix_s, using) for tier in range(len(TIERS)))
-        if not moved:
-            break
-        num_moved += moved
-        pause(PAUSE_S)
-    return num_moved
+def series_roll_up(*, now_unix_s: float, using: str = "default") -> int:
+    tiers = range(len(TIERS))
+    return in_batches(lambda: sum(_move(tier, now_unix_s, using) for tier in tiers))
 
 
 def _move(tier: int, now_unix_s: float, using: str) -> int:

@@ -5,7 +5,7 @@ the ledger names it."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -34,7 +34,7 @@ from metering.models import (
     Budget,
     Membership,
 )
-from metering.principal import BUILT_IN_ACCOUNTS, LIMIT_FIELDS, RateLimits, Scope
+from metering.principal import BUILT_IN_ACCOUNTS, LIMIT_FIELDS, Scope
 
 ACCOUNT_FIELDS = ("description", "weight", "enabled", "capture_until", *LIMIT_FIELDS)
 BUDGET_FIELDS = ("unit", "cap", "window", "window_s")
@@ -51,29 +51,9 @@ MAX_WINDOW_S = 2**31 - 1
 MAX_NAME_CHARS = 100
 
 
-def account_create(
-    *,
-    actor: Actor,
-    name: str,
-    description: str = "",
-    weight: int = 1,
-    enabled: bool = True,
-    requests_per_minute: int | None = None,
-    tokens_per_minute: int | None = None,
-    max_concurrent: int | None = None,
-    capture_until: datetime | None = None,
-) -> Account:
+def account_create(*, actor: Actor, name: str, **columns: Any) -> Account:
     """Raises ``MeteringValueError``."""
-    account = Account(
-        name=name,
-        description=description,
-        weight=weight,
-        enabled=enabled,
-        requests_per_minute=requests_per_minute,
-        tokens_per_minute=tokens_per_minute,
-        max_concurrent=max_concurrent,
-        capture_until=capture_until,
-    )
+    account = Account(name=name, **columns)
     account_check(account=account)
     with transaction.atomic():
         try:
@@ -174,26 +154,8 @@ def membership_remove(*, actor: Actor, membership: Membership) -> None:
         write_record(actor=actor, action="membership.remove", object_id=name, detail=detail)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cap:
-    unit: str
-    cap: int
-    window: str = Budget.Window.BALANCE.value
-    window_s: int | None = None
-
-
-def budget_create(
-    *, actor: Actor, cap: Cap, account: Account | None = None, key: ApiKey | None = None
-) -> Budget:
+def budget_create(*, actor: Actor, budget: Budget) -> Budget:
     """Raises ``MeteringValueError``."""
-    budget = Budget(
-        account=account,
-        key=key,
-        unit=cap.unit,
-        cap=cap.cap,
-        window=cap.window,
-        window_s=cap.window_s,
-    )
     with transaction.atomic():
         budget_check(budget=budget)
         budget.save(force_insert=True)
@@ -259,33 +221,20 @@ def key_create(
     *,
     actor: Actor,
     account: Account,
-    name: str = "",
     scopes: Iterable[str] = DEFAULT_SCOPES,
-    model_names: Iterable[str] = (),
-    names_end_user: bool = False,
-    may_leave_network: bool = True,
-    expires_at: datetime | None = None,
-    capture_until: datetime | None = None,
-    limits: RateLimits | None = None,
-    caps: Iterable[Cap] = (),
+    caps: Iterable[Budget] = (),
     imported: str | None = None,
+    **columns: Any,
 ) -> CreatedKey:
-    """``model_names``: also aliases; none means all. ``imported``: an existing key. Raises
-    ``MeteringValueError``."""
+    """``imported``: an existing key. Raises ``MeteringValueError``."""
     made = make_key() if imported is None else _imported(imported)
     row = ApiKey(
         prefix=made.prefix,
         digest=digest_of(made.key, digest_secret(settings.SECRET_KEY)),
         account=account,
-        name=name,
         scopes=list(scopes),
-        model_names=list(model_names),
-        names_end_user=names_end_user,
-        may_leave_network=may_leave_network,
-        expires_at=expires_at,
-        capture_until=capture_until,
-        created_by=str(actor)[:150],
-        **asdict(limits or RateLimits()),
+        created_by=actor[:150],
+        **columns,
     )
     with transaction.atomic():
         key_check(key=row)
@@ -297,7 +246,8 @@ def key_create(
             detail={"account": account.name} | values_of(row, KEY_FIELDS),
         )
         for cap in caps:
-            budget_create(actor=actor, cap=cap, key=row)
+            cap.key = row
+            budget_create(actor=actor, budget=cap)
     return CreatedKey(row=row, key=made.key)
 
 

@@ -3,7 +3,8 @@ each request: models and their queries would cost more than the database."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import overload
 
@@ -16,6 +17,23 @@ MAX_INT64 = 2**63 - 1
 Value = int | str | msgspec.Raw | None
 """``Raw``: JSON, for a column of JSON."""
 Row = Sequence[Value]
+
+
+MAX_BATCHES = 400
+"""Batches of one call: the control has other work. The next call continues."""
+PAUSE_S = 0.02
+"""Between two batches, for SQLite's other writers."""
+
+
+def in_batches(batch: Callable[[], int]) -> int:
+    """Calls ``batch``, a transaction that returns how many rows it took, until none is left."""
+    total = 0
+    for _ in range(MAX_BATCHES):
+        if not (num_rows := batch()):
+            break
+        total += num_rows
+        time.sleep(PAUSE_S)
+    return total
 
 
 def insert_rows(

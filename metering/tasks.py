@@ -6,7 +6,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
 from datetime import datetime, timedelta
 
 from django.conf import settings
@@ -29,17 +28,13 @@ from metering.bench.sweep import sweep_of
 from metering.errors import BenchError
 from metering.ledger.store import reservations_sweep
 from metering.models import CapturedRequest, LedgerEntry, RequestRecord
+from metering.sql import in_batches
 
 logger = logging.getLogger(__name__)
 
 Rows = type[LedgerEntry | RequestRecord | CapturedRequest]
 ROWS_PER_BATCH: dict[Rows, int] = {LedgerEntry: 500, RequestRecord: 500, CapturedRequest: 10}
 """A captured request may have a megabyte of bodies, prompt and text."""
-MAX_BATCHES = 400
-"""Batches of one call: the control has other work. The next call continues."""
-PAUSE_S = 0.02
-"""Between two batches, for SQLite's other writers."""
-
 MAX_JOB_LINES = 200
 COUNTS = ("num_planned", "num_ok", "num_failed", "num_cells_done")
 
@@ -81,25 +76,16 @@ def _forget(model: Rows, days: int, *, max_rows: int = 0) -> None:
         logger.info("forgot %d old %s", num_forgotten, what)
 
 
-def rows_forget(
-    model: Rows,
-    *,
-    before: datetime | None,
-    max_rows: int = 0,
-    pause: Callable[[float], object] = time.sleep,
-) -> int:
+def rows_forget(model: Rows, *, before: datetime | None, max_rows: int = 0) -> int:
     """Returns how many. ``None`` and 0 rows: no limit. Each batch is a transaction of its own: the
     ticks, which write to the same database, wait for one batch at most."""
-    num_forgotten = 0
-    for _ in range(MAX_BATCHES):
+
+    def forget() -> int:
         ids = _due(model, before, max_rows)
-        if not ids:
-            break
-        if num_forgotten:
-            pause(PAUSE_S)
         model._default_manager.filter(pk__in=ids).delete()
-        num_forgotten += len(ids)
-    return num_forgotten
+        return len(ids)
+
+    return in_batches(forget)
 
 
 def _due(model: Rows, before: datetime | None, max_rows: int) -> list[int]:

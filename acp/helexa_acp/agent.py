@@ -228,8 +228,9 @@ def _rpc_errors() -> Iterator[None]:
         yield
     except BridgeError as error:
         code = INVALID_PARAMS if isinstance(error, ConfigError) else INTERNAL_ERROR
-        is_endpoints = isinstance(error, EndpointError)
-        data = {"status": error.status, "code": error.code} if is_endpoints else None
+        data = None
+        if isinstance(error, EndpointError):
+            data = {"status": error.status, "code": error.code}
         raise RequestError(code, str(error), data) from error
 
 

@@ -175,7 +175,7 @@ def would_response(actor: Actor, remove: Callable[[], object]) -> Response:
     with transaction.atomic():
         newest = AuditEntry.objects.order_by("-id").values_list("id", flat=True).first() or 0
         remove()
-        entries = AuditEntry.objects.filter(id__gt=newest, actor=str(actor)[:200]).order_by("id")
+        entries = AuditEntry.objects.filter(id__gt=newest, actor=actor[:200]).order_by("id")
         found = WouldShape(entries, many=True).data
         transaction.set_rollback(True)
     selectors.catalogue_cache_clear()

@@ -215,7 +215,7 @@ def _create(
     actor: Actor, download: Download, send: Callable[[Download], None], **detail: Any
 ) -> Download:
     """Raises ``IntegrityError`` where the same pull was started meanwhile."""
-    download.requested_by = str(actor)[:150]
+    download.requested_by = actor[:150]
     detail |= {"neuron": download.neuron.name, "download": str(download.pk)}
     for name in ("file", "revision", "files"):
         if value := getattr(download, name):

@@ -79,7 +79,7 @@ def neuron_invite(
             neuron_name=neuron_name,
             defaults={
                 "secret_sha256": secret_hash(secret),
-                "invited_by": str(actor)[:200],
+                "invited_by": actor[:200],
                 "cut_off_at": None,
                 "cut_off_reason": "",
             },

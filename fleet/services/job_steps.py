@@ -140,7 +140,7 @@ def job_create(*, actor: Actor, job: LoadJob, send: Send | None) -> LoadJob:
         job.spec_digest = spec_digest(spec_of(job))
         if job.model is not None:
             job.expected_load_s = job.model.entry().last_load_s(job.neuron.name)
-    job.requested_by = str(actor)[:150]
+    job.requested_by = actor[:150]
     while True:
         active = _active_beside(job)
         if active is not None and _does_the_same(active, job):

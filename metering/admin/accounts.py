@@ -25,7 +25,7 @@ from metering.models import Account, ApiKey, LedgerEntry, UsageHour
 from metering.money import usd_text
 from metering.pages import account_url, key_url, request_url, requests_url
 from metering.pages.requests import duration_text, request_errors, request_rows, shown_id
-from metering.principal import BUILT_IN_ACCOUNTS, LIMIT_FIELDS, RateLimits, Scope
+from metering.principal import BUILT_IN_ACCOUNTS, LIMIT_FIELDS, Scope
 from metering.request_filters import RequestFilter, requests_list
 from metering.selectors import UsageFilter, UsageGroup, UsageSums, key_status
 from metering.usage_rows import SumsRow, budget_rows, refusal_rows, sums_row
@@ -116,9 +116,7 @@ class ApiKeyAdmin(ui.WrittenAdmin):
         return False
 
     def created(self, actor: Actor, form: ui.AnyForm) -> ApiKey:
-        given = dict(form.cleaned_data)
-        limits = RateLimits.of({name: given.pop(name) for name in LIMIT_FIELDS})
-        created = services.key_create(actor=actor, limits=limits, **given)
+        created = services.key_create(actor=actor, **form.cleaned_data)
         vars(created.row)["shown_once"] = created.key
         return created.row
 

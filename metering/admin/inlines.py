@@ -99,12 +99,6 @@ class BudgetInline(StatusColumns, ui.TabularInline):
     readonly_fields = STATUS_FIELDS
 
 
-def _budget_create(actor: Actor, form: ui.AnyForm) -> Budget:
-    row = form.instance
-    cap = services.Cap(unit=row.unit, cap=row.cap, window=row.window, window_s=row.window_s)
-    return services.budget_create(actor=actor, cap=cap, account=row.account, key=row.key)
-
-
 @admin.register(Budget)
 class BudgetAdmin(StatusColumns, ui.WrittenAdmin):
     form = BudgetForm
@@ -125,7 +119,7 @@ class BudgetAdmin(StatusColumns, ui.WrittenAdmin):
     key_link = ui.linked_column("key_id", key_url, "Key")
 
     def created(self, actor: Actor, form: ui.AnyForm) -> Budget:
-        return _budget_create(actor, form)
+        return services.budget_create(actor=actor, budget=form.instance)
 
 
 class MembershipInline(ui.TabularInline):
@@ -157,7 +151,7 @@ def save_inline(page: Any, request: HttpRequest, form: Any, formset: Any, change
         if not one.has_changed() or one in formset.deleted_forms:
             continue
         if one.instance._state.adding:
-            _budget_create(actor, one)
+            services.budget_create(actor=actor, budget=one.instance)
         else:
             services.budget_update(
                 actor=actor, budget=one.instance, changed_fields=one.changed_data

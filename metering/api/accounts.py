@@ -20,9 +20,9 @@ from metering.api.problems import ProblemError, ensure_one_of, invalid
 from metering.errors import MeteringValueError, ScopeNotHeldError
 from metering.models import Account, ApiKey, Budget, Membership
 from metering.nouns import ACCOUNTS, BUDGETS, KEYS, MEMBERS
-from metering.principal import RateLimits, Scope
+from metering.principal import LIMIT_FIELDS, Scope
 from metering.selectors import budget_status, key_status
-from metering.services import DEFAULT_SCOPES, Cap
+from metering.services import DEFAULT_SCOPES
 
 AMOUNT = "In the unit."
 
@@ -131,9 +131,7 @@ class Accounts(RowsView, AccountingView):
     serializer_class = AccountShape
     permission_of = "metering.account"
     queryset = Account.objects.prefetch_related("memberships__user", "budgets").order_by("name")
-
-    def find(self, name: str) -> Account:
-        return selectors.account_find(name)
+    find = staticmethod(selectors.account_find)
 
     def add(self, values: dict[str, Any]) -> Account:
         return services.account_create(actor=self.actor, **values)
@@ -156,9 +154,7 @@ class Members(RowsView, AccountingView):
     permission_of = "metering.membership"
     queryset = Membership.objects.select_related("user").order_by("account", "user__username")
     id_part = "<str:account>/<str:user>"
-
-    def find(self, account: str, user: str) -> Membership:
-        return selectors.member_find(account, user)
+    find = staticmethod(selectors.member_find)
 
     def add(self, values: dict[str, Any]) -> Membership:
         """Adds the person, or changes their role."""
@@ -186,19 +182,17 @@ class Budgets(RowsView, AccountingView):
     permission_of = "metering.budget"
     queryset = Budget.objects.order_by("id")
     id_part = "<int:pk>"
-
-    def find(self, pk: int) -> Budget:
-        return selectors.budget_find(pk)
+    find = staticmethod(selectors.budget_find)
 
     def add(self, values: dict[str, Any]) -> Budget:
         """Adds a budget to an account or to a key."""
         account, key = values.pop("account", None), values.pop("key", None)
-        return services.budget_create(
-            actor=self.actor,
-            cap=Cap(**values),
+        budget = Budget(
             account=None if account is None else selectors.account_find(account),
             key=None if key is None else selectors.key_find(key),
+            **values,
         )
+        return services.budget_create(actor=self.actor, budget=budget)
 
     def change(self, budget: Budget, values: dict[str, Any]) -> None:
         """The cap and its window. A higher cap tops up a balance."""
@@ -213,7 +207,7 @@ STATUSES = ("active", "expired", "disabled", "revoked")
 COLUMNS = {"models": "model_names"}
 AS_GIVEN = (
     *("name", "scopes", "models", "names_end_user", "may_leave_network"),
-    *("expires_at", "capture_until"),
+    *("expires_at", "capture_until", *LIMIT_FIELDS),
 )
 CAP_FIELDS = ("unit", "cap", "window", "window_s")
 
@@ -226,6 +220,7 @@ class Keys(RowsView, AccountingView):
     permission_of = "metering.apikey"
     queryset = ApiKey.objects.select_related("account").prefetch_related("budgets")
     id_part = "<str:prefix>"
+    find = staticmethod(selectors.key_find)
     new_shape = NewKeyShape
     new_fields = {
         "budgets": BudgetShape(many=True, required=False),
@@ -246,9 +241,6 @@ class Keys(RowsView, AccountingView):
         words = self.request.query_params.get("status")
         return found if words is None else found.filter(_has_status(words))
 
-    def find(self, prefix: str) -> ApiKey:
-        return selectors.key_find(prefix)
-
     def create(self, request: Request) -> Response:
         """Makes a key, or imports the ``key`` that is given. The answer shows it once."""
         body = new_row(request, KEYS, *self.new_fields)
@@ -258,7 +250,6 @@ class Keys(RowsView, AccountingView):
         created = services.key_create(
             actor=self.actor,
             account=selectors.account_find(body["account"]),
-            limits=RateLimits.of(body),
             caps=_caps(body.get("budgets", [])),
             imported=imported,
             **given,
@@ -295,11 +286,11 @@ def _has_status(words: str) -> Q:
     return found
 
 
-def _caps(given: object) -> list[Cap]:
+def _caps(given: object) -> list[Budget]:
     if not isinstance(given, list) or not all(isinstance(one, dict) for one in given):
         raise invalid("budgets", "A list of budgets is wanted.")
     fields = tuple(field for field in BUDGETS.fields if field.name in CAP_FIELDS)
     for name in {name for one in given for name in one} - set(CAP_FIELDS):
         detail = f"There is no field {name!r} here: {', '.join(CAP_FIELDS)}."
         raise ProblemError(400, "unknown_parameter", detail, param="budgets")
-    return [Cap(**values_of_body(one, fields)) for one in given]
+    return [Budget(**values_of_body(one, fields)) for one in given]

@@ -1,18 +1,15 @@
-"""HTTP to the measured servers, and one streamed request in either dialect. Standard library: only
-a socket is between their clock and ours."""
+"""HTTP to the measured servers, and one streamed request in either dialect. Only a socket is
+between their clock and ours."""
 
 from __future__ import annotations
 
-import http.client
 import json
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from inference import proxies
+from fleet.management.backend import RefusedError, Server
 from metering.bench.models import BenchRun
 from metering.errors import TargetError
 
@@ -32,38 +29,27 @@ TIMINGS = {
 Event = dict[str, Any]
 
 
-class Http:
+class Http(Server):
     """Thread-safe. Its methods raise ``TargetError``."""
 
     def __init__(self, url: str, *, headers: Mapping[str, str], timeout_s: float) -> None:
-        self.url = url.rstrip("/")
-        self._headers = {"content-type": "application/json", **headers}
-        self._timeout_s = timeout_s
+        super().__init__(url, None, timeout_s=timeout_s)
+        self._headers |= headers
 
-    def at(self, url: str) -> Http:
-        return Http(url, headers=self._headers, timeout_s=self._timeout_s)
+    def at(self, url: str, *, timeout_s: float | None = None) -> Http:
+        return Http(url, headers=self._headers, timeout_s=timeout_s or self._timeout_s)
 
     def get(self, path: str) -> Any:
-        try:
-            with self._open("GET", path, None, PROBE_TIMEOUT_S) as response:
-                return json.load(response)
-        except (TargetError, ValueError) as error:
-            raise TargetError(f"{self.url}/{path}: {error}") from error
+        return self.at(self.url, timeout_s=PROBE_TIMEOUT_S).post(path)
 
-    def post(self, path: str, body: Any) -> Any:
-        with (
-            self._open("POST", path, body, self._timeout_s) as response,
-            _failures(f"{self.url}/{path}"),
-        ):
-            return json.load(response)
+    def post(self, path: str, body: Any = None) -> Any:
+        with self._refusals():
+            return json.loads(self.read(f"/{path}", body))
 
     def stream(self, path: str, body: Any) -> Iterator[tuple[dict[str, Any], float]]:
         """Yields each event with its seconds since the request was sent."""
         started_s = time.perf_counter()
-        with (
-            self._open("POST", path, body, self._timeout_s) as response,
-            _failures("the stream broke off"),
-        ):
+        with self.open(f"/{path}", body) as response, self._refusals():
             for line in response:
                 at_s = time.perf_counter() - started_s
                 if line.startswith(b"data:") and b"[DONE]" not in line[:16]:
@@ -72,41 +58,14 @@ class Http:
                         raise ValueError("an event is no JSON object")
                     yield event, at_s
 
-    def _open(self, method: str, path: str, body: Any, timeout_s: float) -> Any:
-        with _failures("no answer"):
-            request = urllib.request.Request(
-                f"{self.url}/{path}",
-                data=None if body is None else json.dumps(body).encode(),
-                headers=self._headers,
-                method=method,
-            )
-            return proxies.open_url(request, timeout=timeout_s)
-
-
-@contextmanager
-def _failures(what: str) -> Iterator[None]:
-    try:
-        yield
-    except urllib.error.HTTPError as error:
-        with error:
-            raise TargetError(_reason(error), status=error.code) from error
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        raise TargetError(f"{what}: {error}") from error
-
-
-def _reason(error: urllib.error.HTTPError) -> str:
-    try:
-        content = error.read(64 * 1024)
-    except (OSError, http.client.HTTPException):
-        content = b""
-    try:
-        body = json.loads(content)
-        message = body.get("error", body.get("detail"))
-        if isinstance(message, dict):
-            message = message.get("message") or message.get("cause")
-    except (ValueError, AttributeError):
-        message = None
-    return f"HTTP {error.code}: {message or 'no reason given'}"[:MAX_REASON_CHARACTERS]
+    @contextmanager
+    def _refusals(self) -> Iterator[None]:
+        try:
+            with super()._refusals():
+                yield
+        except RefusedError as error:
+            reason = f"HTTP {error.status}: {error}" if error.status else str(error)
+            raise TargetError(reason[:MAX_REASON_CHARACTERS], status=error.status) from error
 
 
 def ask(http: Http, kind: str, model: str, prompt: str, max_tokens: int) -> BenchRun:

@@ -100,7 +100,7 @@ def bench_job_request(*, actor: Actor, job: BenchJob) -> None:
         )
     if job.samples is not None and not 1 <= job.samples <= MAX_JOB_SAMPLES:
         raise BenchValueError("samples", f"samples is a number from 1 to {MAX_JOB_SAMPLES}")
-    job.requested_by = str(actor)[:200]
+    job.requested_by = actor[:200]
     try:
         with transaction.atomic():
             job.save(force_insert=True)

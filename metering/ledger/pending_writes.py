@@ -135,7 +135,7 @@ class PendingWrites:
         for write in batch:
             self._writes.popleft()
             if isinstance(write.operation, Settle) and write.operation.record is not None:
-                self._records.add(write.operation, write.on_written)
+                self._records.add(write.operation, on_written=write.on_written)
             elif write.on_written is not None:
                 write.on_written()
         self._num_singly = max(0, self._num_singly - 1)

@@ -34,7 +34,7 @@ from metering.ledger.book import output_tokens_granted
 from metering.ledger.entries import Granted, Narrow, Operation, Release, Reserve, Settle
 from metering.ledger.pending_writes import Outcome, PendingWrite, PendingWrites, Waiter, release_of
 from metering.ledger.spool import Spool, Tokens
-from metering.request_records import RecordQueue
+from metering.request_records import RecordQueue, with_record
 
 if TYPE_CHECKING:
     from inference.gateway.request.outcome import RequestOutcome
@@ -162,7 +162,8 @@ class LedgerWriter:
     def record(self, outcome: RequestOutcome) -> None:
         """Of a bill, its captured bodies; its record comes with the bill."""
         if not outcome.is_billed or outcome.captured is not None:
-            self.records.add(outcome)
+            settle = outcome.settle if outcome.is_billed else with_record(outcome)
+            self.records.add(settle, outcome.captured)
             self._queue.put(None)
 
     def release(self, release: Release) -> None:

@@ -46,7 +46,7 @@ class Reader:
         role = self.roles.get(key.account_id)
         if role == Membership.Role.OWNER:
             return True
-        return role in MAKES_KEYS and key.created_by == str(self.actor)
+        return role in MAKES_KEYS and key.created_by == self.actor
 
     def may_read_bodies(self, record: RequestRecord) -> bool:
         if self.is_operator:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from django import forms
 from django.conf import settings
@@ -18,12 +19,13 @@ from helexa_site.pages import SHOWN_ONCE, render_page
 from inference.gateway.request.identify import allows_anonymous
 from metering import selectors, services
 from metering.errors import MeteringValueError
-from metering.models import Account, ApiKey
+from metering.models import Account, ApiKey, Budget
 from metering.money import cap_of
 from metering.pages import Reader, for_members
-from metering.principal import LIMIT_FIELDS, RateLimits
+from metering.principal import LIMIT_FIELDS
 from metering.selectors import key_status
-from metering.services import Cap
+
+Written = TypeVar("Written")
 
 
 class KeyForm(forms.Form):
@@ -76,17 +78,26 @@ class KeyForm(forms.Form):
                 raise forms.ValidationError(str(error)) from None
         return word
 
+    def written(self, write: Callable[[], Written]) -> Written | None:
+        """``None``: it is refused, with the reasons at its fields."""
+        if self.is_valid():
+            try:
+                return write()
+            except MeteringValueError as error:
+                self.add_error(error.field if error.field in self.fields else None, str(error))
+        return None
+
     def expires_at(self) -> datetime | None:
         day = self.cleaned_data["expires"]
         if day is None:
             return None
         return datetime(day.year, day.month, day.day, 23, 59, 59, tzinfo=UTC)
 
-    def caps(self) -> list[Cap]:
+    def caps(self) -> list[Budget]:
         word, unit = self.cleaned_data["cap"], self.cleaned_data["unit"]
         if not word:
             return []
-        return [Cap(unit=unit, cap=cap_of(unit, word), window=self.cleaned_data["window"])]
+        return [Budget(unit=unit, cap=cap_of(unit, word), window=self.cleaned_data["window"])]
 
     def _field(self, name: str) -> Any:
         return self.fields[name]
@@ -108,19 +119,14 @@ TRAIL = [("usage-keys", "My keys")]
 @require_http_methods(["GET", "POST"])
 def keys_page(request: HttpRequest, reader: Reader) -> HttpResponse:
     form = KeyForm(request.POST or None, reader=reader)
-    if request.method == "POST" and form.is_valid():
-        try:
-            made = _create(reader, form)
-        except MeteringValueError as error:
-            form.add_error(error.field if error.field in form.fields else None, str(error))
-        else:
-            return render_page(
-                request,
-                "metering/key_created.html",
-                title="A new API key",
-                context={"trail": TRAIL, "key": made.row, "shown_once": made.key},
-                headers=SHOWN_ONCE,
-            )
+    if request.method == "POST" and (made := form.written(lambda: _create(reader, form))):
+        return render_page(
+            request,
+            "metering/key_created.html",
+            title="A new API key",
+            context={"trail": TRAIL, "key": made.row, "shown_once": made.key},
+            headers=SHOWN_ONCE,
+        )
     keys = reader.own_keys()
     budgets = selectors.budgets_by_key(keys=[key.prefix for key in keys], now_unix_s=time.time())
     context = {
@@ -140,14 +146,12 @@ def keys_page(request: HttpRequest, reader: Reader) -> HttpResponse:
 def key_page(request: HttpRequest, reader: Reader, prefix: str) -> HttpResponse:
     key = _key(reader, prefix)
     form = KeyForm(request.POST or None, reader=reader, key=key)
-    if request.method == "POST" and key.revoked_at is None and form.is_valid():
-        try:
-            _change(reader, key, form)
-        except MeteringValueError as error:
-            form.add_error(error.field if error.field in form.fields else None, str(error))
-        else:
-            messages.success(request, f"Changed {key}")
-            return redirect("usage-keys")
+    changed = None
+    if request.method == "POST" and key.revoked_at is None:
+        changed = form.written(lambda: _change(reader, key, form))
+    if changed is not None:
+        messages.success(request, f"Changed {key}")
+        return redirect("usage-keys")
     context = {"trail": TRAIL, "key": key, "status": key_status(key), "form": form}
     return render_page(request, "metering/my_key.html", title=str(key), context=context)
 
@@ -178,14 +182,15 @@ def _create(reader: Reader, form: KeyForm) -> services.CreatedKey:
         name=form.cleaned_data["name"],
         model_names=form.cleaned_data["model_names"],
         expires_at=form.expires_at(),
-        limits=RateLimits.of(form.cleaned_data),
+        **{name: form.cleaned_data[name] for name in LIMIT_FIELDS},
         caps=form.caps(),
     )
 
 
-def _change(reader: Reader, key: ApiKey, form: KeyForm) -> None:
+def _change(reader: Reader, key: ApiKey, form: KeyForm) -> ApiKey:
     changed = ["expires_at" if name == "expires" else name for name in form.changed_data]
     values = {**form.cleaned_data, "expires_at": form.expires_at()}
     for name in changed:
         setattr(key, name, values[name])
     services.key_update(actor=reader.actor, key=key, changed_fields=changed)
+    return key

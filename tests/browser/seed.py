@@ -24,17 +24,16 @@ from inference.protocol.keys import downloads_key
 from inference.protocol.neuron_tasks import CachedModel, CacheReport, encode_cache_report
 from inference.protocol.refusals import Refused, encode_field, refusals_key
 from inference.version import VERSION
-from metering import request_records
 from metering import services as of_metering
 from metering.audit import COMMAND, user_actor
 from metering.bench.models import BenchTarget, SweepPlan
 from metering.bench.services import row_save
-from metering.models import Account, LedgerEntry, UsageHour
+from metering.models import Account, Budget, LedgerEntry, UsageHour
 from tests.browser.pages import PASSWORD, REQUEST_ID, Who
 from tests.fleet.conftest import device, heartbeat, ordered, replica, report
 from tests.inference.reports import engine_stats
 from tests.metering.bench import results
-from tests.metering.request_records.records import ended
+from tests.metering.request_records.records import ended, insert
 
 GIB = 1024**3
 
@@ -44,8 +43,8 @@ def main() -> None:
     member = User.objects.create_user(Who.MEMBER, password=PASSWORD)
     account = of_metering.account_create(actor=COMMAND, name="research")
     of_metering.membership_set(actor=COMMAND, account=account, user=member, role="member")
-    cap = of_metering.Cap(unit="micro_usd", cap=10_000_000, window="month")
-    of_metering.budget_create(actor=COMMAND, account=account, cap=cap)
+    budget = Budget(account=account, unit="micro_usd", cap=10_000_000, window="month")
+    of_metering.budget_create(actor=COMMAND, budget=budget)
     _fleet()
     _operations()
     _people(account)
@@ -190,17 +189,15 @@ def _usage() -> None:
 def _requests() -> None:
     own = {"account": "research", "key": "hx-0123456789", "end_user": "ann@example.org"}
     now_s = time.time()
-    request_records.insert(
-        [
-            ended(
-                REQUEST_ID,
-                **own,
-                ended_unix_s=now_s - 60,
-                status=503,
-                outcome="neuron_lost",
-                error_message="The neuron beast went away while it worked on this.",
-            ),
-            ended(ended_unix_s=now_s, status=401, outcome="invalid_api_key", account="", key=""),
-            *(ended(**own, ended_unix_s=now_s - 90 * number) for number in range(1, 60)),
-        ]
+    insert(
+        ended(
+            REQUEST_ID,
+            **own,
+            ended_unix_s=now_s - 60,
+            status=503,
+            outcome="neuron_lost",
+            error_message="The neuron beast went away while it worked on this.",
+        ),
+        ended(ended_unix_s=now_s, status=401, outcome="invalid_api_key", account="", key=""),
+        *(ended(**own, ended_unix_s=now_s - 90 * number) for number in range(1, 60)),
     )

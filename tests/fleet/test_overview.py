@@ -31,12 +31,11 @@ from fleet.overview_lines import (
 from inference.protocol import keys
 from inference.protocol.neuron_tasks import CacheReport, encode_cache_report
 from inference.protocol.refusals import Cause, Refused
-from metering import request_records
 from metering.audit import COMMAND
 from metering.models import UsageHour
 from metering.selectors import BudgetStatus
 from tests.fleet.conftest import GIB, offer
-from tests.metering.request_records.records import ended
+from tests.metering.request_records.records import ended, insert
 
 pytestmark = pytest.mark.django_db
 
@@ -105,7 +104,7 @@ def test_traffic_by_minute_and_what_today_cost(beat, monkeypatch) -> None:
     def used(minutes_ago: int, tokens: int, **changes: Any) -> None:
         ended_unix_s = (now - timedelta(minutes=minutes_ago)).timestamp()
         figures = {"prompt_tokens": tokens, "completion_tokens": 1, **changes}
-        request_records.insert([ended(ended_unix_s=ended_unix_s, **figures)])
+        insert(ended(ended_unix_s=ended_unix_s, **figures))
 
     beat()
     now = timezone.now()

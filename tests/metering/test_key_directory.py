@@ -19,9 +19,8 @@ from metering import errors, key_directory, services
 from metering.api_keys import AccountRecord, KeyRecord, MembershipRecord, person_principal
 from metering.audit import COMMAND
 from metering.key_directory import REFRESH_EVERY_S, DatabaseKeyStore, KeyDirectory
-from metering.models import Account, ApiKey
+from metering.models import Account, ApiKey, Budget
 from metering.principal import ALL_SCOPES, Principal, RateLimits, Scope
-from metering.services import Cap
 
 SECRET_KEY = "django's"
 SECRET = keys.digest_secret(SECRET_KEY)
@@ -332,9 +331,10 @@ def test_what_the_directory_reads_and_writes_and_a_key_that_is_revoked_elsewhere
 
     asyncio.run(scenario())
     assert not ApiKey.objects.filter(last_used_at=None).exists()
-    store, cap = DatabaseKeyStore(), Cap(unit="tokens", cap=5)
-    of_the_account = services.budget_create(cap=cap, **own)
-    third = services.key_create(caps=[cap, cap], **own).row
+    store, cap = DatabaseKeyStore(), {"unit": "tokens", "cap": 5}
+    budget = Budget(account=account, **cap)
+    of_the_account = services.budget_create(actor=own["actor"], budget=budget)
+    third = services.key_create(caps=[Budget(**cap), Budget(**cap)], **own).row
     found = store.keys()
     budgets = tuple(third.budgets.order_by("id").values_list("id", flat=True))
     assert found[third.prefix].principal.budgets == (*budgets, of_the_account.pk)
@@ -347,7 +347,6 @@ def test_what_the_directory_reads_and_writes_and_a_key_that_is_revoked_elsewhere
     assert [(one.account.name, one.role) for one in memberships] == [("research", "owner")]
     assert store.memberships(other.pk) == ()
     assert store.built_in_accounts().keys() == {"anonymous", "shared"}
-    monkeypatch.setattr(key_directory, "NAMES_A_QUERY", 2)
     later = datetime(2100, 1, 1, tzinfo=UTC)
     for used_unix_s in (later.timestamp(), 1000.0):  # a later use stays
         store.record_uses([*found], used_unix_s)

@@ -19,7 +19,7 @@ from django.test import Client
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metering import request_records, series_store
+from metering import series_store, sql
 from metering.audit import COMMAND
 from metering.errors import MeteringValueError
 from metering.models import Account, SeriesRow
@@ -57,7 +57,7 @@ from metering.series_store import figures_add, series_roll_up
 from metering.services import CreatedKey, key_create
 from tests.metering.callers import ok, person, refused
 from tests.metering.commands.command_output import output, printed_json
-from tests.metering.request_records.records import ended
+from tests.metering.request_records.records import ended, insert
 
 NOW_UNIX_S = 1_780_000_123
 GIB = 1024**3
@@ -65,7 +65,7 @@ GIB = 1024**3
 
 @pytest.fixture(autouse=True)
 def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(series_store, "PAUSE_S", 0.0)
+    monkeypatch.setattr(sql, "PAUSE_S", 0.0)
     monkeypatch.setattr(series_store, "ROWS_PER_MOVE", 40)
 
 
@@ -84,7 +84,7 @@ def test_a_request_counts_for_each_of_its_subjects_and_adds_to_the_same_rows(usi
     unknown = {"status": 401, "outcome": "invalid_api_key", "model": "-", "neuron": ""}
     made = [ended(ended_unix_s=at, **changes) for changes in ({}, lost, unknown | {"account": ""})]
     for _ in range(2):  # what is recorded twice counts once
-        request_records.insert(made, using=using)
+        insert(*made, using=using)
     fleet = figures_of(using)
     assert (fleet["requests"], fleet["answered"], fleet["failed"], fleet["refused"]) == (3, 1, 1, 1)
     assert (fleet["error:neuron_lost"], fleet["error:invalid_api_key"]) == (1, 1)
@@ -103,7 +103,7 @@ def test_a_request_counts_for_each_of_its_subjects_and_adds_to_the_same_rows(usi
         try:
             for step in range(20):
                 at_unix_s, model = NOW_UNIX_S - 60 * (step % 10), f"model-{number % 2}"
-                request_records.insert([ended(model=model, ended_unix_s=at_unix_s)], using=using)
+                insert(ended(model=model, ended_unix_s=at_unix_s), using=using)
         finally:
             connections[using].close()
 
@@ -120,16 +120,14 @@ def test_rows_become_coarser_and_nothing_is_lost(
     ages_s = [chance.randrange(KEPT_S - DAY_S) for _ in range(20)] + [*range(0, 9 * HOUR_S, 3_601)]
     for age_s in ages_s:
         facts = {"model": chance.choice(["tiny", "large"]), "duration_ms": chance.randrange(10**5)}
-        request_records.insert([ended(ended_unix_s=NOW_UNIX_S - age_s, **facts)], using=using)
+        insert(ended(ended_unix_s=NOW_UNIX_S - age_s, **facts), using=using)
     subjects = ((Kind.FLEET, ""), (Kind.MODEL, "tiny"), (Kind.MODEL, "large"))
     before = [figures_of(using, *subject) for subject in subjects]
     assert steps(using) == {MINUTE_S}
-    pauses: list[float] = []
     with monkeypatch.context() as patch:  # a call moves a bounded number
         patch.setattr(series_store, "ROWS_PER_MOVE", 7)
-        patch.setattr(series_store, "MAX_BATCHES", 1)
-        assert series_roll_up(now_unix_s=NOW_UNIX_S, using=using, pause=pauses.append) == 14
-    assert len(pauses) == 1
+        patch.setattr(sql, "MAX_BATCHES", 1)
+        assert series_roll_up(now_unix_s=NOW_UNIX_S, using=using) == 14
     assert series_roll_up(now_unix_s=NOW_UNIX_S, using=using) > 0
     assert steps(using) == {MINUTE_S, QUARTER_S, HOUR_S}
     assert [figures_of(using, *subject) for subject in subjects] == before
@@ -140,7 +138,7 @@ def test_rows_become_coarser_and_nothing_is_lost(
         assert age_s <= kept_s + HOUR_S and row.requests == row.figures["requests"]
     SeriesRow.objects.using(using).all().delete()
     for days in (4, 4, 29, 32):  # a late request still counts and thirty days are kept
-        request_records.insert([ended(ended_unix_s=NOW_UNIX_S - days * DAY_S)], using=using)
+        insert(ended(ended_unix_s=NOW_UNIX_S - days * DAY_S), using=using)
         series_roll_up(now_unix_s=NOW_UNIX_S, using=using)
     found = SeriesRow.objects.using(using).filter(kind=Kind.FLEET).order_by("at")
     assert [(row.step_s, row.requests) for row in found] == [(HOUR_S, 1), (HOUR_S, 2)]
@@ -232,7 +230,7 @@ def test_what_no_series_has_is_refused_by_name() -> None:
 
 def record(*ages_s: float, **changes: Any) -> None:
     now_unix_s = time.time()
-    request_records.insert([ended(ended_unix_s=now_unix_s - age_s, **changes) for age_s in ages_s])
+    insert(*(ended(ended_unix_s=now_unix_s - age_s, **changes) for age_s in ages_s))
 
 
 def sampled(kind: Kind, name: str, **figures: int) -> None:

@@ -23,12 +23,12 @@ from metering.errors import MeteringValueError
 from metering.key_directory import DatabaseKeyStore
 from metering.models import Account, ApiKey, AuditEntry, Budget, Membership, Revision
 from metering.principal import BUILT_IN_ACCOUNTS, RateLimits, Scope
-from metering.services import Cap, CreatedKey
+from metering.services import CreatedKey
 
 pytestmark = pytest.mark.django_db
 
 ALICE = user_actor("alice")
-CAP = Cap(unit="tokens", cap=5)
+CAP = {"unit": "tokens", "cap": 5}
 
 
 def revision() -> int:
@@ -77,7 +77,7 @@ def test_an_account_is_made_changed_and_deleted_with_what_is_its_own(account: Ac
     refused("name", services.account_update, changed_fields=["name"], **change)
     bob = User.objects.create(username="bob")
     services.membership_set(actor=ALICE, account=ops, user=bob, role="member")
-    budget = services.budget_create(actor=ALICE, account=ops, cap=CAP)
+    budget = services.budget_create(actor=ALICE, budget=Budget(account=ops, **CAP))
     AuditEntry.objects.all().delete()
     services.account_delete(**change)
     assert set(entries()) == {
@@ -129,11 +129,14 @@ def test_accounts_keys_and_caps_that_cannot_be(account: Account) -> None:
     ):
         refused(field, services.account_create, actor=ALICE, **values)
     caps = (
-        ("unit", Cap(unit="euros", cap=5)),
-        *(("cap", Cap(unit="tokens", cap=cap)) for cap in (0, 2**63)),
-        ("window", Cap(unit="tokens", cap=5, window="year")),
-        ("window_s", Cap(unit="tokens", cap=5, window="day", window_s=3)),
-        *(("window_s", Cap(unit="tokens", cap=5, window="seconds", window_s=s)) for s in (None, 0)),
+        ("unit", Budget(unit="euros", cap=5)),
+        *(("cap", Budget(unit="tokens", cap=cap)) for cap in (0, 2**63)),
+        ("window", Budget(unit="tokens", cap=5, window="year")),
+        ("window_s", Budget(unit="tokens", cap=5, window="day", window_s=3)),
+        *(
+            ("window_s", Budget(unit="tokens", cap=5, window="seconds", window_s=s))
+            for s in (None, 0)
+        ),
     )
     for field, values in (
         ("scopes", {"scopes": ["everything"]}),
@@ -142,7 +145,7 @@ def test_accounts_keys_and_caps_that_cannot_be(account: Account) -> None:
         ("name", {"name": "a" * 101}),
         ("name", {"name": "two\nlines"}),
         ("expires_at", {"expires_at": datetime(2020, 1, 1, tzinfo=UTC)}),
-        ("max_concurrent", {"limits": RateLimits(max_concurrent=0)}),
+        ("max_concurrent", {"max_concurrent": 0}),
         *((field, {"caps": [cap]}) for field, cap in caps),
     ):
         refused(field, services.key_create, actor=ALICE, account=account, **values)
@@ -152,8 +155,9 @@ def test_accounts_keys_and_caps_that_cannot_be(account: Account) -> None:
 def test_a_key_is_changed_and_revoked(account: Account) -> None:
     model = fleet_services.catalogue_model_create(actor=ALICE, name="tiny", source="pypi:tiny")
     alias = fleet_services.alias_create(actor=ALICE, name="big", model=model)
-    limits, caps = RateLimits(requests_per_minute=5), [Cap(unit="tokens", cap=1000, window="day")]
-    facts = {"expires_at": timezone.now() + timedelta(days=1), "limits": limits, "caps": caps}
+    caps = [Budget(unit="tokens", cap=1000, window="day")]
+    facts = {"expires_at": timezone.now() + timedelta(days=1), "caps": caps}
+    facts |= {"requests_per_minute": 5}
     named = {"scopes": ["fleet:read", "inference"], "model_names": ["tiny", "big"]}
     made = services.key_create(actor=ALICE, account=account, **named, **facts)
     key, principal = made.row, stored(made.row).principal
@@ -161,7 +165,10 @@ def test_a_key_is_changed_and_revoked(account: Account) -> None:
     assert (key.scopes, key.created_by) == (["inference", "fleet:read"], "user:alice")
     assert (principal.account, principal.key) == ("research", keys.prefix_of(made.key))
     assert principal.scopes == {Scope.INFERENCE, Scope.FLEET_READ}
-    assert (principal.models, principal.key_limits) == ({"big", "tiny"}, limits)
+    assert (principal.models, principal.key_limits) == (
+        {"big", "tiny"},
+        RateLimits(requests_per_minute=5),
+    )
     assert principal.budgets == (Budget.objects.get().pk,)
     assert principal.expires_unix_s == facts["expires_at"].timestamp()
     audited = repr(list(AuditEntry.objects.values()))
@@ -196,10 +203,10 @@ def test_a_key_is_changed_and_revoked(account: Account) -> None:
 def test_a_budget_is_made_changed_and_removed(account: Account) -> None:
     key = services.key_create(actor=ALICE, account=account).row
     for owners in ({}, {"account": account, "key": key}):
-        refused("account", services.budget_create, actor=ALICE, cap=CAP, **owners)
+        refused("account", services.budget_create, actor=ALICE, budget=Budget(**CAP, **owners))
     before = len(entries())
     budget = services.budget_create(
-        actor=ALICE, cap=Cap(unit="micro_usd", cap=5, window="day"), account=account
+        actor=ALICE, budget=Budget(account=account, unit="micro_usd", cap=5, window="day")
     )
 
     def update(*changed: str) -> Budget:

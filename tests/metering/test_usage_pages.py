@@ -19,7 +19,6 @@ from metering import services
 from metering.audit import COMMAND, user_actor
 from metering.models import Account, ApiKey, AuditEntry, Budget, Membership
 from metering.selectors import UsageGroup, UsagePeriod, UsageRow, UsageSums
-from metering.services import Cap
 from metering.usage_rows import chart_of
 from tests.metering.callers import newest, person, staff, text_of, used
 
@@ -55,8 +54,8 @@ def test_members_see_their_accounts_alone_and_operators_all(
     response = alice.get("/usage/?by=model&format=csv")
     assert response["Content-Type"].startswith("text/csv")
     assert response.text.splitlines()[1] == "tiny,1200,0,10,10,10,10,1230"
-    cap = Cap(unit="micro_usd", cap=10_000_000, window="balance")
-    services.budget_create(actor=COMMAND, account=account, cap=cap)
+    budget = Budget(account=account, unit="micro_usd", cap=10_000_000)
+    services.budget_create(actor=COMMAND, budget=budget)
     Budget.objects.update(spent=2_500_000)
     text = text_of(alice, "/usage/")
     assert "$7.50" in text and "$10.00" in text and "does not come back by itself" in text

@@ -30,19 +30,18 @@ from inference.conversations.services import response_save
 from inference.gateway.request.outcome import Capture
 from inference.protocol.heartbeat import ReplicaStatus
 from inference.quotas import Quota
-from metering import request_records
 from metering.audit import user_actor
 from metering.bench.importing import file_import
 from metering.bench.models import BenchJob
 from metering.bench.services import bench_job_request
 from metering.ledger import store
+from metering.models import Budget
 from metering.money import Prices
 from metering.playground.conversations import NEW, conversation_save, parse_state
-from metering.principal import ALL_SCOPES, RateLimits
-from metering.services import Cap
+from metering.principal import ALL_SCOPES
 from tests.fleet.conftest import SentTasks, heartbeat, replica, report
 from tests.metering.operations import reserve, settle
-from tests.metering.request_records.records import ended
+from tests.metering.request_records.records import ended, insert
 from tests.upgrade.look import ENDED_UNIX_S, Known
 
 ALICE = user_actor("alice")
@@ -124,13 +123,14 @@ def _accounts() -> str:
     own = {"actor": ALICE, "account": account}
     metering_services.membership_set(user=alice, role="owner", **own)
     for cap in (
-        Cap(unit="micro_usd", cap=5_000_000, window="month"),
-        Cap(unit="tokens", cap=1_000_000),
+        {"unit": "micro_usd", "cap": 5_000_000, "window": "month"},
+        {"unit": "tokens", "cap": 1_000_000},
     ):
-        metering_services.budget_create(cap=cap, **own)
-    limits, caps = RateLimits(max_concurrent=8), [Cap(unit="micro_usd", cap=2_000_000)]
+        budget = Budget(account=account, **cap)
+        metering_services.budget_create(actor=ALICE, budget=budget)
+    caps = [Budget(unit="micro_usd", cap=2_000_000)]
     created = metering_services.key_create(
-        name="notebook", scopes=ALL_SCOPES, limits=limits, caps=caps, **own
+        name="notebook", scopes=ALL_SCOPES, max_concurrent=8, caps=caps, **own
     )
     revoked = metering_services.key_create(
         name="lost", model_names=["gpt-4o"], imported="sk-team-lost", **own
@@ -151,11 +151,9 @@ def _requests(prefix: str) -> None:
     captured.ask(b'{"model": "gpt-4o"}')
     captured.send(b'{"choices": []}')
     refusal = {"status": 429, "outcome": "quota_exceeded", "ended_unix_s": ENDED_UNIX_S}
-    request_records.insert(
-        [
-            ended(done, captured=captured, end_user="ann", **whose, **used),
-            ended(refused, **whose, **refusal),
-        ]
+    insert(
+        ended(done, captured=captured, end_user="ann", **whose, **used),
+        ended(refused, **whose, **refusal),
     )
 
 

@@ -38,8 +38,8 @@ from inference.wire.errors import (
     ServiceUnavailableError,
 )
 from metering.errors import LedgerUnavailableError, QuotaExceededError
-from metering.ledger.entries import Granted, Narrow, Release, Reserve, Settle
-from metering.request_records import record_fields
+from metering.ledger.entries import Granted, Narrow, Release, Reserve
+from metering.request_records import with_record
 
 if TYPE_CHECKING:
     from inference.gateway.request.attempt import Asked
@@ -228,20 +228,16 @@ class Accounting:
         """A call is billed for its last attempt, also where this process dies first."""
         call.usage_counter = counter
         if call.is_billed:
-            self._ledger.begin(bill_of(call.outcome_if_lost()), counter.tokens)
+            self._ledger.begin(with_record(call.outcome_if_lost()), counter.tokens)
 
     def settle(self, outcome: RequestOutcome) -> None:
         settle = outcome.settle
         if outcome.is_billed:
-            self._ledger.settle(bill_of(outcome))
+            self._ledger.settle(with_record(outcome))
         elif settle.budgets:
             self._ledger.release(Release(request_id=settle.request_id, budgets=settle.budgets))
         if settle.budgets:
             self.queue.freed(settle.budgets)
-
-
-def bill_of(outcome: RequestOutcome) -> Settle:
-    return replace(outcome.settle, record=record_fields(outcome))
 
 
 def _refusal(error: QuotaExceededError) -> ApiError:

@@ -20,7 +20,7 @@ from metering import api_keys as keys
 from metering import services
 from metering.audit import COMMAND
 from metering.models import Account, ApiKey, AuditEntry, Budget, UsageHour
-from metering.services import Cap, CreatedKey
+from metering.services import CreatedKey
 from tests.cases import each_case
 from tests.fleet.api.api_support import Api, key_api
 from tests.metering.callers import get, newest, ok, person, refused, staff
@@ -36,10 +36,10 @@ def test_me_as_a_key_with_its_budgets(client: Client, account: Account, made: Cr
     whose = {"account": "research", "key": made.row.prefix, "scopes": ["inference", "usage:read"]}
     no_one = {"user": None, "is_anonymous": False, "models": None, "budgets": []}
     assert shown | whose | no_one == shown == ok(client, "me", **{"x-api-key": made.key})
-    month = Cap(unit="micro_usd", cap=1000, window="month")
-    services.budget_create(actor=COMMAND, cap=month, account=account)
-    minute = Cap(unit="tokens", cap=50, window="seconds", window_s=60)
-    services.budget_create(actor=COMMAND, cap=minute, key=made.row)
+    month = Budget(account=account, unit="micro_usd", cap=1000, window="month")
+    services.budget_create(actor=COMMAND, budget=month)
+    minute = Budget(key=made.row, unit="tokens", cap=50, window="seconds", window_s=60)
+    services.budget_create(actor=COMMAND, budget=minute)
     before = timezone.now()
     soon = int((before + timedelta(hours=1)).timestamp())
     budgets = Budget.objects.filter(unit="tokens")

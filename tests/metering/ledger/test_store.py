@@ -18,7 +18,7 @@ from django.db import DataError, OperationalError, connection, connections
 from django.utils import timezone
 
 from helexa_site.celery import EVERY_S, TASK_SWEEP_ORPHANS
-from metering import request_records, selectors, tasks
+from metering import request_records, selectors, sql, tasks
 from metering.errors import QuotaExceededError
 from metering.ledger import store
 from metering.ledger.book import Unit
@@ -41,7 +41,7 @@ from metering.request_filters import RequestFilter, matching
 from metering.request_records import RecordQueue
 from tests.metering.databases import LONG_S, amounts, write_all
 from tests.metering.operations import book, make_budget, reserve, settle, state
-from tests.metering.request_records.records import ended
+from tests.metering.request_records.records import ended, insert
 
 
 def test_of_many_at_once_exactly_what_fits_is_granted(using: str) -> None:
@@ -97,12 +97,12 @@ def test_bills_then_their_records_are_written_once_and_alike(
     written: list[str] = []
     refused = billed()
 
-    def insert(settles: list[Settle], *, using: str) -> None:
-        if refused in settles:
+    def write(batch: list[request_records.Ended], *, using: str) -> None:
+        if (refused, None) in batch:
             raise DataError("no")
-        request_records.insert(settles, using=using)
+        request_records.insert(batch, using=using)
 
-    records = RecordQueue(using=using, insert=insert)
+    records = RecordQueue(using=using, insert=write)
     pending = PendingWrites("g1", using=using, records=records, notify=lambda _: None)
 
     def add(*settles: Settle) -> None:
@@ -120,7 +120,7 @@ def test_bills_then_their_records_are_written_once_and_alike(
         write_all(pending)
     assert LedgerEntry.objects.using(using).exists() and written == []
     assert not RequestRecord.objects.using(using).exists()
-    request_records.insert([ended(there.request_id), ended(is_billed=True)], using=using)
+    insert(ended(there.request_id), ended(is_billed=True), using=using)
     again = settle(first.request_id, budgets=(), completion_tokens=1, record=TOLD)
     add(settle("without", budgets=()), there, again, other)
     write_all(pending)
@@ -295,7 +295,7 @@ def bill(*days_ago: float) -> None:
 
 def record(*days_ago: float) -> None:
     now_s = time.time()
-    request_records.insert([ended(ended_unix_s=now_s - days * DAY_S) for days in days_ago])
+    insert(*(ended(ended_unix_s=now_s - days * DAY_S) for days in days_ago))
 
 
 def kept(monkeypatch: pytest.MonkeyPatch, *, days: int, records: int = 0) -> tuple[Any, Any]:
@@ -313,7 +313,7 @@ def kept(monkeypatch: pytest.MonkeyPatch, *, days: int, records: int = 0) -> tup
 
 @pytest.mark.django_db(transaction=True)
 def test_what_is_old_goes_and_records_over_the_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "PAUSE_S", 0.0)
+    monkeypatch.setattr(sql, "PAUSE_S", 0.0)
     bill(0, 399, 401, 1000)
     assert kept(monkeypatch, days=400) == ([399, 0], [])
     assert sum(hour.requests for hour in UsageHour.objects.all()) == 4, "sums stay"
@@ -333,17 +333,19 @@ def test_what_is_old_goes_and_records_over_the_most(monkeypatch: pytest.MonkeyPa
     bill(*[41] * 7)
     with monkeypatch.context() as patch:
         patch.setattr(tasks, "ROWS_PER_BATCH", dict.fromkeys(tasks.ROWS_PER_BATCH, 2))
-        patch.setattr(tasks, "MAX_BATCHES", 2)
+        patch.setattr(sql, "MAX_BATCHES", 2)
         for num_left in (3, 0):  # a call continues where the last one stopped
             assert kept(monkeypatch, days=30) == ([41] * num_left, [40] * num_left)
     record(*[40] * 1_200)  # nothing is locked between two short batches
     seen: list[tuple[int, bool]] = []
-    num_forgotten = tasks.rows_forget(
-        RequestRecord,
-        before=timezone.now() - timedelta(days=30),
-        pause=lambda _: seen.append((RequestRecord.objects.count(), connection.in_atomic_block)),
-    )
-    assert (num_forgotten, seen) == (1_200, [(700, False), (200, False)])
+
+    def pause(_: float) -> None:
+        seen.append((RequestRecord.objects.count(), connection.in_atomic_block))
+
+    monkeypatch.setattr("time.sleep", pause)
+    before = timezone.now() - timedelta(days=30)
+    assert tasks.rows_forget(RequestRecord, before=before) == 1_200
+    assert seen == [(700, False), (200, False), (0, False)]
     assert tasks.ROWS_PER_BATCH[CapturedRequest] == 10, "those are large"
 
 
@@ -355,7 +357,7 @@ def test_names_that_never_meet_are_compared_within_an_index(using: str) -> None:
     columns = ", ".join(f'"{name}"' for name in names)
     for account, model, neuron in map(str.split, ("a x one", "a x two", "b y two", "b x two")):
         changes = {"account": account, "model": model, "neuron": neuron}
-        request_records.insert([ended(ended_unix_s=time.time(), **changes)], using=using)
+        insert(ended(ended_unix_s=time.time(), **changes), using=using)
     with connections[using].cursor() as cursor:
         cursor.execute(
             f"INSERT INTO {request_records.TABLE} (request_id, at, {columns}) "

@@ -18,14 +18,13 @@ from django.test import Client
 from inference.gateway.request.identify import LOGIN, Login
 from metering import services
 from metering.audit import COMMAND
-from metering.models import Account, ApiKey, AuditEntry
+from metering.models import Account, ApiKey, AuditEntry, Budget
 from metering.playground import conversations
 from metering.playground.login import path_by_login, with_login
 from metering.playground.markdown import MAX_FORMULA_CHARS, html_of
 from metering.playground.models import Conversation
 from metering.playground.views import MAX_MARKDOWN_BYTES
 from metering.principal import RateLimits, Scope
-from metering.services import Cap
 from tests.metering.callers import person
 
 
@@ -77,8 +76,7 @@ def test_a_login_is_good_for_ones_own_accounts_from_the_page_itself(account: Acc
         assert path_by_login(path) is None
     account.max_concurrent, account.weight = 3, 2
     account.save()
-    cap = Cap(unit="micro_usd", cap=5, window="balance")
-    budget = services.budget_create(actor=COMMAND, account=account, cap=cap)
+    budget = Budget.objects.create(account=account, unit="micro_usd", cap=5)
     client = person("ann", account, role="member")
     assert offered(client) == ["ours"]
     num_entries = AuditEntry.objects.count()

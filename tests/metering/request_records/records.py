@@ -26,8 +26,17 @@ def ended(request_id: str = "", **changes: Any) -> RequestOutcome:
     return RequestOutcome(settle=made, kind=kind, **{**values, **facts, **own})
 
 
+def pair(outcome: RequestOutcome) -> request_records.Ended:
+    settle = outcome.settle if outcome.is_billed else request_records.with_record(outcome)
+    return settle, outcome.captured
+
+
+def insert(*outcomes: RequestOutcome, using: str = "default") -> None:
+    request_records.insert([pair(one) for one in outcomes], using=using)
+
+
 def record(**changes: Any) -> str:
     """Stores a request that has just ended; returns its id."""
     request_id = changes.pop("request_id", "") or uuid.uuid4().hex
-    request_records.insert([ended(request_id, **{"ended_unix_s": time.time(), **changes})])
+    insert(ended(request_id, **{"ended_unix_s": time.time(), **changes}))
     return str(request_id)

@@ -21,7 +21,7 @@ from django.db import DataError, OperationalError
 from django.test import Client
 
 from helexa_site.management.base import ExitCode
-from inference.gateway.request.outcome import Capture, RequestOutcome
+from inference.gateway.request.outcome import Capture
 from metering import request_records, services, tasks
 from metering.audit import COMMAND
 from metering.models import Account, ApiKey, AuditEntry, CapturedRequest, RequestRecord
@@ -35,7 +35,7 @@ from tests.cases import each_case
 from tests.metering.callers import get, ok, person, refused, text_of
 from tests.metering.commands.command_output import output, printed, printed_json
 from tests.metering.operations import NOON_UNIX_S
-from tests.metering.request_records.records import ended, record
+from tests.metering.request_records.records import ended, insert, pair, record
 
 
 def recorded(using: str) -> list[RequestRecord]:
@@ -46,10 +46,10 @@ def test_all_of_a_request_is_recorded_and_texts_of_clients_fit(using: str) -> No
     queue, request_id = RecordQueue(using=using), uuid.uuid4().hex
     failure = {"status": 503, "outcome": "neuron_lost", "error_message": "It went away."}
     tried = ("own: queue_full", f"box/{'m' * 600}: upstream_failed")
-    queue.add(ended(request_id, **failure, end_user="ann", targets_tried=tried))
-    queue.add(ended(model="-", queue_ms=None, time_to_first_token_ms=None))
+    queue.add(*pair(ended(request_id, **failure, end_user="ann", targets_tried=tried)))
+    queue.add(*pair(ended(model="-", queue_ms=None, time_to_first_token_ms=None)))
     strange = "a\0b\ud800" + "ü" * 500
-    queue.add(ended(model_asked=strange, end_user=strange, error_message=strange * 2))
+    queue.add(*pair(ended(model_asked=strange, end_user=strange, error_message=strange * 2)))
     queue.write()
     row, nothing, other = recorded(using)
     assert row.targets_tried.startswith("own: queue_full, box/mmm")
@@ -76,17 +76,17 @@ def test_an_outage_is_waited_for_and_a_full_queue_drops_with_a_log_line(
     faults: set[str] = {"away"}
     refuses = uuid.uuid4().hex
 
-    def insert(batch: Sequence[RequestOutcome], *, using: str) -> None:
+    def write_batch(batch: Sequence[request_records.Ended], *, using: str) -> None:
         if "away" in faults:
             raise OperationalError("the server is gone")
-        if any(one.settle.request_id == refuses for one in batch):
+        if any(settle.request_id == refuses for settle, _ in batch):
             raise DataError("no")
         request_records.insert(batch, using=using)
         if "breaks after commit" in faults:
             faults.clear()
             raise OperationalError("the connection broke")
 
-    queue = RecordQueue(using=using, max_queued=5, insert=insert)
+    queue = RecordQueue(using=using, max_queued=5, insert=write_batch)
     let_go: list[int] = []
 
     def write() -> None:
@@ -96,7 +96,7 @@ def test_an_outage_is_waited_for_and_a_full_queue_drops_with_a_log_line(
                 queue.write()
 
     for number in range(7):
-        queue.add(ended(), partial(let_go.append, number))
+        queue.add(*pair(ended()), partial(let_go.append, number))
     assert (queue.depth, queue.num_dropped, let_go) == (5, 2, [5, 6])
     write()
     assert (queue.depth, recorded(using), let_go) == (5, [], [5, 6])
@@ -107,7 +107,7 @@ def test_an_outage_is_waited_for_and_a_full_queue_drops_with_a_log_line(
     # A batch is recorded once, and a row that is refused holds up no other.
     faults.add("breaks after commit")
     for request_id in ("", refuses, ""):
-        queue.add(ended(request_id))
+        queue.add(*pair(ended(request_id)))
     write()
     assert (queue.depth, len(recorded(using)), queue.num_dropped) == (0, 7, 3)
 
@@ -126,7 +126,7 @@ def capture(request: str, answer: str = "Paris.", trace: str = "") -> Capture:
 
 def stored(captured: Capture, using: str) -> CapturedRequest:
     request_id = uuid.uuid4().hex
-    request_records.insert([ended(request_id, captured=captured)], using=using)
+    insert(ended(request_id, captured=captured), using=using)
     return CapturedRequest.objects.using(using).get(request_id=request_id)
 
 
@@ -150,7 +150,7 @@ def test_what_is_stored(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_records, "MAX_CAPTURED_BYTES", 20)
     captures, queue = [capture("question") for _ in range(2)], RecordQueue()
     for captured in captures:
-        queue.add(ended(captured=captured))
+        queue.add(*pair(ended(captured=captured)))
     assert ([one.num_bytes for one in captures], queue.depth) == ([14, 0], 2)
 
 
@@ -319,7 +319,7 @@ def test_pages_csv_and_keys_by_their_names(operator: Client, made: CreatedKey) -
     for query in ("outcome=answered", "status=200", "since=2h", "key=ci"):
         assert ids(operator, f"?{query}") == [wanted], query
     assert ids(operator, "?key=hx-unknown000") == []
-    request_records.insert([ended(metered=Metered(unit="second", num_units=5, micro_usd=11))])
+    insert(ended(metered=Metered(unit="second", num_units=5, micro_usd=11)))
     (of_seconds,) = RequestRecord.objects.filter(unit="second")
     shown = {one.name: one.value for one in details(of_seconds, is_operator=False)}
     assert (shown["Metered"], shown["Cost"]) == ("5 seconds", "$0.000011")
