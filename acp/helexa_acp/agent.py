@@ -228,9 +228,7 @@ def _rpc_errors() -> Iterator[None]:
         yield
     except BridgeError as error:
         code = INVALID_PARAMS if isinstance(error, ConfigError) else INTERNAL_ERROR
-        data = None
-        if isinstance(error, EndpointError):
-            data = {"status": error.status, "code": error.code}
+        data = vars(error) if isinstance(error, EndpointError) else None
         raise RequestError(code, str(error), data) from error
 
 

@@ -32,7 +32,7 @@ class McpError(BridgeError):
 
 
 class EndpointError(BridgeError):
-    """``status`` ``None``: the endpoint did not answer."""
+    """Its fields are sent to the editor. ``status`` ``None``: the endpoint did not answer."""
 
     def __init__(self, message: str, *, status: int | None = None, code: str | None = None) -> None:
         super().__init__(message)
