@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -35,19 +35,16 @@ from helexa_site.program import REPOSITORY_DIR
 
 SERVERS = ("daphne", "uvicorn")
 CLIENTS = (1, 16, 64)
-KINDS = {"streamed": True, "whole": False}
+KINDS = ("streamed", "whole")
 ERROR_CHARACTERS = 3000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    streams: bool
+class Cell(NamedTuple):
+    kind: str
     num_clients: int
 
-    @property
-    def name(self) -> str:
-        kind = "streamed" if self.streams else "whole"
-        return f"{kind}, {self.num_clients} at once"
+    def __str__(self) -> str:
+        return f"{self.kind}, {self.num_clients} at once"
 
 
 Results = dict[tuple[str, Cell], list[Reading]]
@@ -119,11 +116,7 @@ def _servers(
 
 
 def _run(subjects: list[Subject], options: argparse.Namespace, console: Console) -> Results:
-    cells = [
-        Cell(streams=KINDS[kind], num_clients=num)
-        for kind in options.kinds
-        for num in options.clients
-    ]
+    cells = [Cell(kind, num) for kind in options.kinds for num in options.clients]
     results: Results = defaultdict(list)
     for round_number in range(options.rounds):
         for cell in cells:
@@ -131,7 +124,7 @@ def _run(subjects: list[Subject], options: argparse.Namespace, console: Console)
                 reading = _measure(subject, cell, options)
                 results[subject.name, cell].append(reading)
                 console.print(
-                    f"round {round_number + 1}: {subject.name}, {cell.name}: "
+                    f"round {round_number + 1}: {subject.name}, {cell}: "
                     f"{reading.cpu_ms_per_request:.2f} ms"
                 )
     return results
@@ -142,7 +135,7 @@ def _measure(subject: Subject, cell: Cell, options: argparse.Namespace) -> Readi
     load = Load(
         port=server.port,
         request=http_request(
-            subject.model, streams=cell.streams, authorization=subject.authorization
+            subject.model, streams=cell.kind == "streamed", authorization=subject.authorization
         ),
         num_clients=cell.num_clients,
         warm_up_s=options.warm_up,
@@ -154,7 +147,7 @@ def _measure(subject: Subject, cell: Cell, options: argparse.Namespace) -> Readi
     )
     if done.returncode != 0:
         server.check()
-        raise ProcessFailedError(f"{server.name}, {cell.name}: {done.stderr[-ERROR_CHARACTERS:]}")
+        raise ProcessFailedError(f"{server.name}, {cell}: {done.stderr[-ERROR_CHARACTERS:]}")
     return Reading(**json.loads(done.stdout))
 
 
@@ -164,7 +157,7 @@ def _print(results: Results, console: Console) -> None:
         middle = _median_of(readings)
         table.add_row(
             server,
-            cell.name,
+            str(cell),
             f"{middle.requests_per_s:,.0f}",
             f"{middle.p50_ms:.1f}",
             f"{middle.p99_ms:.1f}",
@@ -177,7 +170,8 @@ def _as_json(results: Results) -> list[dict[str, Any]]:
     return [
         {
             "server": server,
-            **asdict(cell),
+            "streams": cell.kind == "streamed",
+            "num_clients": cell.num_clients,
             "median": asdict(_median_of(readings)),
             "readings": [asdict(reading) for reading in readings],
         }

@@ -85,5 +85,4 @@ def _num_tokens(event: bytes) -> int:
     return int(chunk["usage"]["completion_tokens"])
 
 
-def open_subject(url: str, model: str) -> HelexaHttp:
-    return HelexaHttp(url, model)
+open_subject = HelexaHttp

@@ -20,14 +20,16 @@ class LlamaCpp:
 
     keeps_prefixes = True
 
-    def __init__(self, gguf: str, num_threads: int, device: str) -> None:
+    def __init__(self, gguf: str, num_threads: str, device: str = "cpu") -> None:
         import llama_cpp
 
         self._lib: Any = llama_cpp
-        self._num_threads, self._device = num_threads, device
+        self._num_threads, self._device = int(num_threads), device
         self._last_prompt: list[int] = []
         llama_cpp.llama_backend_init()
-        llama_cpp.llama_log_set(_SILENT(llama_cpp), ctypes.c_void_p(0))
+        # Kept: ctypes does not keep a callback alive.
+        self._silent = llama_cpp.llama_log_callback(lambda level, text, user_data: None)
+        llama_cpp.llama_log_set(self._silent, ctypes.c_void_p(0))
         params = llama_cpp.llama_model_default_params()
         if device != "cpu":
             params.n_gpu_layers = ALL_LAYERS
@@ -128,15 +130,4 @@ class LlamaCpp:
         return int(numpy.ctypeslib.as_array(logits, (self._vocab_size,)).argmax())
 
 
-def _SILENT(lib: Any) -> Any:  # noqa: N802
-    """A log callback that prints nothing; kept alive because ctypes does not."""
-    global _silent_callback
-    _silent_callback = lib.llama_log_callback(lambda level, text, user_data: None)
-    return _silent_callback
-
-
-_silent_callback: Any = None
-
-
-def open_subject(gguf: str, num_threads: str, device: str = "cpu") -> LlamaCpp:
-    return LlamaCpp(gguf, int(num_threads), device)
+open_subject = LlamaCpp

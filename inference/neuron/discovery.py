@@ -45,21 +45,15 @@ DISPLAY_CLASS_PREFIX = "0x03"
 BUILT_FOR = re.compile(r"^cuda\b[^=]*= *'(?P<version>[\d.]+)'", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
-class InstalledTorch:
-    version: str | None = None
-    cuda: str | None = None
-    """``None``: a build for CPUs."""
-
-
 @cache
-def installed_torch() -> InstalledTorch:
+def installed_torch() -> tuple[str | None, str | None]:
+    """Its version, and the CUDA version that it was built for; ``None``: for CPUs."""
     try:
         found: Any = metadata.distribution("torch")
     except metadata.PackageNotFoundError:
-        return InstalledTorch()
+        return None, None
     built = BUILT_FOR.search(found.locate_file("torch/version.py").read_text())
-    return InstalledTorch(found.version, built["version"] if built else None)
+    return found.version, built["version"] if built else None
 
 
 PROBE = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
@@ -143,7 +137,7 @@ class Discovery:
         return discovery
 
     def host(self) -> HostInfo:
-        memory, torch = host_memory(), installed_torch()
+        memory, (torch_version, torch_cuda) = host_memory(), installed_torch()
         return HostInfo(
             hostname=socket.gethostname(),
             os=_os_name(),
@@ -154,8 +148,8 @@ class Discovery:
             problems=list(self.problems),
             cuda_unavailable=self.cuda_unavailable,
             cuda_version=self.cuda_version if self._cuda else "",
-            torch_version=torch.version or "",
-            torch_cuda_version=torch.cuda or "",
+            torch_version=torch_version or "",
+            torch_cuda_version=torch_cuda or "",
         )
 
     @property
@@ -286,17 +280,17 @@ def host_check() -> HostCheck:
     discovery = Discovery.run()
     cards = discovery.cuda_devices()
     problems = list(discovery.problems)
-    torch = installed_torch()
-    if cards and torch.version and (problem := torch_problem()):
+    torch, torch_cuda = installed_torch()
+    if cards and torch and (problem := torch_problem()):
         problems.append(problem.message)
     return HostCheck(
         cards=[card.name for card in cards],
         problems=problems,
         driver=cards[0].driver if cards else None,
         driver_cuda=driver_cuda(pynvml) if cards else None,
-        torch=torch.version,
-        torch_cuda=torch.cuda,
-        triton_problem=triton_problem() if cards and torch.version else None,
+        torch=torch,
+        torch_cuda=torch_cuda,
+        triton_problem=triton_problem() if cards and torch else None,
     )
 
 
