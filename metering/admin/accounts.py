@@ -17,13 +17,13 @@ from unfold.widgets import UnfoldAdminCheckboxSelectMultipleWidget, UnfoldAdminS
 from fleet.admin import unfold_types as ui
 from fleet.admin.unfold_types import Outcome
 from fleet.dashboard.links import model_url, neuron_url
-from fleet.selectors import nameable_models
 from metering import selectors, services
 from metering.admin.inlines import BudgetInline, MembershipInline, caps_left, save_inline
 from metering.audit import Actor
 from metering.models import Account, ApiKey, LedgerEntry, UsageHour
 from metering.money import usd_text
 from metering.pages import account_url, key_url, request_url, requests_url
+from metering.pages.keys import KeyRowForm
 from metering.pages.requests import duration_text, request_errors, request_rows, shown_id
 from metering.principal import BUILT_IN_ACCOUNTS, LIMIT_FIELDS, Scope
 from metering.request_filters import RequestFilter, requests_list
@@ -31,7 +31,7 @@ from metering.selectors import UsageFilter, UsageGroup, UsageSums, key_status
 from metering.usage_rows import SumsRow, budget_rows, refusal_rows, sums_row
 
 
-class ApiKeyForm(ui.CheckedForm):
+class ApiKeyForm(KeyRowForm):
     scopes = forms.MultipleChoiceField(
         choices=[(scope.value, scope.value) for scope in Scope],
         initial=[scope.value for scope in services.DEFAULT_SCOPES],
@@ -43,15 +43,6 @@ class ApiKeyForm(ui.CheckedForm):
         widget=UnfoldAdminSelect2MultipleWidget,
         help_text="What it may use; none means all.",
     )
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """A key keeps models that have left the catalogue until an admin removes them."""
-        super().__init__(*args, **kwargs)
-        names = sorted({*nameable_models(), *self.instance.model_names})
-        self.fields["model_names"].choices = [(name, name) for name in names]  # type: ignore[attr-defined]
-
-    def check_row(self) -> None:
-        services.key_check(key=self.instance)
 
 
 def _revoke(actor: Actor, key: ApiKey) -> Outcome:

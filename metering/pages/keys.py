@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any
 
 from django import forms
 from django.conf import settings
@@ -14,6 +13,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.views.decorators.http import require_http_methods, require_POST
 
+from fleet.admin.unfold_types import CheckedForm
 from fleet.selectors import nameable_models
 from helexa_site.pages import SHOWN_ONCE, render_page
 from inference.gateway.request.identify import allows_anonymous
@@ -25,25 +25,31 @@ from metering.pages import Reader, for_members
 from metering.principal import LIMIT_FIELDS
 from metering.selectors import key_status
 
-Written = TypeVar("Written")
 
-
-class KeyForm(forms.Form):
-    account = forms.ChoiceField()
-    name = forms.CharField(required=False, max_length=100, help_text="What it is for.")
+class KeyRowForm(CheckedForm):
     model_names = forms.MultipleChoiceField(
         required=False, label="Models", help_text="None chosen: all of them."
     )
-    expires = forms.DateField(
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        """A key keeps models that have left the catalogue until they are taken from it."""
+        super().__init__(*args, **options)
+        names = sorted({*nameable_models(), *self.instance.model_names})
+        self.field("model_names").choices = [(name, name) for name in names]
+
+    def field(self, name: str) -> Any:
+        return self.fields[name]
+
+    def check_row(self) -> None:
+        services.key_check(key=self.instance)
+
+
+class KeyForm(KeyRowForm):
+    expires_at = forms.DateField(
         required=False,
         label="Expires",
         widget=forms.DateInput(attrs={"type": "date"}),
         help_text="At the end of that day in UTC; empty: never.",
-    )
-    requests_per_minute = forms.IntegerField(required=False, min_value=1, max_value=2**31 - 1)
-    tokens_per_minute = forms.IntegerField(required=False, min_value=1, max_value=2**31 - 1)
-    max_concurrent = forms.IntegerField(
-        required=False, min_value=1, max_value=2**31 - 1, label="Requests at once"
     )
     cap = forms.CharField(
         required=False, label="Budget", help_text="US dollars as in 12.50, or tokens; empty: none."
@@ -56,60 +62,43 @@ class KeyForm(forms.Form):
         choices=[("balance", "once"), ("day", "each day"), ("month", "each month")],
     )
 
-    def __init__(self, *args: Any, reader: Reader, key: ApiKey | None = None, **kw: Any) -> None:
-        kw["initial"] = {} if key is None else _initial(key)
-        super().__init__(*args, **kw)
-        names = sorted({*nameable_models(), *(key.model_names if key else ())})
-        self._field("model_names").choices = [(name, name) for name in names]
-        if key is None:
-            self._field("account").choices = [(name, name) for name in reader.key_accounts]
-        else:
+    class Meta:
+        model = ApiKey
+        fields = ("account", "name", "model_names", "expires_at", *LIMIT_FIELDS)
+
+    def __init__(self, data: Any, *, reader: Reader, key: ApiKey | None = None) -> None:
+        expires_at = key and key.expires_at and key.expires_at.astimezone(UTC).date()
+        row = key or ApiKey(scopes=services.DEFAULT_SCOPES)
+        super().__init__(data, instance=row, initial={"expires_at": expires_at})
+        self.field("name").help_text = "What it is for."
+        self.field("account").queryset = Account.objects.filter(name__in=reader.key_accounts)
+        self.field("account").empty_label = None
+        if key is not None:
             for name in ("account", "cap", "unit", "window"):
                 del self.fields[name]
         for field in self.fields.values():
             field.widget.attrs.setdefault("class", "hx-input")
 
-    def clean_cap(self) -> str:
-        word: str = self.cleaned_data["cap"].replace(",", "").strip()
-        if word:
-            try:
-                cap_of(self.data.get("unit", ""), word)
-            except ValueError as error:
-                raise forms.ValidationError(str(error)) from None
-        return word
+    def clean_expires_at(self) -> Any:
+        day = self.cleaned_data["expires_at"]
+        if "expires_at" not in self.changed_data:
+            return self.instance.expires_at
+        return day and datetime(day.year, day.month, day.day, 23, 59, 59, tzinfo=UTC)
 
-    def written(self, write: Callable[[], Written]) -> Written | None:
-        """``None``: it is refused, with the reasons at its fields."""
-        if self.is_valid():
-            try:
-                return write()
-            except MeteringValueError as error:
-                self.add_error(error.field if error.field in self.fields else None, str(error))
-        return None
-
-    def expires_at(self) -> datetime | None:
-        day = self.cleaned_data["expires"]
-        if day is None:
-            return None
-        return datetime(day.year, day.month, day.day, 23, 59, 59, tzinfo=UTC)
+    def check_row(self) -> None:
+        super().check_row()
+        for cap in self.caps():
+            services.budget_check(budget=cap)
 
     def caps(self) -> list[Budget]:
-        word, unit = self.cleaned_data["cap"], self.cleaned_data["unit"]
+        word, unit, window = (self.cleaned_data.get(name, "") for name in ("cap", "unit", "window"))
         if not word:
             return []
-        return [Budget(unit=unit, cap=cap_of(unit, word), window=self.cleaned_data["window"])]
-
-    def _field(self, name: str) -> Any:
-        return self.fields[name]
-
-
-def _initial(key: ApiKey) -> dict[str, Any]:
-    return {
-        "name": key.name,
-        "model_names": key.model_names,
-        "expires": key.expires_at.astimezone(UTC).date() if key.expires_at else None,
-        **{name: getattr(key, name) for name in LIMIT_FIELDS},
-    }
+        try:
+            cap = cap_of(unit, word.replace(",", ""))
+        except ValueError as error:
+            raise MeteringValueError("cap", str(error)) from None
+        return [Budget(key=self.instance, unit=unit, cap=cap, window=window)]
 
 
 TRAIL = [("usage-keys", "My keys")]
@@ -119,7 +108,9 @@ TRAIL = [("usage-keys", "My keys")]
 @require_http_methods(["GET", "POST"])
 def keys_page(request: HttpRequest, reader: Reader) -> HttpResponse:
     form = KeyForm(request.POST or None, reader=reader)
-    if request.method == "POST" and (made := form.written(lambda: _create(reader, form))):
+    if form.is_valid():
+        columns = {name: form.cleaned_data[name] for name in KeyForm.Meta.fields}
+        made = services.key_create(actor=reader.actor, caps=form.caps(), **columns)
         return render_page(
             request,
             "metering/key_created.html",
@@ -146,10 +137,8 @@ def keys_page(request: HttpRequest, reader: Reader) -> HttpResponse:
 def key_page(request: HttpRequest, reader: Reader, prefix: str) -> HttpResponse:
     key = _key(reader, prefix)
     form = KeyForm(request.POST or None, reader=reader, key=key)
-    changed = None
-    if request.method == "POST" and key.revoked_at is None:
-        changed = form.written(lambda: _change(reader, key, form))
-    if changed is not None:
+    if key.revoked_at is None and form.is_valid():
+        services.key_update(actor=reader.actor, key=key, changed_fields=form.changed_data)
         messages.success(request, f"Changed {key}")
         return redirect("usage-keys")
     context = {"trail": TRAIL, "key": key, "status": key_status(key), "form": form}
@@ -172,25 +161,4 @@ def _key(reader: Reader, prefix: str) -> ApiKey:
     key = ApiKey.objects.filter(prefix=prefix).first()
     if key is None or not reader.may_change(key):
         raise Http404
-    return key
-
-
-def _create(reader: Reader, form: KeyForm) -> services.CreatedKey:
-    return services.key_create(
-        actor=reader.actor,
-        account=Account.objects.get(name=form.cleaned_data["account"]),
-        name=form.cleaned_data["name"],
-        model_names=form.cleaned_data["model_names"],
-        expires_at=form.expires_at(),
-        **{name: form.cleaned_data[name] for name in LIMIT_FIELDS},
-        caps=form.caps(),
-    )
-
-
-def _change(reader: Reader, key: ApiKey, form: KeyForm) -> ApiKey:
-    changed = ["expires_at" if name == "expires" else name for name in form.changed_data]
-    values = {**form.cleaned_data, "expires_at": form.expires_at()}
-    for name in changed:
-        setattr(key, name, values[name])
-    services.key_update(actor=reader.actor, key=key, changed_fields=changed)
     return key

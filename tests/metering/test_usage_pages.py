@@ -78,7 +78,7 @@ def test_a_member_makes_changes_and_revokes_a_key(alice: Client, account: Accoun
         ({"account": "elsewhere"}, "not one of the available choices"),
         ({"cap": "1.5", "unit": "tokens"}, "not a whole number of tokens"),
         ({"requests_per_minute": "0"}, "greater than or equal to 1"),
-        ({"expires": "2020-01-01"}, "have expired already"),
+        ({"expires_at": "2020-01-01"}, "have expired already"),
         ({"model_names": ["nothing"]}, "not one of the available choices"),
     ):
         assert message in alice.post("/usage/keys", FORM | changes).text
@@ -88,7 +88,7 @@ def test_a_member_makes_changes_and_revokes_a_key(alice: Client, account: Accoun
         "model_names": ["tiny"],
         "requests_per_minute": "30",
         "cap": "12.50",
-        "expires": str(timezone.now().date() + timedelta(days=3)),
+        "expires_at": str(timezone.now().date() + timedelta(days=3)),
     }
     response = alice.post("/usage/keys", form)
     assert response["Cache-Control"] == "no-store"
@@ -105,13 +105,17 @@ def test_a_member_makes_changes_and_revokes_a_key(alice: Client, account: Accoun
     assert key.prefix in listed and found[1] not in listed
     assert "$10.50 of $12.50 per month" in listed
     path = f"/usage/keys/{key.prefix}"
-    expired = alice.post(path, {"name": "new", "expires": "2020-01-01"})
+    expired = alice.post(path, {"name": "new", "expires_at": "2020-01-01"})
     assert "have expired already" in expired.text
     response = alice.post(path, {"name": "new", "max_concurrent": "2"})
     assert response["Location"] == "/usage/keys"
     key.refresh_from_db()
     assert (key.name, key.max_concurrent) == ("new", 2)
     assert newest()[:2] == ("user:alice", "key.update")
+    past = timezone.now() - timedelta(days=3)
+    ApiKey.objects.update(expires_at=past)
+    alice.post(path, {"name": "new", "expires_at": str(past.date())})
+    assert ApiKey.objects.get().expires_at == past  # a date that was not changed stays
     assert "Revoked" in alice.post(f"{path}/revoke", follow=True).text
     assert "was revoked already" in alice.post(f"{path}/revoke", follow=True).text
     alice.post(path, {"name": "alive"})
