@@ -136,13 +136,14 @@ def keys_page(request: HttpRequest, reader: Reader) -> HttpResponse:
 @require_http_methods(["GET", "POST"])
 def key_page(request: HttpRequest, reader: Reader, prefix: str) -> HttpResponse:
     key = _key(reader, prefix)
+    title = str(key)  # the form writes into the row also what is refused
     form = KeyForm(request.POST or None, reader=reader, key=key)
     if key.revoked_at is None and form.is_valid():
         services.key_update(actor=reader.actor, key=key, changed_fields=form.changed_data)
         messages.success(request, f"Changed {key}")
         return redirect("usage-keys")
     context = {"trail": TRAIL, "key": key, "status": key_status(key), "form": form}
-    return render_page(request, "metering/my_key.html", title=str(key), context=context)
+    return render_page(request, "metering/my_key.html", title=title, context=context)
 
 
 @for_members

@@ -107,6 +107,7 @@ def test_a_member_makes_changes_and_revokes_a_key(alice: Client, account: Accoun
     path = f"/usage/keys/{key.prefix}"
     expired = alice.post(path, {"name": "new", "expires_at": "2020-01-01"})
     assert "have expired already" in expired.text
+    assert str(key) in expired.text  # the page's title is still of the key as it is
     response = alice.post(path, {"name": "new", "max_concurrent": "2"})
     assert response["Location"] == "/usage/keys"
     key.refresh_from_db()
