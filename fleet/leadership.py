@@ -72,7 +72,7 @@ class Leadership:
         self._leads = False
         self._renewed_s = float("-inf")
         self.term_began_s: float | None = None
-        """Of the term, by ``clock``; ``None``: this process never led."""
+        """The term began then, by ``clock``; ``None``: this process never led."""
 
     def leads(self) -> bool:
         """Renews the lease, or claims a free one. While Redis does not answer nothing changes: the

@@ -86,7 +86,7 @@ class Adapters:
 
     @property
     def futures(self) -> list[Future[LoadedAdapter]]:
-        """Those that sequences wait for."""
+        """Sequences wait for these."""
         return [slot.future for slot in self._slots.values() if slot.waiting]
 
     def take_done(self) -> list[tuple[Sequence, str]]:

@@ -160,7 +160,7 @@ class PrefixDisk:
 
     @property
     def futures(self) -> list[Future[Any]]:
-        """Those without which it has nothing to do."""
+        """It has nothing to do before one of these is done."""
         is_writing = len(self._writes) >= MOST_WRITING
         return [*(r.future for r in self._readings), *([self._writes[0]] if is_writing else [])]
 

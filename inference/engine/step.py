@@ -178,7 +178,7 @@ class RowEnd:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """Where a sequence had drafts, its row is its last that counts."""
+    """A sequence with drafts has the row of its last token that counts."""
 
     token_ids: list[int]
     ends: dict[int, RowEnd]

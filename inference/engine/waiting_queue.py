@@ -48,14 +48,14 @@ class FairClock:
     def __init__(self) -> None:
         self._now = {False: 0, True: 0}
         self._ends: dict[Caller, int] = {}
-        """Where a caller's last item ended, if not before now."""
+        """A caller's last item ended there; a caller whose end is past may be missing."""
         self._sweep_at = SWEEP_BEYOND
 
     def start(self, caller: Caller) -> int:
         return max(self._now[caller[0]], self._ends.get(caller, 0))
 
     def begin(self, caller: Caller) -> None:
-        """It is the caller's turn."""
+        """Call it when the caller has its turn."""
         self._now[caller[0]] = self.start(caller)
 
     def charge(self, caller: Caller, cost: int, weight: int) -> None:

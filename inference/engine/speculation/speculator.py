@@ -59,7 +59,7 @@ class Offer:
     worth: float
     """The expected speed-up: tokens for a step's time, against a step without drafts."""
     is_trial: bool
-    """It measures, whatever it is worth."""
+    """A trial is run for its measurement, whatever it is worth."""
     make: Callable[[], dict[Sequence, list[int]]]
 
 
